@@ -9,7 +9,8 @@
 
 PYTHON ?= python3
 VENV   := .venv
-BIN    := $(CURDIR)/$(VENV)/bin
+# Relative, because the path of the checkout may have spaces.
+BIN    := $(VENV)/bin
 ARGS   ?=
 # Tests side by side: two more than there are processors, because many wait. tests/conftest.py says which run alone.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 2 : 8 )))
@@ -17,7 +18,7 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n
 # A CM home of our own: nothing else on the machine changes, and no other repository's script engine comes first.
 CM_REPOS ?= $(CURDIR)/.cm
 export CM_REPOS
-export PATH := $(BIN):$(PATH)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Installs what a file pins: pip refuses a package whose bytes have another hash, and one that the file does not list.
@@ -47,8 +48,8 @@ test-long: setup $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 check: $(VENV)/.installed-test
-	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks
-	@$(BIN)/ruff check --no-cache src script automation tests benchmarks
+	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks docs/tools
+	@$(BIN)/ruff check --no-cache src script automation tests benchmarks docs/tools
 	@mkdir -p $(VENV)/recipes && rm -f $(VENV)/recipes/*.py && for path in script/*/customize.py automation/*/module.py; do \
 	  folder=$${path%/*}; ln -sfn ../../$$path $(VENV)/recipes/$${folder##*/}.py; done
 	@$(BIN)/mypy
@@ -64,7 +65,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	@$(PIP_INSTALL) -r requirements.txt
 # Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
 # finds them before the checkout.
-	@$(BIN)/python -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text("$(CURDIR)/src\n")'
+	@$(BIN)/python -c 'import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text(sys.argv[1] + "\n")' "$(CURDIR)/src"
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed

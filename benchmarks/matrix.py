@@ -5,10 +5,11 @@
 The cells are found from the rules and from what this version can run. One server is started for each model and kept;
 each cell is one run of the main job against it (--api_server), into a folder of its own. --only takes patterns as
 `v6.1/*/Offline`. The outcome of each cell is kept in a file as soon as it is known; the same command again runs what is
-missing or failed, all with --again. --page writes the table of all cells to a page. The model is the tiny one, whose
-answers are shorter than those of the benchmark's own: the factor is measured, and shown where the rules publish the
-length. --true_lengths takes random weights (_dummy) instead, with answers of the published length; their prompts are
-still the stand-in's, and only the performance is measured, since nothing else can be of them.
+missing or failed, all with --again. A cell is refused where a limit of the machine is too low for it (ulimit -n, say).
+--page writes the table of all cells to a page. The model is the tiny one, whose answers are shorter than those of the
+benchmark's own: the factor is measured, and shown where the rules publish the length. --true_lengths takes random
+weights (_dummy) instead, with answers of the published length; their prompts are still the stand-in's, and only the
+performance is measured, since nothing else can be of them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from msgspec.structs import replace
 from cm4vllm.assets import dummy
 from cm4vllm.assets.models import TINY_NAME
 from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, LimitTooLow
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
@@ -43,7 +44,7 @@ from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import Mode, benchmark_terms, round_names, round_terms, terms
 from figures import Figure, figure, report
-from matrix_cells import Cell, Cells, Ran, page, table
+from matrix_cells import Cell, Cells, Ran, page, reasons, table
 
 CM = Path(sys.executable).with_name("cm")
 #: Seconds that a server may take until it serves, with all that it installs, and that one cell may take.
@@ -162,7 +163,8 @@ def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -
         return replace(asked, took_s=CELL_S, error=f"not done after {CELL_S} s")
     ran = replace(asked, took_s=round(time.monotonic() - begin, 1))
     if done.returncode:
-        return replace(ran, error=error_of(done.stdout + done.stderr))
+        refused = done.returncode == LimitTooLow.exit_code
+        return replace(ran, error=error_of(done.stdout + done.stderr), refused=refused)
     return outcome(ran, out / "test")
 
 
@@ -214,12 +216,12 @@ def error_of(text: str) -> str:
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
-    """Give the figures of the cells that ran, and the share that did."""
+    """Give the figures of the cells that ran, and the share of those that ran or were refused."""
     for one in ran:
         if not one.error:
             yield figure(f"{one.cell.name}, time", [one.took_s], "s")
             yield figure(f"{one.cell.name}, tokens/s", [one.tokens_per_second], "tokens/s")
-    yield figure("cells that ran", [sum(not one.error for one in ran) / len(ran)], "share", at_least=1)
+    yield figure("cells that did not fail", [sum(not one.failed for one in ran) / len(ran)], "share", at_least=1)
 
 
 def parsed() -> argparse.Namespace:
@@ -256,6 +258,7 @@ def main() -> int:
         print("\n".join(cell.name for cell in asked.cells_asked))
     else:
         print(table(asked.cells_asked, ran.ran))
+        print("\n".join(reasons([ran.ran[cell.name] for cell in asked.cells_asked if cell.name in ran.ran])))
     if asked.page:
         write_text(asked.page, page(cells(), ran.ran))
     here = [ran.ran[cell.name] for cell in asked.cells_asked if cell.name in ran.ran]
@@ -283,8 +286,9 @@ def run_cells(asked: argparse.Namespace) -> Cells:
             for cell in together:
                 done = run(cell, one, url, folder, more)
                 kept = kept.with_one(done, asked.cells)
+                ended = f"{'refused: ' if done.refused else ''}{done.error}"
                 print(
-                    f"{cell.name}: {done.error or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
+                    f"{cell.name}: {ended or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
                     flush=True,
                 )
     return kept

@@ -28,13 +28,13 @@ from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, sea
 from cm4vllm.campaign.search.evidence import rivals
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
-from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
-from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
 from cm4vllm.campaign.search.space import Candidate, Space
-from cm4vllm.campaign.search.systems import Batching, Drift, Drifting, Paged, Queue, System
 from cm4vllm.common.errors import CmError
 from cm4vllm.rules import LatencyLimits
 from figures import Figure, arguments, figure, report
+from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
+from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
+from simulated.systems import Batching, Drift, Drifting, Paged, Queue, System
 
 FULL_S = 600.0
 WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="llama3.1-8b Server")

@@ -8,17 +8,16 @@ they take longest. A test that measures time is marked `timing`: it comes last, 
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-# For what tests of several folders share: gateway.py.
-sys.path.insert(0, str(Path(__file__).parent))
+from commands import missing_command, need
 
 # A runner started in the background hands down ignored signals (nohup, `&` of a shell), and the processes under test
 # would rightly keep ignoring them: the tests that send signals need the defaults.
@@ -28,6 +27,31 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Names a file that every test locks while it runs: together with the others, or alone. Empty in a single process.
 LOCK = "CM4VLLM_TESTS_LOCK"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--lacking-to",
+        metavar="FILE",
+        help="write a line for each test that was skipped for want of a command: the command, a tab, the test",
+    )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Show the skipped tests as one line a reason."""
+    skipped = [(report.nodeid, _reason(report)) for report in terminalreporter.stats.get("skipped", [])]
+    if skipped:
+        terminalreporter.section("skipped tests by reason")
+    for reason, count in Counter(reason for _, reason in skipped).most_common():
+        terminalreporter.write_line(f"{count:5,}  {reason}")
+    if path := config.getoption("lacking_to"):
+        lines = [f"{command}\t{test}\n" for test, reason in skipped if (command := missing_command(reason))]
+        Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _reason(report):
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 def pytest_configure(config):
@@ -98,8 +122,7 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory):
     """A file with a key and the certificate of it for 127.0.0.1, which no authority has signed."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not on this machine")
+    need("openssl")
     folder = tmp_path_factory.mktemp("certificate")
     subprocess.run(
         [
@@ -128,6 +151,26 @@ def certificate(tmp_path_factory):
     both = folder / "both.pem"
     both.write_bytes((folder / "key").read_bytes() + (folder / "cert").read_bytes())
     return both
+
+
+@pytest.fixture(scope="session")
+def inference_git():
+    """A git directory of mlcommons/inference."""
+    named = os.environ.get("INFERENCE_GIT")
+    if not named:
+        pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
+    return Path(named)
+
+
+@pytest.fixture(scope="session")
+def official_file(inference_git):
+    """The text of a file of mlcommons/inference at a commit."""
+
+    def show(commit, path):
+        words = ["git", f"--git-dir={inference_git}", "show", f"{commit}:{path}"]
+        return subprocess.run(words, capture_output=True, text=True, check=True, encoding="utf-8").stdout
+
+    return show
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def matrix_page() -> str:
     """Return docs/matrix.md, which the benchmark writes."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
     from matrix import KEPT, cells
     from matrix_cells import Cells, page
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -47,9 +50,8 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("name", HABITS)
-def test_a_project_file_names_no_path_of_a_machine_and_no_package_host(name):
-    assert PRIVATE.findall(read(name)) == []
+def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():
+    assert {name: found for name in HABITS if (found := PRIVATE.findall(read(name)))} == {}
 
 
 @pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/y", "https://pypi.example/simple"])
@@ -132,3 +134,30 @@ def test_the_workflow_and_pre_commit_call_make_alone():
     targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
     assert targets is not None
     assert {"check", "test"} <= set(targets[1].split())
+
+
+#: In place of the environment's programs: writes how it was called, and the first folder of PATH.
+SAID = '#!/bin/sh\nprintf "%s\\n" "${0##*/}: $*" "${PATH%%:*}" "$CM_REPOS" >> "$SAID"\n'
+
+
+def test_make_run_works_in_a_path_with_spaces_and_letters_that_are_not_ascii(tmp_path):
+    checkout = tmp_path / "meine Läufe" / "cm4vllm"
+    programs = checkout / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "cm"):
+        (programs / name).write_text(SAID, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, checkout / name)
+    (checkout / ".venv" / ".installed").touch()  # newer than what it is made from
+    env = {"PATH": os.environ["PATH"], "SAID": str(tmp_path / "said"), "LANG": "C"}
+    done = subprocess.run(
+        ["make", "run", "ARGS=--scenario=Offline"], cwd=checkout, env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = (tmp_path / "said").read_text(encoding="utf-8").splitlines()
+    assert f"python: -m cm4vllm.engine.tools.register {checkout}" in said
+    assert "cm: run script --tags=run-mlperf,inference,_vllm --quiet --scenario=Offline" in said
+    assert set(said[1::3]) == {str(programs)} and set(said[2::3]) == {str(checkout / ".cm")}
+    installs = [line for line in read("Makefile").splitlines() if "$(CURDIR)" in line and line.startswith("\t")]
+    assert installs and all(re.search(r'"\$\(CURDIR\)[^"]*"', line) for line in installs)

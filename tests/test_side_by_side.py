@@ -33,8 +33,9 @@ def test_grouped(): note("NAME-grouped")
 
 def test_files_share_a_process_and_a_timed_test_runs_alone(tmp_path):
     pytest.importorskip("xdist")
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing: measures time\n")
+    for name in ("conftest.py", "commands.py"):
+        shutil.copy(Path(__file__).with_name(name), tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = timing: measures time\n")
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text(MODULE.replace("NAME", name))
     words = [

@@ -2,7 +2,8 @@
 
 The schedule, its execution, the ledger, LoadGen, the client and the server's supervisor are the real ones; recipes are
 plain functions here, the model is a record without files, and the server is the simulated one with the times of
-small.yaml. Like `cm`, it ends with the exit code of what failed, and a signal gives 128 + its number.
+small.yaml, unless CM_MLPERF_INFERENCE_API_SERVER names another. Like `cm`, it ends with the exit code of what failed,
+and a signal gives 128 + its number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cm4vllm.campaign import rehearsal
 from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.redaction import vault
 from cm4vllm.common.settings import read_settings
@@ -37,6 +38,7 @@ from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import end, started
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
+from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -159,10 +161,14 @@ class _Recipes:
 
     def _started(self, env: Env) -> dict[str, str]:
         folder = Path(env["CM_VLLM_SERVER_DIR"])
-        record = started(self._planned(env), folder, 60)
-        self.server = str(folder / SERVER_FILE)
+        if given := env.get("CM_MLPERF_INFERENCE_API_SERVER"):
+            record = replace(probe(given, MODEL), software="")  # the model has no tokenizer to compare
+            write_record(writable_folder(folder) / SERVER_FILE, record)
+        else:
+            record = started(self._planned(env), folder, 60)
+            self.server = str(folder / SERVER_FILE)
         return {
-            "CM_VLLM_SERVER_RECORD": self.server,
+            "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
             "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
             "CM_VLLM_SERVER_MODEL_FOLDER": "",
         }

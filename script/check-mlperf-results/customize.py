@@ -6,6 +6,7 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
+    from cm4vllm.results.filters import Filters
     from cm4vllm.results.inspection import report_checks
 
     env = i["env"]
@@ -19,6 +20,11 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
             sarif=Path(sarif).absolute() if sarif else None,
             weights=Path(weights).absolute() if weights else None,
             weights_of=env.get("CM_MLPERF_RESULTS_WEIGHTS_OF", ""),
+            filters=Filters.parse(
+                submitters=env.get("CM_MLPERF_RESULTS_SUBMITTER", ""),
+                codes=env.get("CM_MLPERF_RESULTS_CODE", ""),
+                severities=env.get("CM_MLPERF_RESULTS_SEVERITY", ""),
+            ),
         )
     )
     return {"return": 0}

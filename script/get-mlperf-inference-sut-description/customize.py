@@ -11,9 +11,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     env = i["env"]
     files = write_system(read_settings(SystemSettings, env))
     if files.not_stated:
-        say(f"system description: not stated: {', '.join(files.not_stated)}")
-    if files.template is not None:
-        say(f"system description: fill in {files.template} and give it with --system_file to state them")
+        where = f"; {files.template} asks for them, and --system_file gives them" if files.template is not None else ""
+        say(f"system description: not stated: {', '.join(files.not_stated)}{where}")
     env["CM_SUT_DESCRIPTION"] = str(files.description)
     env["CM_SUT_NAME"] = files.name
     env["CM_SUT_NOT_STATED"] = ",".join(files.not_stated)

@@ -19,13 +19,20 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     if env.get("CM_MLPERF_SUBMISSION_PRIVATE_IDS", "") == "yes":
         ids = private_ids(tree, open_source(Path(env["CM_MLPERF_INFERENCE_SOURCE"])))
     recipients = tuple(one.strip() for one in env.get("CM_MLPERF_SUBMISSION_RECIPIENT", "").split(",") if one.strip())
-    packed = pack(tree, archive, program=env.get("CM_MLPERF_SUBMISSION_ENCRYPT", ""), recipients=recipients, ids=ids)
-    say(f"archive: {packed.archive}\nsha256: {packed.sha256}")
+    packed = pack(
+        tree,
+        archive,
+        program=env.get("CM_MLPERF_SUBMISSION_ENCRYPT", ""),
+        recipients=recipients,
+        ids=ids,
+        keep_plain=env.get("CM_MLPERF_SUBMISSION_KEEP_PLAIN", "") == "yes",
+    )
+    say(f"archive: {packed.archive or 'written encrypted only'}\nsha256: {packed.sha256}")
     for system, private_id in ids.items():
         say(f"private id of {system}: {private_id}")
     if packed.encrypted:
         say(f"encrypted: {packed.encrypted}\nsha256: {packed.encrypted_sha256}")
-    env["CM_MLPERF_SUBMISSION_ARCHIVE"] = str(packed.archive)
+    env["CM_MLPERF_SUBMISSION_ARCHIVE"] = str(packed.archive or "")
     env["CM_MLPERF_SUBMISSION_ARCHIVE_SHA256"] = packed.sha256
     env["CM_MLPERF_SUBMISSION_ENCRYPTED"] = str(packed.encrypted or "")
     return {"return": 0}

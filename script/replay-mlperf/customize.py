@@ -1,45 +1,43 @@
 """Runs the command of a capsule again, and compares the new results with the capsule's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_OWN_FLAGS = ("api_server", "dataset_path", "extra_args", "inference_src", "scenario", "submitter")
+
+
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.engine.run.flags import mapped_inputs
+
+    _, words = _command(i, asks=False)
+    typed = _typed(words)
+    return {"return": 0, "steps": [{"name": "job", "tags": typed["tags"], "env": mapped_inputs(_main_job(), typed)[1]}]}
+
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    import os
-
     import msgspec
-    from cmind import cli
 
     from cm4vllm.common.command_lines import stored_command
-    from cm4vllm.common.errors import CmError, UsageError
+    from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
     from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule
     from cm4vllm.submission.capsule_of_results import capsule_of_results
     from cm4vllm.submission.comparison import ACCURACY_TOLERANCE, compare, environment, judge, report
-    from cm4vllm.submission.replay import capsule_at, replay_words, this_place, with_scenarios
+    from cm4vllm.submission.replay import this_place, with_scenarios
 
     env = i["env"]
-    if not env.get("CM_MLPERF_CAPSULE"):
-        raise UsageError("no capsule was given", remedy="give its file with --capsule")
-    capsule = capsule_at(Path(env["CM_MLPERF_CAPSULE"]).absolute(), env.get("CM_MLPERF_CAPSULE_OF", ""))
+    capsule, words = _command(i, asks=True)
     say("before the run, this machine and program against the capsule's:")
     report(environment(capsule, this_place(capsule)))
-    given = {
-        flag: str(value)
-        for flag, value in i["input"].items()
-        if flag in ("api_server", "dataset_path", "extra_args", "inference_src", "scenario", "submitter")
-    }
-    folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
-    words = replay_words(capsule, {**given, "output_dir": folder}, os.environ)
     say(f"running: {stored_command(['cm', 'run', 'script', *words])}")
-    typed = cli.parse(["run", "script", *words])["cm_input"]
-    done = i["automation"].run({**typed, "quiet": True, "out": ""})
+    done = i["automation"].run({**_typed(words), "quiet": True, "out": ""})
     if done["return"]:
         raise CmError.again(done["return"], done["error"])
     out = Path(done["new_env"]["CM_MLPERF_RESULTS_DIR"])
     again = capsule_of_results(out)
     write_capsule(out / CAPSULE_FILE, again)
-    if given.get("scenario"):
+    if i["input"].get("scenario"):
         capsule = with_scenarios(capsule, {run.scenario for run in again.runs})
     rows = compare(capsule, again, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     report(rows)
@@ -47,3 +45,38 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     env.update(CM_MLPERF_RESULTS_DIR=str(out), CM_MLPERF_CAPSULE=str(out / CAPSULE_FILE))
     judge(rows)
     return {"return": 0}
+
+
+def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
+    """Return the capsule, and the words of the command that runs it again; `asks`: a user may be asked."""
+    import os
+
+    from cm4vllm.common.errors import UsageError
+    from cm4vllm.submission.consent import Consent, question
+    from cm4vllm.submission.replay import capsule_at, replay_words
+
+    env = i["env"]
+    if not env.get("CM_MLPERF_CAPSULE"):
+        raise UsageError("no capsule was given", remedy="give its file with --capsule")
+    capsule = capsule_at(Path(env["CM_MLPERF_CAPSULE"]).absolute(), env.get("CM_MLPERF_CAPSULE_OF", ""))
+    given = {flag: str(value) for flag, value in i["input"].items() if flag in _OWN_FLAGS}
+    folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
+    consent = Consent.of(env.get("CM_MLPERF_REPLAY_ACCEPT", ""), env.get("CM_MLPERF_REPLAY_FILL", ""))
+    help_of = {name: str(one.get("desc", "")) for name, one in _main_job().input_description.items()}
+    ask: Callable[..., bool] | None = question if asks and not i["input"].get("quiet") else None
+    given["output_dir"] = folder
+    return capsule, replay_words(capsule, given, os.environ, consent, help_of=help_of, ask=ask)
+
+
+def _main_job() -> Any:
+    from cm4vllm.engine.format.meta import load_script
+
+    return load_script(str(Path(__file__).resolve().parents[1] / "run-mlperf-inference-app"), "cm4vllm")
+
+
+def _typed(words: list[str]) -> dict[str, Any]:
+    """Return the words as the dictionary that cm makes of a command line."""
+    from cmind import cli
+
+    typed: dict[str, Any] = cli.parse(["run", "script", *words])["cm_input"]
+    return typed

@@ -1,11 +1,9 @@
 """Exact matches and their means are those of the reference script of llama3.1-405b, which runs beside ours."""
 
 import ast
-import os
 import random
 import re
 import string
-import subprocess
 import uuid
 from types import SimpleNamespace
 
@@ -48,19 +46,10 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(official_file):
     """The functions and constants of the reference script, at the commit that its numbers are from."""
-    if not os.environ.get("INFERENCE_GIT"):
-        pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
-    done = subprocess.run(
-        ["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{SCRIPT}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        encoding="utf-8",
-    )
     # Without its imports, of which transformers and tqdm are not installed here, and without its main program.
-    tree = ast.parse(done.stdout)
+    tree = ast.parse(official_file(COMMIT, SCRIPT))
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign)]
     names = {
         "re": re,

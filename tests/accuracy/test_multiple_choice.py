@@ -1,10 +1,8 @@
 """Letters and numbers are found as the reference scripts of deepseek-r1 and gpt-oss-120b find them, beside ours."""
 
 import ast
-import os
 import random
 import re
-import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,21 +70,12 @@ NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
 
 
 @pytest.fixture(scope="module")
-def references():
+def references(official_file):
     """The functions of both reference scripts, at the commit that their numbers are from."""
-    if not os.environ.get("INFERENCE_GIT"):
-        pytest.skip("INFERENCE_GIT names no git directory of mlcommons/inference")
     found = []
     for script in (DEEPSEEK, GPT_OSS):
-        done = subprocess.run(
-            ["git", "--git-dir", os.environ["INFERENCE_GIT"], "show", f"{COMMIT}:{script}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            encoding="utf-8",
-        )
         # Without its imports, and without what runs programs and grades mathematics.
-        tree = ast.parse(done.stdout)
+        tree = ast.parse(official_file(COMMIT, script))
         tree.body = [
             node
             for node in tree.body

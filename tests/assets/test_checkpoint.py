@@ -2,6 +2,7 @@
 
 import json
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,6 +130,23 @@ def test_half_a_weights_file_is_refused(model, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModelError, match="not a complete safetensors file"):
         read_checkpoint(model)
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(model):
+    (model / "model.safetensors").chmod(0)
+    program = (
+        "import os, pathlib, sys\n"
+        "from cm4vllm.assets.checkpoint import read_checkpoint\n"
+        "from cm4vllm.common.errors import ModelError\n"
+        "folder = pathlib.Path(sys.argv[1]); os.chdir(folder)\n"
+        "if os.geteuid() == 0: os.seteuid(65534)\n"
+        "try: read_checkpoint(pathlib.Path('.'))\n"
+        "except ModelError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True, cwd="/"
+    )
+    assert "model.safetensors cannot be read" in done.stdout and "permission to read" in done.stdout, done
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])

@@ -60,7 +60,7 @@ def test_the_page_names_what_ran_what_failed_and_what_was_not_run():
     failed = replace(RAN, cell=SERVER, error=matrix.error_of("… CM error: no room\n  remedy: more of it\n"))
     cells = [CELL, SERVER, replace(CELL, benchmark="mixtral-8x7b")]
     text = page(cells, {one.cell.name: one for one in (RAN, failed)})
-    assert "3 cells: 1 ran, 1 FAILED, 1 not run." in text
+    assert "3 cells: 1 ran, 1 FAILED, 0 refused, 1 not run." in text
     assert "| llama2-70b-99 | Offline | ran, 30 s |" in text and "| llama2-70b-99 | Server | FAILED |" in text
     assert "| mixtral-8x7b | Offline | not run |" in text
     assert "| llama2-70b-99 | 0.126 |" in text
@@ -95,3 +95,16 @@ def test_what_ran_is_kept_and_only_the_rest_is_run(monkeypatch, tmp_path):
 def test_a_cell_that_left_nothing_did_not_run(tmp_path):
     assert "no run.json of a performance run" in matrix.outcome(RAN, tmp_path).error
     assert "FAILED" in table([CELL], {CELL.name: replace(RAN, error="x")})
+
+
+def test_a_cell_that_the_machines_limits_do_not_allow_is_refused_and_did_not_fail(monkeypatch, tmp_path):
+    """The real command, on a machine whose limit of open files is too low for one more request in flight."""
+    monkeypatch.setattr(matrix, "CELL_S", 60)
+    tiny = matrix.model_of(CELL, None, true_lengths=False)
+    refused = matrix.run(CELL, tiny, "http://127.0.0.1:1", tmp_path, ["--max_in_flight=1000000000"])
+    assert refused.refused and not refused.failed
+    assert "the Offline accuracy run may need" in refused.error
+    text = page([CELL], {CELL.name: refused})
+    assert "1 cells: 0 ran, 0 FAILED, 1 refused, 0 not run." in text
+    assert "| Offline | refused |" in text and f"{CELL.name} refused: the Offline" in text
+    assert [(one.value, one.holds) for one in matrix.figures([refused])] == [(1.0, True)]

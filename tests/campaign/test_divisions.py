@@ -223,8 +223,8 @@ def test_what_a_job_of_the_network_division_breaks_is_found(root, tmp_path, stat
     assert codes(root, {"CM_MLPERF_SYSTEM_FILE": str(file)}, **ELSEWHERE | fields) == expected
 
 
-def test_the_readme_names_the_rules_by_which_a_valid_run_of_the_network_division_is_refused():
-    text = " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
+def test_the_docs_name_the_rules_by_which_a_valid_run_of_the_network_division_is_refused():
+    text = " ".join((Path(__file__).parents[2] / "docs" / "what-runs.md").read_text(encoding="utf-8").split())
     assert "The open and the closed division run. Of the network division only rehearsals run: a valid run is" in text
     assert "two of its rules, MODEL and SPECULATION" in text  # as the first jobs above, whose machines are described
 

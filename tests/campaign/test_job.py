@@ -75,11 +75,13 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
 
 
 def test_a_rehearsal_goes_on_without_the_official_checker(tmp_path, capsys):
-    recipes = Recipes(src=SourceUnavailable("no network"), ml_model=ModelError("stop here"))
+    unreachable = SourceUnavailable("no network", cause="no route", remedy="a copy\nmade elsewhere")
+    recipes = Recipes(src=unreachable, ml_model=ModelError("stop here"))
     with pytest.raises(ModelError):
         run(recipes, tmp_path)
     assert recipes.tags[-1] == "get,ml-model,_tiny"
-    assert "WARNING: the official checker will not run" in capsys.readouterr().out
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "no network" in line]
+    assert said.endswith("WARNING: the official checker will not run on this rehearsal: no network (no route); a copy")
 
 
 def test_run_checker_no_leaves_its_source_alone(tmp_path):

@@ -118,3 +118,15 @@ def test_the_status_is_shown_while_a_command_goes_on_and_after_it_was_killed(tmp
     assert (job["under_way"], [step["state"] for step in job["steps"]]) == (False, ["aborted", "planned"])
     shown = capsys.readouterr().out
     assert "not running; the last command began" in shown and "has ended without reporting it" in shown
+
+
+def test_a_ledger_that_is_a_folder_is_named_with_a_remedy(tmp_path):
+    (tmp_path / LEDGER_FILE).mkdir()
+    for use in (
+        lambda: LedgerFile(tmp_path, "first 1"),
+        lambda: report_status(StatusSettings(output_dir=str(tmp_path))),
+    ):
+        with pytest.raises(NotWritable, match="cannot read") as refused:
+            use()
+        assert LEDGER_FILE in str(refused.value) and "it is no file" in refused.value.cause
+        assert "--output_dir" in refused.value.remedy

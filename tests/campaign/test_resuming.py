@@ -1,68 +1,21 @@
 """The same command again: what is done is kept, what was stopped goes on, and what failed is set aside."""
 
 import json
-import os
-import signal
+import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
+import urllib.request
+from contextlib import contextmanager, suppress
 
-from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State, read_ledger
+import pytest
+
+from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.kept_answers import file_of, kept_answers
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE
-
-ROOT = Path(__file__).parents[2]
-JOB = ROOT / "benchmarks/fault_injection/job.py"
-RUNS = "results/test/runs/sut/small/Offline"
-
-
-class SmallJob:
-    """A job with two LoadGen runs on a small server, which takes some seconds for each, in processes of its own."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.out = folder / "results" / "test"
-        self.log = folder / "job.log"
-
-    def start(self, *given):
-        with self.log.open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, JOB, self.folder, "CM_MLPERF_LOADGEN_MAX_IN_FLIGHT=4", *given],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-            )
-
-    def wait_until(self, process, holds):
-        deadline = time.monotonic() + 90
-        while not holds():
-            assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
-
-    def is_measuring(self, process):
-        """Say whether a process has begun the performance run."""
-        state = read_ledger(self.out).states.get("Offline performance")
-        return (
-            state is not None
-            and state.last.state is State.RUNNING
-            and state.last.run.endswith(f" {process.pid}")
-            and (self.folder / RUNS / "performance.partial" / "console.log").exists()
-        )
-
-    def kill_server(self):
-        os.kill(json.loads((self.out / "server" / "supervisor.json").read_text())["server"], signal.SIGKILL)
-
-    def states(self):
-        return {state.last.step: state for state in read_ledger(self.out).of_last_run}
-
-    def record(self, mode):
-        return json.loads((self.folder / RUNS / mode / RUN_FILE).read_text())
+from small_job import PROFILE, RUNS, SERVER, SmallJob
 
 
 def entries(job, state):
@@ -121,3 +74,77 @@ def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twic
     } == {State.KEPT}
     assert job.record("performance")["files"] == performance["files"]
     assert "starting vLLM" not in job.log.read_text()
+
+
+@contextmanager
+def given_server(port, profile=PROFILE):
+    """Start a server that the job did not start, at a port; it has ended when this is left."""
+    process = subprocess.Popen(
+        [sys.executable, SERVER, f"--profile={profile}", "--served-model-name=small", f"--port={port}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models"):
+                break
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A job at --api_server that was killed in its accuracy run after 20 answers; its server has ended, too."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = SmallJob(tmp_path)
+    job.given = (
+        f"CM_MLPERF_INFERENCE_API_SERVER=http://127.0.0.1:{port}",
+        "CM_VLLM_SERVER_MODEL_NAME=small",
+        "CM_MLPERF_LOADGEN_MODES=accuracy",
+    )
+    answers = file_of(job.folder / RUNS / "accuracy")
+    with given_server(port):
+        process = job.start(*job.given)
+        job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 20)
+        process.kill()
+        process.wait()
+    return job, port
+
+
+def test_answers_of_another_server_at_the_same_address_do_not_enter_the_log(stopped, tmp_path):
+    job, port = stopped
+    other = tmp_path / "other.yaml"
+    other.write_text(PROFILE.read_text().replace("max_model_len: 2048", "max_model_len: 4096"))
+    with given_server(port, other):
+        assert job.start(*job.given, "CM_MLPERF_ACCEPT_RESTARTED_SERVER=yes").wait(90) == 0, job.log.read_text()
+    log = " ".join(job.log.read_text().split())
+    assert "the answers from before it was stopped are removed: the server at" in log
+    assert "model.max_model_len was 2048, now 4096" in log
+    assert (job.record("accuracy")["client"]["kept"], job.record("accuracy")["pieces"]) == (0, [])
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_server_that_was_started_again_is_accepted_only_where_that_is_asked(stopped, accepted):
+    job, port = stopped
+    flag = ("CM_MLPERF_ACCEPT_RESTARTED_SERVER=yes",) if accepted else ()
+    with given_server(port):
+        assert job.start(*job.given, *flag).wait(90) == 0, job.log.read_text()
+    record, log = job.record("accuracy"), " ".join(job.log.read_text().split())
+    assert "was started again: its process began at" in log
+    assert (
+        (record["client"]["kept"] >= 20)
+        == (len(record["pieces"]) == 2)
+        == bool(record["accepted_restarts"])
+        == accepted
+    )
+    with given_server(port):  # finished runs are kept
+        assert job.start(*job.given).wait(90) == 0, job.log.read_text()
+    assert job.states()["Offline accuracy"].last.state is State.KEPT
+    assert job.record("accuracy")["files"] == record["files"]

@@ -32,6 +32,29 @@ def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
         job(**fields, execution_mode="valid")
 
 
+def test_what_a_rehearsal_cannot_have_is_said_once():
+    (note,) = job().notes
+    assert note == "a rehearsal has runs of about 10 s or 256 samples; a result needs 600 s and all 13,368 samples"
+    assert job(execution_mode="valid").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"test_query_count": 458}, "Server"),
+        ({"test_query_count": 459}, ""),
+        ({"test_query_count": 458, "modes": "accuracy"}, ""),
+        ({"test_query_count": 24, "scenario": "Offline"}, ""),
+        ({"test_query_count": 24, "scenario": "Server,Interactive"}, "Server, Interactive"),
+    ],
+)
+def test_queries_too_few_for_the_early_stopping_test_are_named_before_the_run(fields, named):
+    size, *few = job(**fields).notes
+    assert f"runs of {fields['test_query_count']} queries" in size
+    assert [note.partition(" INVALID")[0].partition("calls ")[2] for note in few] == ([named] if named else [])
+    assert all("459 queries or more" in note for note in few)
+
+
 def test_rehearsals_and_results_never_share_a_folder():
     assert job(execution_mode="valid").out != job(execution_mode="test").out
     assert job(execution_mode="valid").execution_mode is ExecutionMode.VALID
@@ -110,6 +133,7 @@ def test_the_published_v41_command_is_understood():
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
         "--implementation",
         "_all-scenarios overrides --scenario",
+        "a rehearsal has runs of about 10 s or 256 samples; a result needs 600 s and all 24,576 samples",
     ]
 
 

@@ -31,6 +31,11 @@ def test_a_nested_failure_keeps_its_kind_and_its_code():
     again = CmError.again(ServerDied.exit_code, "the server ended\n  cause:  out of memory")
     assert isinstance(again, ServerDied)
     assert str(again) == "the server ended\n  cause:  out of memory"
+    assert (again.what, again.cause, again.remedy) == ("the server ended", "out of memory", "")
+    first = ServerDied("it ended\nwith 9", cause="one\ntwo", remedy="more memory\n  cause:  of a remedy\nless load")
+    second = CmError.again(ServerDied.exit_code, str(first))
+    assert (second.what, second.cause, second.remedy) == (first.what, first.cause, first.remedy)
+    assert second.in_one_line == "it ended (one); more memory"
     assert CmError.again(77, "?").exit_code == 77
 
 

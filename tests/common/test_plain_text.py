@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
-from cm4vllm.common.plain_text import one_line, printable
+from cm4vllm.common.plain_text import one_line, printable, spelled_out
 from cm4vllm.common.progress import say, say_text
 
 
@@ -42,6 +42,18 @@ def test_nothing_that_a_terminal_obeys_is_left_whatever_the_text(text):
     assert not set(shown) & set(map(chr, [*range(0x80, 0xA0), 0x1B, 0x202E, 0x2066]))
     shown.encode()
     assert printable(shown) == shown
+
+
+def test_a_name_is_one_line_with_nothing_left_out():
+    assert spelled_out("a b") == "a b" and spelled_out("caf\u00e9") == "caf\u00e9"
+    assert spelled_out("a\nb\tc\x1b[2J\u2028\udcff") == "a\\nb\\tc\\x1b[2J\\u2028\\xff"
+
+
+@given(st.text())
+def test_a_name_stays_one_line_whatever_it_is(text):
+    assert len(spelled_out(text).splitlines()) <= 1
+    assert spelled_out(spelled_out(text)) == spelled_out(text)
+    spelled_out(text).encode()
 
 
 def test_a_line_is_one_line():

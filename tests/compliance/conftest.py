@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,19 +28,15 @@ def write_log(tmp_path: Path) -> Callable[[list[dict[str, object]]], Path]:
 
 
 @pytest.fixture(scope="session")
-def official(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def official(
+    tmp_path_factory: pytest.TempPathFactory, official_file: Callable[[str, str], str]
+) -> Callable[[str, str], Path]:
     """Return the official verification script of a test at one of the commits."""
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
 
     def script(commit: str, test: str) -> Path:
         name, folder = OFFICIAL[commit]
         path = tmp_path_factory.mktemp("official") / f"{test.lower()}_{commit.replace('.', '_')}.py"
-        file = f"{name}:{folder}/{test}/run_verification.py"
-        path.write_bytes(
-            subprocess.run(["git", f"--git-dir={git}", "show", file], check=True, capture_output=True).stdout
-        )
+        path.write_text(official_file(name, f"{folder}/{test}/run_verification.py"), encoding="utf-8")
         return path
 
     return script

@@ -1,8 +1,5 @@
 """audit.config: the official settings and thresholds, setting by setting; and that LoadGen used them."""
 
-import os
-import subprocess
-
 import pytest
 from compliance_logs import OFFICIAL
 
@@ -39,17 +36,9 @@ def settings_of(text):
         ("newest", "TEST09", "gpt-oss-120b/"),
     ],
 )
-def test_it_has_the_settings_of_the_official_file(commit, test, inside):
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+def test_it_has_the_settings_of_the_official_file(official_file, commit, test, inside):
     name, folder = OFFICIAL[commit]
-    text = subprocess.run(
-        ["git", f"--git-dir={git}", "show", f"{name}:{folder}/{test}/{inside}audit.config"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    text = official_file(name, f"{folder}/{test}/{inside}audit.config")
     assert settings_of(audit_config(test)) == settings_of(text)
 
 

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from tests.engine.conftest import Home
 
+from commands import need
+
 ACTIONS = [
     ("run", "script", "--tags=one"),
     ("plan", "script", "--tags=one"),
@@ -227,7 +229,7 @@ def open_home():
     shutil.rmtree(folder)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="it takes root to become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to become another user")
 @pytest.mark.parametrize("path", ["_cm.yaml", "customize.py", "."])
 def test_what_may_not_be_read_is_named(open_home, path):
     home = open_home
@@ -236,7 +238,7 @@ def test_what_may_not_be_read_is_named(open_home, path):
     home.cli("find", "script")
     subprocess.run(["chmod", "-R", "a+rwX", home.path.parent], check=True)
     (folder / path).chmod(0)
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "cmind.cli"]
+    nobody = [need("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "cmind.cli"]
     try:
         if subprocess.run([*nobody, "find", "repo"], env=home.env, capture_output=True, check=False).returncode:
             pytest.skip("another user cannot read this Python")

@@ -54,7 +54,7 @@ class Behaviour:
 
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
-    the usual one.
+    the usual one. `pages` are those at other paths.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -64,6 +64,7 @@ class Behaviour:
     stall_s: float = 0.3
     text: str = "w"
     metrics: Callable[[], str] = str
+    pages: dict[str, str] = field(default_factory=dict)
     unix: str = ""
     host: str = "127.0.0.1"
     certificate: str = ""
@@ -184,7 +185,8 @@ class FakeVllm:
         async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed
             head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET "):
-            content = self.behaviour.metrics().encode()
+            path = head.split(b" ", 2)[1].decode()
+            content = self.behaviour.pages.get(path, self.behaviour.metrics()).encode()
             status = b"200 OK" if content else b"404 Not Found"
             await self._write(writer, b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content))
             return

@@ -17,6 +17,7 @@ from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.runner import run
 from cm4vllm.serving.node_names import network_name, node_names
 from cm4vllm.submission.system import runs_here
+from commands import need
 
 ADDRESSES = ("10.211.7.1", "10.211.7.2")
 #: The program of the second host: it ends with its input.
@@ -41,6 +42,7 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def second_host() -> Iterator[str]:
     """A network namespace that a pair of virtual cards joins with this one: its name."""
+    need("ip")
     name, ours, theirs = f"cm{os.getpid()}", f"cma{os.getpid()}", f"cmb{os.getpid()}"
     try:
         ip("netns", "add", name)

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 from test_client_doubts import LOAD, record  # noqa: F401 - a fixture
 
+from cm4vllm.loadgen.client_doubts import client_doubts
 from cm4vllm.loadgen.records import FinishReasons
 from cm4vllm.loadgen.run_warnings import run_warnings
 from cm4vllm.rules import Mode, Scenario, terms
@@ -71,9 +72,36 @@ def test_a_run_that_is_as_it_should_be_has_none(record):  # noqa: F811
     ],
 )
 def test_what_was_seen_during_the_run_is_said_with_its_cause(record, fields, words):  # noqa: F811
-    (warning,) = run_warnings(replace(record(), **fields))
+    (warning,) = run_warnings(replace(full_length(record()), **fields))
     for word in words:
         assert word in warning
+
+
+def full_length(run):
+    return replace(run, settings=replace(run.settings, rehearsal=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_said"),
+    [
+        ({"machine_load": replace(LOAD, own_s=100)}, False),
+        ({"machine_load": replace(LOAD, stolen_s=30)}, False),
+        ({"machine_load": replace(LOAD, throttled={"GPU 1: its power limit": 99.0})}, False),
+        ({"server_metrics": replace(METRICS, preemptions=12)}, True),
+        ({"server_metrics": replace(METRICS, prefix_cache_hits=512)}, True),
+    ],
+)
+def test_a_rehearsal_warns_of_defects_and_not_of_inexact_figures(record, fields, is_said):  # noqa: F811
+    run = replace(record(), **fields)
+    assert run.settings.rehearsal
+    assert bool(run_warnings(run)) is is_said
+    assert run_warnings(full_length(run))
+
+
+def test_a_doubt_without_a_remedy_stands_on_the_page_alone(record):  # noqa: F811
+    run = full_length(record(self_check=None))
+    assert client_doubts(run) == ["the client was not checked before the run"]
+    assert run_warnings(run) == []
 
 
 def test_more_answers_at_their_greatest_length_than_the_mean_allows_are_told(record):  # noqa: F811

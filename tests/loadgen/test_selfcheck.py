@@ -1,14 +1,13 @@
 """The self-check before a run: the real client, against the server in memory."""
 
+import resource
 from functools import partial
 
 import pytest
 from fake_vllm import FakeVllm, prompt
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import RunFailed
-from cm4vllm.loadgen import limits, selfcheck
-from cm4vllm.loadgen.limits import connections_of, require_files, require_ports
+from cm4vllm.loadgen import selfcheck
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.sample_library import SampleLibrary
 from cm4vllm.loadgen.selfcheck import expected_tokens, in_words, self_check
@@ -21,11 +20,11 @@ def checked(make_settings, monkeypatch):
     monkeypatch.setattr(selfcheck, "PACED_S", 0.3)
     monkeypatch.setattr(selfcheck, "CLOSED_S", 0.1)
 
-    def check(scenario, **more):
+    def check(scenario, least=1, **more):
         settings = make_settings("http://127.0.0.1:1", scenario, "performance", **more)
         sampling = Sampling("tiny", 128, 2, settings.stream_interval)
         library = SampleLibrary([prompt(i) for i in range(64)], partial(completion_body, sampling))
-        return settings, self_check(settings, library)
+        return settings, self_check(settings, library, least)
 
     return check
 
@@ -74,22 +73,14 @@ def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_setting
     assert expected_tokens(replace(settings, terms=long, max_tokens=1024)) == 294
 
 
-def test_connections_are_counted_as_a_run_within_its_limits_needs_them(make_settings):
-    assert connections_of(make_settings("http://a:1", "Offline", "performance", max_in_flight=512)) == 512
-    # 2 s to the first token, 128 tokens at 0.1 s; 16 spare ones, and those that take their place
-    assert connections_of(make_settings("http://a:1", "Server", "performance", target_qps=100)) == 1480 + 32
+def test_the_check_begins_with_the_workers_that_the_machines_limits_ask_for(checked):
+    assert checked("Server", least=3)[1].workers == 3
 
 
-def test_too_few_files_or_ports_are_refused_before_the_run(make_settings, monkeypatch, tmp_path):
-    settings = make_settings("http://a:1", "Server", "performance", target_qps=1e6)
-    monkeypatch.setattr(limits.resource, "setrlimit", lambda *_: None)
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (1024, 4096))
-    with pytest.raises(RunFailed, match="4,096 are allowed") as failure:
-        require_files(settings, 2)
-    assert "--num_workers=4" in failure.value.remedy
-    require_files(make_settings("http://a:1", "Server", "performance", target_qps=100), 1)
-    (tmp_path / "range").write_text("32768\t60999\n")
-    monkeypatch.setattr(limits, "_PORT_RANGE", tmp_path / "range")
-    with pytest.raises(RunFailed, match="the system has 28,232 local ports"):
-        require_ports(settings)
-    require_ports(replace(settings, server=replace(settings.server, endpoint="unix:///socket")))
+def test_offline_the_server_in_memory_gets_no_more_connections_than_it_may_have(checked):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, hard))
+    try:
+        assert checked("Offline", max_in_flight=400, num_workers=8)[1].queries >= 500
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

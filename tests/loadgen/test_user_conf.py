@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.loadgen.early_stopping import passes
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_terms, terms
 
 READ = """
 import sys, mlperf_loadgen as lg
@@ -98,6 +100,27 @@ def test_a_rehearsal_can_be_bounded_by_time_and_by_queries():
     assert (rehearsal(test_query_count=10).min_query_count, rehearsal(test_query_count=10).min_duration_ms) == (10, 0)
     assert rehearsal(test_query_count=10).performance_sample_count == 10
     assert rehearsal(test_query_count=1000, max_test_duration_s=5).min_query_count == 100
+
+
+@pytest.mark.parametrize("round_name", ["v4.1", "v5.1", "v6.0", "v6.1"])
+def test_a_rehearsal_has_queries_enough_for_the_early_stopping_test_wherever_latencies_have_limits(round_name):
+    limited = 0
+    for name in runnable_benchmarks(round_name):
+        for scenario in benchmark_terms(round_name, name).scenarios:
+            found = terms(round_name, name, scenario, Mode.PERFORMANCE)
+            conf = user_conf(found, ExecutionMode.TEST, target_qps=0.1)
+            tested = found.paced and found.limits is not None
+            limited += tested
+            assert passes(conf.min_query_count, 1) is tested, (name, scenario)
+    assert limited
+
+
+def test_the_queries_that_a_user_asks_for_come_first():
+    def queries(**bounds):
+        found = run_of(Scenario.SERVER, Mode.PERFORMANCE)
+        return user_conf(found, ExecutionMode.TEST, target_qps=20, **bounds).min_query_count
+
+    assert (queries(), queries(test_query_count=24), queries(max_test_duration_s=5)) == (662, 24, 100)
 
 
 def test_a_rehearsal_never_asks_for_more_samples_than_there_are():

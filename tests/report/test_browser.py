@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import zlib
 from html import unescape
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from browser import chromium
 from cm4vllm.report import summary
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.report.screenshot import MAX_BYTES as PICTURE_BYTES
 from cm4vllm.report.summary import summary_html
-from cm4vllm.results.index import read_index
+from cm4vllm.results.index import Index, read_index
+from screenshot import MAX_BYTES as PICTURE_BYTES
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
-needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed (Debian: apt-get install chromium)")
 CSS = (Path(summary.__file__).parent / "templates" / "summary.css").read_text(encoding="utf-8")
 
 #: Reads in a frame of the page, which itself runs no script, what is too wide, and where words of pictures are crossed.
@@ -63,31 +62,6 @@ FRAME = """<!DOCTYPE html><title>-</title>
 }})</script>"""
 
 
-def chromium(tmp_path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            "--allow-file-access-from-files",
-            "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            *argv,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.fixture
 def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
     """A page with all pictures, that of a search among them."""
@@ -102,7 +76,6 @@ def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
 A4_PIXELS = int((210 - 2 * 12) / 25.4 * 96)
 
 
-@needs_chromium
 @pytest.mark.parametrize(("width", "printed"), [(360, False), (1280, False), (A4_PIXELS, True)])
 def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_crossed(
     page: Path, tmp_path: Path, width: int, printed: bool
@@ -118,7 +91,6 @@ def test_nothing_is_wider_than_the_screen_or_paper_and_no_words_are_broken_or_cr
     assert "CONSOLE" not in done.stderr
 
 
-@needs_chromium
 def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path) -> None:
     done = chromium(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", page.as_uri())
     assert "CONSOLE" not in done.stderr
@@ -138,7 +110,6 @@ def drawn(pdf: bytes, page: bytes) -> bytes:
     return zlib.decompress(pdf[begin : pdf.index(b"endstream", begin)].lstrip(b"\r\n"))
 
 
-@needs_chromium
 def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic: Path, tmp_path: Path) -> None:
     found = read_index(neural_magic.parents[1], tmp_path / "kept")
     (tmp_path / "page.html").write_text(explorer_page(found), encoding="utf-8")
@@ -159,6 +130,32 @@ def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_ma
     width, count, counts = json.loads(unescape(title[1]))
     assert width == 360 and count == "2 of 10 results"
     assert [int(one) for one in counts] == sorted((row.accelerators for row in found.rows), reverse=True)
+
+
+@pytest.mark.parametrize("width", [360, 703, 1000, 1280])
+def test_every_column_of_published_results_lies_on_the_screen(neural_magic: Path, tmp_path: Path, width: int) -> None:
+    found = read_index(neural_magic.parents[1], tmp_path / "kept")
+    rows = [
+        replace(
+            row, weights="weights in FP4 with scales of 16 values, " * 20, power_w=5000.0, codes={"error A-CODE": 2}
+        )
+        for row in found.rows
+    ]
+    (tmp_path / "page.html").write_text(explorer_page(Index(tuple(rows), 1, 0)), encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    script = """const page = document.querySelector("iframe").contentDocument;
+        const cells = [...page.querySelectorAll("thead th, tbody td, tbody th")];
+        document.title = JSON.stringify([page.querySelectorAll("thead th").length,
+            Math.max(...cells.map(one => one.getBoundingClientRect().right))]);"""
+    frame.write_text(
+        f'<!DOCTYPE html><title>-</title><iframe src="page.html" style="width:{width}px;height:4000px;'
+        f'border:0"></iframe><script>addEventListener("load", () => {{ {script} }})</script>'
+    )
+    done = chromium(tmp_path, "--dump-dom", "--virtual-time-budget=5000", frame.as_uri())
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title, done.stderr[-400:]
+    columns, right = json.loads(unescape(title[1]))
+    assert columns == 16 and right <= width
 
 
 def test_the_picture_of_the_readme_is_small() -> None:

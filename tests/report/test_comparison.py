@@ -57,17 +57,36 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return one, other
 
 
-def test_settings_that_differ_come_first_and_the_others_are_counted(two) -> None:
+def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted(two) -> None:
     found = compare(two)
     assert [(one.group, one.name, one.values) for one in found.differences] == [
         (Group.SERVER, "--max-num-seqs", ("", "4"))
     ]
     assert found.alike > 60
     text = list(as_text(found))
-    assert text.index(f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):") < next(
+    assert text.index(f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):") > next(
         place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline")
     )
     assert any(line.startswith("WARNING A: REHEARSAL") for line in text)
+
+
+def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_magic: Path) -> None:
+    names = ("vLLM_8xL40S", "GO_2xRTX4090")
+    systems = [next((neural_magic / "results").glob(f"{name}*")) for name in names]
+    found = compare(systems)
+    assert any(len({side.accelerators for side in block.sides}) == 2 for block in found.blocks)
+    for block in found.blocks:
+        rows = {one.name: one for one in block.rows}
+        names_ = list(rows)
+        counts = [8 if side.first.system.startswith(names[0]) else 2 for side in block.sides]
+        assert names_[0] == "tokens per second" and names_[1] == "tokens per second per accelerator"
+        for whole, part, count in zip(rows[names_[0]].cells, rows[names_[1]].cells, counts, strict=True):
+            assert whole.figure and part.figure and part.figure.value == pytest.approx(whole.figure.value / count)
+            assert part.figure.source.field == f"{whole.figure.source.field}, divided by {count} accelerators"
+        kinds = [name.split()[0] for name in names_ if name.split()[0] in ("tokens", "ttft", "tpot", "rouge1")]
+        assert list(dict.fromkeys(kinds)) == [one for one in ("tokens", "ttft", "tpot", "rouge1") if one in kinds]
+    page = as_page(found)
+    assert page.index('id="figures"') < page.index('id="settings"') < page.index("</main>")
 
 
 def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two) -> None:

@@ -42,3 +42,12 @@ def test_names_of_others_are_texts_and_no_markup(published: Index) -> None:
     row = replace(published.rows[0], system="<script>alert(1)</script>", submitter='"><b>')
     text = explorer_page(Index((row,), 1, 0))
     assert "<script>alert" not in text and "&lt;script&gt;alert(1)" in text and '"><b>' not in text
+
+
+def test_systems_of_one_name_are_told_apart_by_their_folders(published: Index) -> None:
+    from msgspec.structs import replace
+
+    row = published.rows[0]
+    text = explorer_page(Index((row, replace(row, folder="the second one")), 2, 0))
+    assert text.count('<tr><th scope="row">') == 2 and "folder: the second one" in text
+    assert "folder: " not in explorer_page(Index((row,), 1, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cm4vllm.report.place import _standings, place
-from cm4vllm.results.index import Index, read_index, row_of
+from cm4vllm.results.index import Index, read_index, read_indexes, row_of
 from cm4vllm.results.opening import open_results
 
 SYSTEM = "4xH100-SXM-80GB_vLLM_FP8-reference-cpu-pytorch-v2.3.1-default_config"
@@ -24,21 +25,21 @@ def test_a_valid_result_has_a_place_per_accelerator(published: Index, neural_mag
     (mine,) = open_results(neural_magic / "results" / SYSTEM)
     (result,) = mine.results
     own = row_of(mine, result)
-    others = [changed(own, system=f"other {n}", value=(own.value or 0) * (1.2 - n / 20)) for n in range(20)]
-    elsewhere = changed(own, accelerator="NVIDIA L40S", value=1.0)
+    others = [changed(own, folder=f"other {n}", value=(own.value or 0) * (1.2 - n / 20)) for n in range(20)]
+    elsewhere = changed(own, folder="elsewhere", accelerator="NVIDIA L40S", value=1.0)
     ignored = [
-        changed(own, system="a", valid=False),
-        changed(own, system="b", scenario="Offline"),
-        changed(own, system="c", unit="samples/s"),
-        changed(own, system="d", model="another-model"),
-        changed(own, system="e", division="closed"),
-        changed(own, system="f", division="closed"),
-        changed(own, system="g", accelerators=0),
+        changed(own, folder="a", valid=False),
+        changed(own, folder="b", scenario="Offline"),
+        changed(own, folder="c", unit="samples/s"),
+        changed(own, folder="d", model="another-model"),
+        changed(own, folder="e", division="closed"),
+        changed(own, folder="f", division="closed"),
+        changed(own, folder="g", accelerators=0),
         own,
     ]
     found = place(mine, result, Index((*others, elsewhere, *ignored), 1, 0))
     assert f": {(own.value or 0) / 4:,.2f} tokens/s per accelerator is place 5 of 22 with any" in found.words
-    assert "place 5 of 21 with the NVIDIA H100 80GB HBM3, whose median is" in found.words
+    assert "place 5 of 21 with the NVIDIA H100 80GB HBM3 (shared with 1 other), whose median is" in found.words
     assert {one.why: one.count for one in found.left_out} == {
         "not valid": 1,
         "its result is in samples/s, not in tokens/s": 1,
@@ -58,6 +59,7 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
     rows = (
         changed(
             own,
+            folder="new",
             system="new",
             round="v5.1",
             value=2 * (own.value or 0),
@@ -66,7 +68,7 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
             power_field="Watts, mean of the run",
             codes={"error ANY": 1},
         ),
-        changed(own, system="old", round="v5.0", value=0.5 * (own.value or 0), accelerator="NVIDIA L40S"),
+        changed(own, folder="old", system="old", round="v5.0", value=0.5 * (own.value or 0), accelerator="NVIDIA L40S"),
     )
     old, new = place(mine, result, Index(rows, 1, 0)).standings
     assert (old.round, old.per, old.among_all[:2], old.among_like, old.flagged) == (
@@ -95,3 +97,28 @@ def test_a_rehearsal_has_no_place_and_says_why(published: Index, real_runs: Path
     (mine,) = open_results(real_runs)
     found = place(mine, mine.results[0], published)
     assert found.words.endswith(": no place among published results, because these runs are no result.")
+
+
+def test_every_result_of_the_kind_counts_whatever_its_system_is_called(neural_magic: Path, tmp_path: Path) -> None:
+    home = tmp_path / "round" / "open" / neural_magic.name
+    shutil.copytree(neural_magic, home, copy_function=shutil.copyfile)
+    for path in [home, *home.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for name in ("copy", "another copy"):  # the same figures, under the same system_name
+        for part in ("results", "measurements", "compliance"):
+            if (home / part / SYSTEM).is_dir():
+                shutil.copytree(home / part / SYSTEM, home / part / name)
+        shutil.copyfile(home / "systems" / f"{SYSTEM}.json", home / "systems" / f"{name}.json")
+    found = read_index(tmp_path / "round", tmp_path / "kept")
+    assert len(found.rows) == len(read_indexes([tmp_path / "round"], tmp_path / "kept").rows)
+    same = [row for row in found.rows if row.folder in (SYSTEM, "copy", "another copy")]
+    assert (
+        len(same) == 3 * len([row for row in same if row.folder == SYSTEM]) and len({row.system for row in same}) == 1
+    )
+    (mine,) = open_results(home / "results" / SYSTEM)
+    (standing,) = place(mine, mine.results[0], found).standings
+    assert standing.among_like is not None and standing.among_like.shared == 2
+    assert "(shared with 2 others)" in place(mine, mine.results[0], found).words
+    kind = [row for row in found.rows if (row.benchmark, row.scenario) == (same[0].benchmark, same[0].scenario)]
+    counted = [row for row in kind if row.valid and row.model == same[0].model and row.per_accelerator is not None]
+    assert standing.among_all.of == len(counted)  # the result itself is one of them

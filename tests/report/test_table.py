@@ -35,8 +35,8 @@ def test_plain_text_has_aligned_columns_and_no_colour(real_runs: Path) -> None:
     text = final_table(load(real_runs), stream=io.StringIO())
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert lines[0] == "*** REHEARSAL, NOT A RESULT ***"
-    head, rule, offline, server = lines[2:6]
+    first = lines.index("*** REHEARSAL, NOT A RESULT ***") + 1
+    head, rule, offline, server = lines[first : first + 4]
     starts = [match.start() for match in re.finditer(r"\S+", rule)]
     names = [head[start:].split("  ")[0].strip() for start in starts]
     assert names == ["scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy"]
@@ -51,8 +51,31 @@ def test_it_names_places_and_verdicts(real_runs: Path) -> None:
     assert f"logs:    {next(real_runs.glob('runs/*/*'))}" in text
     assert "tree:    not built" in text and f"report:  {real_runs / 'summary.html'}" in text
     assert "checker: passed for round v6.1" in text
-    assert "not stated: Processor frequency" in text and "Submitter" in text
+    assert "not stated:" not in text  # a rehearsal states nothing
     assert "ROUGE2 12.25 (≥ 15.748425): not met" in text and "mapped to the benchmark llama3.1-8b" in text
+
+
+def test_the_last_lines_are_what_was_measured_where_the_page_is_and_what_to_do_next(real_runs: Path) -> None:
+    *_, offline, server, empty, page, following = final_table(load(real_runs), stream=io.StringIO()).splitlines()
+    assert offline.startswith("Offline  ") and server.startswith("Server  ") and not empty
+    assert page == f"report:  {real_runs / 'summary.html'}"
+    assert following.startswith("next:    ")
+
+
+def test_a_result_says_what_it_does_not_state_and_what_makes_it_doubtful(published: Path, change: Change) -> None:
+    text = final_table(load(published), stream=io.StringIO())
+    assert "not stated: " in text and "the server's command" in text
+    path = next(published.glob("runs/*/*/Server/performance")) / RUN_FILE
+    change(path, RunRecord, client__self_check=None)
+    doubt = "WARNING Server: the client was not checked before the run"
+    assert doubt in final_table(load(published), stream=io.StringIO())
+
+
+def test_a_rehearsal_claims_no_precision_of_which_it_could_warn(out: Path, change: Change) -> None:
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__self_check=None)
+    report = load(out)
+    assert "WARNING" not in final_table(report, stream=io.StringIO())
+    assert "Server client" in [finding.subject for finding in findings(report)]  # the page has it
 
 
 def test_published_rates_keep_their_units(published: Path) -> None:
@@ -93,9 +116,10 @@ def test_a_terminal_gets_colour_and_the_same_words(real_runs: Path) -> None:
     assert "\x1b[" in coloured
     bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert "REHEARSAL, NOT A RESULT" in bare and "checker: passed" in bare
-    for line in final_table(report, stream=io.StringIO()).splitlines()[7:]:
+    above, _, rest = final_table(report, stream=io.StringIO()).partition("*** REHEARSAL")
+    for line in (*above.splitlines(), *rest.partition("report:")[2].splitlines()):
         assert " ".join(line.split()) in " ".join(bare.split())  # long lines are wrapped there
-    lines = bare.partition("┘")[2].splitlines()
+    lines = [*bare.partition("┏")[0].splitlines(), *bare.partition("┘")[2].splitlines()]
     assert all(len(line) <= 80 or max(map(len, line.split())) > 40 for line in lines)  # paths stay whole
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.results import listing
+
 # For good_tree.py.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -51,3 +53,9 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
     for process in processes:
         assert process.wait(timeout=120) == 0
     return folders
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test has just written counts as unchanged for long: else nothing of it would be kept."""
+    monkeypatch.setattr(listing, "RECENT_S", -60.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cm4vllm.results import inspection, kept_findings
+from cm4vllm.results import inspection, kept_findings, listing
 from cm4vllm.results.inspection import check_tree
 
 
@@ -26,7 +27,11 @@ def test_what_was_found_is_kept_until_a_file_changes(tree: Path, keep: Path) -> 
     file.write_bytes(msgspec.json.encode(content))
     again = check_tree(tree, keep=keep)
     assert again.findings == first.findings and again.submissions[0].results == 77
-    next(tree.rglob("user.conf")).write_text("*.Server.target_qps = 1000\n")
+    path = next(tree.rglob("user.conf"))
+    before = path.stat()
+    path.write_text("*.Server.target_qps = 1000\n".ljust(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     changed = check_tree(tree, keep=keep)
     assert changed.submissions[0].results == 10
     assert {one.code for one in changed.findings} - {one.code for one in first.findings} == {"USER-CONF-DIFFERS"}
@@ -54,3 +59,29 @@ def test_processes_find_what_one_finds(tree: Path, monkeypatch: pytest.MonkeyPat
     alone = check_tree(tree)
     monkeypatch.setattr(inspection, "_MANY", 2)
     assert check_tree(tree) == alone
+
+
+def test_nothing_is_kept_of_files_that_may_still_be_changing(
+    tree: Path, keep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "RECENT_S", 60.0)
+    check_tree(tree, keep=keep)
+    assert not keep.exists()
+
+
+def test_nothing_is_kept_of_a_tree_with_a_link_to_a_folder_elsewhere(tree: Path, keep: Path, tmp_path: Path) -> None:
+    home = tree / "open" / "NeuralMagic"
+    (home / "documentation" / "inside").symlink_to(home / "code")
+    check_tree(tree, keep=keep)
+    assert len(list(keep.iterdir())) == 1
+    shutil.rmtree(keep)
+    (tmp_path / "elsewhere").mkdir()
+    (home / "documentation" / "outside").symlink_to(tmp_path / "elsewhere")
+    check_tree(tree, keep=keep)
+    assert not keep.exists()
+
+
+def test_a_file_beside_the_divisions_is_found_though_findings_are_kept(tree: Path, keep: Path) -> None:
+    check_tree(tree, keep=keep)
+    (tree / "notes.txt").write_text("beside the divisions")
+    assert "notes.txt" in {one.file for one in check_tree(tree, keep=keep).findings}

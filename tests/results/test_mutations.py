@@ -27,6 +27,8 @@ ELSEWHERE = {
     **dict.fromkeys(("NETWORK-SYSTEM", "NETWORK-NAME"), "test_networks.py"),
     **dict.fromkeys(("SERVED-UNREADABLE", "SERVED-TYPE", "SERVED-PARAMETERS", "SERVED-DIGESTS"), "test_weights.py"),
     "TOKENS-RANGE": "test_another_number_of_tokens_a_sample_is_found",
+    **dict.fromkeys(("RESULTS-NONE", "ROUND-UNKNOWN", "ROUND-MIXED", "RULES-UNKNOWN"), "test_coverage.py"),
+    "ACCURACY-FILES": "test_coverage.py",
 }
 
 
@@ -42,6 +44,10 @@ def home(good: Path, tmp_path: Path) -> Path:
     return home
 
 
+def in_result(place: str) -> str:
+    return re.sub(r"^S\b", f"{RESULT}/Server", re.sub(r"^O\b", f"{RESULT}/Offline", place))
+
+
 def found_in(home: Path) -> set[str]:
     return {f"{one.code} {one.severity}" for one in check_tree(home.parents[1]).findings}
 
@@ -52,9 +58,9 @@ def test_the_good_tree_has_nothing_but_what_no_tree_can_show(good: Path) -> None
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[one["name"] for one in MUTATIONS])
 def test_a_change_has_exactly_its_findings(home: Path, mutation: dict[str, Any]) -> None:
-    ((kind, argument),) = mutation["do"].items()
-    place = re.sub(r"^S\b", f"{RESULT}/Server", re.sub(r"^O\b", f"{RESULT}/Offline", mutation["at"]))
-    CHANGES[kind](home, home / place, argument)
+    for change in (mutation, *mutation.get("also", ())):
+        ((kind, argument),) = change["do"].items()
+        CHANGES[kind](home, home / in_result(change["at"]), argument)
     expected = mutation.get("both", mutation.get(home.parent.name))
     wanted = {one for one in expected if not one.endswith(" none")}
     assert found_in(home) - {"MODEL-NOT-VERIFIABLE note"} == wanted
@@ -122,6 +128,20 @@ def set_log(_: Path, path: Path, values: dict[str, Any]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def add_entry(_: Path, path: Path, values: dict[str, Any]) -> None:
+    """Log further settings behind the last one that the log has."""
+    lines = path.read_text().splitlines()
+    last = max(number for number, line in enumerate(lines) if '"key": "effective_' in line)
+    entry = json.loads(lines[last].removeprefix(":::MLLOG "))
+    lines[last + 1 : last + 1] = [":::MLLOG " + json.dumps({**entry, "key": k, "value": v}) for k, v in values.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def scale_times(_: Path, path: Path, factor: float) -> None:
+    text = path.read_text()
+    path.write_text(re.sub(r'("time_ms": )([\d.]+)', lambda one: f"{one[1]}{float(one[2]) * factor:.6f}", text))
+
+
 def lose(_: Path, path: Path, key: str) -> None:
     path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines() if f'"key": "{key}"' not in line))
 
@@ -172,7 +192,10 @@ CHANGES = {
     "put": put,
     "map": map_model,
     "sparse": sparse,
-    "copy": lambda home, path, source: shutil.copy(home / source.replace("O/", f"{RESULT}/Offline/"), path),
+    "copy": lambda home, path, source: shutil.copy(home / in_result(source), path),
+    "entry": add_entry,
+    "scale": scale_times,
+    "reverse": lambda _, path, __: path.write_text("".join(reversed(path.read_text().splitlines(keepends=True)))),
     "cut": lambda _, path, size: os.truncate(path, size),
     "text": lambda _, path, text: path.write_text(text),
     "append": lambda _, path, text: path.write_text(path.read_text() + text),

@@ -1,6 +1,7 @@
 """Trees of the network division: the description, and the name that the system gives LoadGen."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ def change(
         (home / "systems" / file.name).write_text(json.dumps(stated | {"division": division} | network))
         for path, text in names.items():
             (home / path.relative_to(base)).write_text(text.replace(PYSUT, name))
+            summary = (home / path.relative_to(base)).with_name("mlperf_log_summary.txt")
+            stated_name = name.rpartition(': "')[2].rstrip('"')
+            summary.write_text(re.sub(r"(?m)^SUT name : .*$", f"SUT name : {stated_name}", summary.read_text()))
         found = check_tree(base.parents[1]).findings
         return [f"{one.code} {one.severity}: {one.field}" for one in found if one.code != "MODEL-NOT-VERIFIABLE"]
 

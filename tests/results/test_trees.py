@@ -256,7 +256,7 @@ def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], s
         place = home / "results" / "System" / folder
         shutil.copytree(logs, place / "performance" / "run_1")
         shutil.copytree(accuracy, place / "accuracy")
-        (place / "accuracy" / "accuracy.txt").write_text("'exact_match': 83.396\n\nhash=ab12\n")
+        (place / "accuracy" / "accuracy.txt").write_text("'exact_match': 83.396\naccuracy=76\nmAP=53\n\nhash=ab12\n")
     (home / "systems").mkdir()
     (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
     found = check_tree(root, round_name="v6.0").findings
@@ -270,9 +270,15 @@ def test_an_edge_system_may_infer_a_result_from_another_scenario(
     logs, accuracy = any_scenario["SingleStream", "samples"], any_scenario["Offline", "accuracy"]
     folders = ["resnet50/singlestream", "resnet50/multistream", "resnet50/offline"]
     assert results_of(tmp_path / "edge", logs, accuracy, folders, "edge") == {"LOG-TWICE note"}
-    assert results_of(tmp_path / "datacenter", logs, accuracy, folders, "datacenter") == {"LOG-TWICE error"}
+    assert results_of(tmp_path / "datacenter", logs, accuracy, folders, "datacenter") == {
+        "LOG-TWICE error",
+        "LOG-SCENARIO error",
+    }
     server = any_scenario["Server", "samples"]
-    assert results_of(tmp_path / "server", server, accuracy, folders[1:], "edge") == {"LOG-TWICE error"}
+    assert results_of(tmp_path / "server", server, accuracy, folders[1:], "edge") == {
+        "LOG-TWICE error",
+        "LOG-SCENARIO error",
+    }
 
 
 def test_variants_of_a_benchmark_may_share_a_run_however_they_are_called(

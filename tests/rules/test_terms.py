@@ -13,6 +13,7 @@ from cm4vllm.rules import (
     audit,
     benchmark_names,
     benchmark_terms,
+    require_text,
     round_names,
     round_terms,
     terms,
@@ -23,7 +24,6 @@ BENCHMARKS = [(round_name, name) for round_name in round_names() for name in ben
 CELLS = [
     (round_name, name, scenario, mode)
     for round_name, name in BENCHMARKS
-    if benchmark_terms(round_name, name).loadgen
     for scenario in benchmark_terms(round_name, name).scenarios
     for mode in Mode
 ]
@@ -34,9 +34,12 @@ def test_every_cell_has_one_value_for_each_fact_and_survives_a_record(round_name
     found = terms(round_name, name, scenario, mode)
     family = next(family for family in families() if name in [entry.name for entry in family.benchmarks])
     cell = (round_name, name, scenario, mode)
-    for facts in (family.loadgen, family.samples, family.generation):
+    run = benchmark_terms(round_name, name).loadgen
+    for facts in (family.loadgen, family.samples, family.generation) if run else (family.samples,):
         assert len(matching(facts, *cell)) == 1
-    assert len(matching(family.limits, *cell)) == (1 if found.paced else 0)
+    assert len(matching(family.limits, *cell)) == (1 if found.paced else 0) or (not run and found.limits is None)
+    assert all(len(matching(facts, *cell)) < 2 for facts in (family.least_issued, family.min_queries))
+    assert bool(found.generation.max_tokens) == run
     labels = [target.label for target in found.targets]
     assert len(labels) == len(set(labels)) and labels
     assert msgspec.json.decode(msgspec.json.encode(found), type=Terms) == found
@@ -91,9 +94,20 @@ def test_a_scenario_that_the_benchmark_does_not_have_is_refused():
         terms("v5.0", "llama3.1-405b", Scenario.INTERACTIVE, Mode.PERFORMANCE)
 
 
-def test_a_benchmark_without_loadgen_is_refused():
-    with pytest.raises(UsageError, match="LoadGen does not measure"):
-        terms("v6.1", "e2e-rag-db", Scenario.OFFLINE, Mode.PERFORMANCE)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("e2e-rag-db", "LoadGen does not measure e2e-rag-db"), ("resnet", "resnet is no language model")],
+)
+def test_a_benchmark_whose_rules_are_for_results_alone_is_refused_for_runs(name, words):
+    assert terms("v6.1", name, Scenario.OFFLINE, Mode.PERFORMANCE).samples
+    with pytest.raises(UsageError, match=words):
+        require_text(benchmark_terms("v6.1", name))
+
+
+def test_an_unknown_model_is_not_compared_with_what_cannot_be_run():
+    with pytest.raises(UsageError) as refused:
+        benchmark_terms("v6.1", "resnet5000")
+    assert "gpt-oss-120b" in refused.value.remedy and "resnet" not in refused.value.remedy
 
 
 def test_scenarios_are_read_in_any_case():

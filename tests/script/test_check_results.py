@@ -25,7 +25,7 @@ def test_findings_are_printed_and_errors_end_with_60(cm, tree, tmp_path):
         "run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet", f"--sarif={tmp_path}/found.sarif"
     )
     done.refused_with(
-        SubmissionError.exit_code, "error FILE-MISSING", "accuracy/mlperf_log_detail.txt", "docs/checks.md"
+        SubmissionError.exit_code, "error FILE-MISSING", "mlperf_log_detail.txt: is missing", "docs/checks.md"
     )
     assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
 
@@ -36,6 +36,33 @@ def test_json_has_all_findings_whatever_the_exit_code(cm, tree, tmp_path):
     answer = json.loads(done.output[done.output.index("{\n") : done.output.rindex("}") + 1])
     assert answer["return"] == SubmissionError.exit_code
     assert "FILE-MISSING" in {one["code"] for one in answer["new_state"]["findings"]}
+    assert [one["rules_of"] for one in answer["new_state"]["checked"]] == ["v4.1"]
+    assert answer["new_state"]["not_checked"]
+    counted = answer["new_state"]["coverage"]
+    assert counted["results"] == counted["rules_applied"] == 10
+
+
+def test_filters_are_flags(cm, tree):
+    done = cm(
+        "run",
+        "script",
+        "--tags=check,mlperf,results",
+        f"--input={tree}",
+        "--quiet",
+        "--submitter=open/NeuralMagic",
+        "--severity=note",
+        "--code=MODEL-NOT-VERIFIABLE,FILE-MISSING",
+    )
+    assert done.code == SubmissionError.exit_code
+    assert "note MODEL-NOT-VERIFIABLE" in done.output and "FILE-MISSING" not in done.output
+    cm(
+        "run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--quiet", "--code=MODEL-NOT-VERIFIABL"
+    ).refused_with(UsageError.exit_code, "MODEL-NOT-VERIFIABLE", "--code")
+
+
+def test_a_round_that_does_not_exist_is_refused(cm, tree):
+    done = cm("run", "script", "--tags=check,mlperf,results", f"--input={tree}", "--results_round=v9.9", "--quiet")
+    done.refused_with(UsageError.exit_code, "unknown round 'v9.9'", "v6.1")
 
 
 def test_a_missing_input_is_asked_for(cm):

@@ -38,31 +38,38 @@ def part(lines: list[str], title: str) -> list[str]:
     return rest[: rest.index("")] if "" in rest else rest
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_page_is_whole_and_fits(name, monkeypatch):
-    lines, script = page(name, monkeypatch), recipe(name)
-    assert too_long(lines) == []
-    assert lines[1] == f"  {script.purpose}" and script.purpose
-    assert any(line.startswith("  cm run script --tags=") for line in lines)
-    assert part(lines, "gives")
+def page_faults(name, lines):
+    """Give what a page of help lacks or has too much of."""
+    script = recipe(name)
+    yield from (f"too long: {line}" for line in too_long(lines))
+    if lines[1] != f"  {script.purpose}" or not script.purpose:
+        yield "no purpose"
+    if not any(line.startswith("  cm run script --tags=") for line in lines):
+        yield "no example"
+    if not part(lines, "gives"):
+        yield "nothing that it gives"
     shown = "\n".join(part(lines, "inputs"))
-    for flag in {*script.input_mapping, *script.input_description}:
-        assert f"--{flag}" in shown
+    yield from (f"--{flag}" for flag in {*script.input_mapping, *script.input_description} if f"--{flag}" not in shown)
     grouped = {word for line in part(lines, "variations") for word in line.replace(",", " ").split()}
-    assert {f"_{one}" for one in script.variations if "," not in one} <= grouped
+    yield from {f"_{one}" for one in script.variations if "," not in one} - grouped
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_input_is_explained_with_its_values_and_default(name, monkeypatch):
-    script, shown = recipe(name), " ".join(" ".join(page(name, monkeypatch)).split())
+def input_faults(name, lines):
+    """Give the inputs of a recipe that its page does not explain."""
+    script, shown = recipe(name), " ".join(" ".join(lines).split())
     for flag in script.input_mapping:
         entry = script.input_description.get(flag)
-        assert isinstance(entry, dict), f"--{flag} is not described"
-        assert entry["desc"], f"--{flag} has no help"
-        assert entry["type"] in INPUT_TYPES
-        if "same_as" not in entry:
-            assert all(str(choice) in shown for choice in entry.get("choices", ()))
-            assert str(entry.get("default", "")) in shown
+        if not isinstance(entry, dict) or not entry["desc"] or entry["type"] not in INPUT_TYPES:
+            yield f"--{flag} is not described"
+        elif "same_as" not in entry:
+            expected = [*entry.get("choices", ()), entry.get("default", "")]
+            yield from (f"--{flag}: {one}" for one in expected if str(one) not in shown)
+
+
+@pytest.mark.parametrize("faults", [page_faults, input_faults])
+def test_every_page_is_whole_and_fits_and_explains_every_input(faults, monkeypatch):
+    found = {name: list(faults(name, page(name, monkeypatch))) for name in RECIPES}
+    assert {name: lacks for name, lacks in found.items() if lacks} == {}
 
 
 def test_a_long_line_is_found(monkeypatch):

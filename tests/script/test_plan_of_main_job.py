@@ -390,6 +390,7 @@ REFUSED = [
     ("_vllm", {"inference_src": "FILES/gone"}, "gone"),
     ("_vllm,_hf.hub/one", {"nltk_data": "FILES/gone.zip"}, "gone.zip"),
     ("_vllm", {"num_workers": "65"}, "--num_workers=65"),
+    ("_vllm", {"max_in_flight": str(10**9)}, "may need"),
     ("_vllm", {"tp_size": "4096"}, "4096 cores"),
     ("_vllm", {"port": "99999"}, "99999"),
     ("_vllm", {"preset": "fastest"}, "preset"),

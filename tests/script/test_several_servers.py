@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from cm4vllm.common.errors import ServerDied
+from commands import need
 
 pytestmark = [
     pytest.mark.e2e,
@@ -38,7 +38,7 @@ def test_tensor_parallel_workers_have_cores_of_their_own(cm):
 
 def test_replicas_share_the_queries_and_the_death_of_one_is_told(cm):
     running = cm.start_main_job("--output_dir=results", "--replicas=2", "--attempts=1")
-    running.wait_for("Server performance", FIRST_START_S)
+    running.wait_for("] Server performance run", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     (member,) = server["members"]
     assert server["replicas"] == [member["endpoint"]] != [server["endpoint"]]
@@ -64,8 +64,9 @@ def served(endpoint):
 @pytest.fixture
 def hosts():
     """Give two network namespaces, each joined to this one by a link of its own, and their addresses."""
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and iproute2")
+    need("ip")
+    if os.geteuid():
+        pytest.skip("network namespaces need root")
     made = []
     try:
         for number in (1, 2):

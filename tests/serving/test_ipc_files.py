@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned
+from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised
 
@@ -121,3 +122,20 @@ def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path, temporary):
     )
     supervisor.communicate(timeout=20)
     assert supervisor.returncode == 127
+
+
+def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
+    require_shared_memory()
+    hidden = 'mount -t tmpfs -o size=4k,ro none /dev/shm && exec "$@"'
+    program = (
+        "from cm4vllm.common.errors import NotWritable\n"
+        "from cm4vllm.serving.ipc_files import require_shared_memory\n"
+        "try: require_shared_memory()\n"
+        "except NotWritable as error: print(error)\n"
+    )
+    argv = ["unshare", "--mount", "--map-root-user", "sh", "-c", hidden, "-", sys.executable, "-c", program]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("no mount namespace can be made here")
+    assert "nothing can be made in /dev/shm" in done.stdout and "mount -t tmpfs tmpfs /dev/shm" in done.stdout

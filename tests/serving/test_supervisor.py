@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -70,6 +72,14 @@ def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
     assert 0 <= time.monotonic() - noted.pop("noted_at_s") < 10
     assert noted == {"supervisor": process.pid, "server": noted["server"], "status": 7, "reason": "it ended by itself"}
     assert (tmp_path / "server.log").read_text() == "hello\n"
+
+
+def test_a_server_may_open_as_many_files_as_the_system_allows(supervise, tmp_path):
+    """vLLM keeps a low soft limit where the hard one is below 65,535."""
+    code = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    lower = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (256, 4096))
+    assert supervise(sys.executable, "-c", code, preexec_fn=lower).wait(10) == 0
+    assert (tmp_path / "server.log").read_text() == "4096 4096\n"
 
 
 def test_the_pipes_end_ends_the_server(supervise, tmp_path):

@@ -270,12 +270,9 @@ def lay_out(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
 
 
 @pytest.fixture(scope="session")
-def inference() -> Source:
-    """mlcommons/inference, from the git directory that INFERENCE_GIT names."""
-    folder = os.environ.get("INFERENCE_GIT")
-    if not folder:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
-    return open_source(Path(folder))
+def inference(inference_git: Path) -> Source:
+    """The sources of mlcommons/inference."""
+    return open_source(inference_git)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from cm4vllm.submission.capsule import Capsule, CapsuleFigure, as_yaml, read_cap
 from cm4vllm.submission.capsule_of_results import capsule_of_results
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
 from cm4vllm.submission.comparison import Judgement, compare, environment, judge, report
+from cm4vllm.submission.consent import Consent
 from cm4vllm.submission.replay import capsule_at, replay_words, this_place
 from cm4vllm.submission.tree import build_tree, system_folder
 
@@ -212,7 +213,9 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
 def test_a_replay_fixes_what_the_first_run_measured(results):
     capsule = capsule_of_results(results.out)
     capsule = msgspec.structs.replace(capsule, model={**capsule.model, "hub": "a/b", "revision": "c0ffee"})
-    words = replay_words(capsule, {"output_dir": "/again"}, {"DATASET_PATH": "/here/cnn.json", "HF_TOKEN": "x"})
+    agreed = Consent(accept=("env.HF_TOKEN",), fill=("DATASET_PATH", "HF_TOKEN"))
+    environ = {"DATASET_PATH": "/here/cnn.json", "HF_TOKEN": "x"}
+    words = replay_words(capsule, {"output_dir": "/again"}, environ, agreed)
     assert words[0] == "--tags=run-mlperf,inference,_vllm,_r6.1"
     assert {
         "--offline_target_qps=0.3",
@@ -223,11 +226,13 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
         "--output_dir=/again",
     } <= set(words)
     assert "--rerun" not in words
-    given = replay_words(capsule, {"dataset_path": "/other", "api_server": "http://h"}, {"HF_TOKEN": "x"})
+    token = Consent(accept=("env.HF_TOKEN",), fill=("HF_TOKEN",))
+    given = replay_words(capsule, {"dataset_path": "/other", "api_server": "http://h"}, environ, token)
     assert "--dataset_path=/other" in given and not any(word.startswith("--vllm_version") for word in given)
     with pytest.raises(UsageError) as refused:
         replay_words(capsule, {}, {})
-    assert "no value of DATASET_PATH, which stands in --dataset_path=" in refused.value.cause
+    assert "has the variable DATASET_PATH, which has no value here" in refused.value.cause
+    assert "--accept=env.HF_TOKEN --fill=DATASET_PATH,HF_TOKEN" in refused.value.remedy
     assert refused.value.remedy.endswith("export DATASET_PATH=... HF_TOKEN=...")
     with pytest.raises(UsageError, match="cannot be run again"):
         replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
@@ -332,7 +337,8 @@ def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
         "runs.Server accuracy.sampling",
         "runs.Server accuracy.answers",
     } <= set(fp8.unknown)
-    words = replay_words(fp8, {"output_dir": "/again"}, {})
+    agreed = Consent(accept=("adr.mlperf-implementation.tags",))
+    words = replay_words(fp8, {"output_dir": "/again"}, {}, agreed)
     assert "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8" in words and "--server_target_qps=5" in words
     with pytest.raises(UsageError, match="several capsules"):
         capsule_at(neural_magic)

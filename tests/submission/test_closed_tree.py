@@ -160,7 +160,9 @@ def test_a_tree_of_the_network_division_says_how_its_machines_are_connected(clos
     stated = json.loads(system.read_text())
     assert {key: stated[key] for key in NETWORK_KEYS} == {"is_network": "true", **NETWORK}
     found = {one.code for one in check_tree(tree).findings if one.severity is Severity.ERROR}
-    assert found == {"ACCURACY-TARGET", "ACCURACY-LOG-SIZE", "ACCURACY-HASH"}
+    short = {"ACCURACY-TARGET", "ACCURACY-LOG-SIZE", "ACCURACY-HASH"}
+    # The fixture states other tokens in the log than LoadGen measured.
+    assert found == short | {"TOKENS-DIFFER", "LOG-FIGURES", "LOG-REQUESTED", "SUMMARY-DIFFERS"}
 
 
 @pytest.mark.parametrize("closed", [Division.CLOSED, Division.NETWORK], indirect=True)

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 
@@ -15,6 +16,7 @@ from cm4vllm.common.errors import DiskFull, NotFoundError, NotWritable, Submissi
 from cm4vllm.common.files import sha256_of
 from cm4vllm.submission.changes import digests
 from cm4vllm.submission.packing import pack, private_ids
+from commands import need
 
 
 @pytest.fixture
@@ -94,50 +96,129 @@ def test_what_cannot_be_packed_is_refused(tree, tmp_path, monkeypatch):
     assert not (tmp_path / "one.tar.gz").exists()
 
 
-def test_gpg_encrypts_for_a_key_and_nobody_else_reads_it(tree, tmp_path, monkeypatch):
-    if shutil.which("gpg") is None:
-        pytest.skip("gpg is not on this machine")
-    home = tmp_path / "gnupg"
+LINKS = {
+    "a file outside": ("open/Nobody/src/notes.md", "/etc/hostname"),
+    "a folder outside": ("open/Nobody/results/other", "../../../../elsewhere"),
+    "a file of the tree": ("open/Nobody/src/notes.md", "run.sh"),
+    "a loop": ("open/Nobody/src/loop", "loop"),
+    "the folder it is in": ("open/Nobody/src/self", "."),
+    "nothing": ("open/Nobody/src/notes.md", "absent"),
+    "a division": ("closed", "../elsewhere"),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_in_a_tree_is_refused_by_name(name, tree, tmp_path):
+    place, target = LINKS[name]
+    result = tmp_path / "elsewhere/results/sys/m/Offline/accuracy.txt"
+    result.parent.mkdir(parents=True)
+    result.write_text("1")
+    (tree / place).symlink_to(target)
+    with pytest.raises(SubmissionError, match="what is no file of its own") as refused:
+        pack(tree, tmp_path / "one.tar.gz")
+    assert f"{place} is a link to {target}" in refused.value.cause and refused.value.remedy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "submission"]
+
+
+def test_a_pipe_in_a_tree_is_refused_by_name(tree, tmp_path):
+    os.mkfifo(tree / "open/Nobody/src/pipe")
+    with pytest.raises(SubmissionError) as refused:
+        pack(tree, tmp_path / "one.tar.gz")
+    assert "open/Nobody/src/pipe is a pipe, a socket or a device" in refused.value.cause
+
+
+def test_the_path_of_the_tree_itself_may_be_a_link(tree, tmp_path):
+    (tmp_path / "link").symlink_to(tree)
+    packed = pack(tmp_path / "link", tmp_path / "one.tar.gz")
+    assert packed.sha256 == pack(tree, tmp_path / "two.tar.gz").sha256
+
+
+def gpg_key(home):
     home.mkdir(mode=0o700)
-    monkeypatch.setenv("GNUPGHOME", str(home))
-    subprocess.run(
-        [
-            "gpg",
-            "--batch",
-            "--quiet",
-            "--passphrase",
-            "",
-            "--quick-gen-key",
-            "results@example.org",
-            "future-default",
-            "default",
-            "1d",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    packed = pack(tree, tmp_path / "one.tar.gz", program="gpg", recipients=("results@example.org",))
-    assert packed.encrypted is not None and packed.encrypted_sha256 == sha256_of(packed.encrypted)
-    plain = subprocess.run(
-        ["gpg", "--batch", "--quiet", "--decrypt", packed.encrypted], check=True, capture_output=True
-    ).stdout
-    assert plain == packed.archive.read_bytes() != packed.encrypted.read_bytes()
-    with pytest.raises(SubmissionError, match="could not encrypt") as refused:
-        pack(tree, tmp_path / "two.tar.gz", program="gpg", recipients=("nobody@example.org",))
-    assert "nobody@example.org" in refused.value.cause
-    assert not (tmp_path / "two.tar.gz.gpg").exists()
-    subprocess.run(["gpgconf", "--kill", "all"], check=False, capture_output=True)
+    made = ["--passphrase", "", "--quick-gen-key", "results@example.org", "future-default", "default", "1d"]
+    subprocess.run(["gpg", "--batch", "--quiet", *made], check=True, capture_output=True)
 
 
-def test_age_encrypts_for_a_key(tree, tmp_path):
-    if shutil.which("age") is None or shutil.which("age-keygen") is None:
-        pytest.skip("age is not on this machine")
-    key = tmp_path / "key"
-    subprocess.run(["age-keygen", "-o", key], check=True, capture_output=True)
-    public = subprocess.run(["age-keygen", "-y", key], check=True, capture_output=True, text=True).stdout.strip()
-    packed = pack(tree, tmp_path / "one.tar.gz", program="age", recipients=(public,))
-    plain = subprocess.run(["age", "--decrypt", "-i", key, packed.encrypted], check=True, capture_output=True).stdout
-    assert plain == packed.archive.read_bytes()
+@pytest.fixture(params=["age", "gpg"])
+def key(request, tmp_path, monkeypatch):
+    """A program that encrypts, a recipient, one that it does not know, and the words that decrypt."""
+    program = request.param
+    need(program)
+    if program == "gpg":
+        monkeypatch.setenv("GNUPGHOME", str(tmp_path / "gnupg"))
+        gpg_key(tmp_path / "gnupg")
+        yield program, "results@example.org", "another@example.org", ["gpg", "--batch", "--quiet", "--decrypt"]
+        subprocess.run(["gpgconf", "--kill", "all"], check=False, capture_output=True)
+        return
+    need("age-keygen")
+    secret = tmp_path / "gnupg" / "key"
+    secret.parent.mkdir()
+    subprocess.run(["age-keygen", "-o", secret], check=True, capture_output=True)
+    public = subprocess.run(["age-keygen", "-y", secret], check=True, capture_output=True, text=True).stdout.strip()
+    yield program, public, "age1nobody", ["age", "--decrypt", "-i", secret]
+
+
+def lying(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_encrypted_archive_is_the_only_one_that_stays(tree, tmp_path, key, capsys):
+    program, recipient, _, decrypt = key
+    plain = pack(tree, tmp_path / "plain" / "one.tar.gz")
+    out = tmp_path / "out"
+    packed = pack(tree, out / "one.tar.gz", program=program, recipients=(recipient,))
+    assert packed.archive is None and packed.sha256 == plain.sha256
+    assert lying(out) == [f"one.tar.gz.{program}", f"one.tar.gz.{program}.sha256"]
+    assert packed.encrypted_sha256 == sha256_of(packed.encrypted)
+    opened = subprocess.run([*decrypt, packed.encrypted], check=True, capture_output=True).stdout
+    assert opened == plain.archive.read_bytes() != packed.encrypted.read_bytes()
+    kept = pack(tree, out / "one.tar.gz", program=program, recipients=(recipient,), keep_plain=True)
+    assert kept.archive.read_bytes() == opened
+    assert lying(out) == sorted(f"one.tar.gz{end}{sha}" for end in ("", f".{program}") for sha in ("", ".sha256"))
+    opened = subprocess.run([*decrypt, kept.encrypted], check=True, capture_output=True).stdout
+    assert opened == kept.archive.read_bytes()
+    pack(tree, out / "one.tar.gz", program=program, recipients=(recipient,))
+    assert "one.tar.gz of an earlier command is not encrypted, and stays" in capsys.readouterr().out
+
+
+def test_nothing_stays_of_an_encryption_that_fails(tree, tmp_path, key, monkeypatch):
+    program, recipient, unknown, _ = key
+    out = tmp_path / "out"
+    (tree / "open/Nobody/src/data.txt").write_text("".join(f"{number:x}\n" for number in range(200_000)))
+    for keep in (False, True):
+        with pytest.raises(SubmissionError, match=f"{program} could not encrypt one.tar.gz.{program}") as refused:
+            pack(tree, out / "one.tar.gz", program=program, recipients=(unknown,), keep_plain=keep)
+        assert unknown in refused.value.cause
+        assert lying(out) == []
+    monkeypatch.setattr("cm4vllm.submission.packing._write", full_disk)
+    with pytest.raises(DiskFull):
+        pack(tree, out / "one.tar.gz", program=program, recipients=(recipient,))
+    assert lying(out) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from cm4vllm.submission import packing
+def stop(out, tree, files, added):
+    out.write(b"begin")
+    out.flush()
+    os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+packing._write = stop
+packing.pack(Path(sys.argv[1]), Path(sys.argv[2]), program=sys.argv[3], recipients=(sys.argv[5],))
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_nothing_plain_stays_of_an_encryption_that_is_killed(tree, tmp_path, key, signal):
+    program, recipient, _, _ = key
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", KILLED, tree, out / "one.tar.gz", program, signal, recipient]
+    assert subprocess.run(words, check=False, capture_output=True).returncode
+    left = [name for name in lying(out) if name != f"one.tar.gz.{program}.partial"]
+    assert left == []
+    packed = pack(tree, out / "one.tar.gz", program=program, recipients=(recipient,))
+    assert lying(out) == sorted([packed.encrypted.name, f"{packed.encrypted.name}.sha256"])
 
 
 def test_private_ids_are_those_of_the_official_checker_and_lie_in_the_archive_alone(tree, tmp_path, inference):

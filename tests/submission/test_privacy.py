@@ -17,6 +17,7 @@ from cm4vllm.common.secret_forms import without_keys
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario
+from cm4vllm.submission import privacy
 from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
 from cm4vllm.submission.system import SystemSettings, write_system
@@ -124,6 +125,20 @@ def test_a_name_that_is_a_common_word_is_private_only_as_a_name(root):
     assert first_private("max_tokens is the max of both, for max 3 samples", words) is None
     assert scrubbed("/home/max/models and max@node", words) == "/home/[user]/models and [user]@node"
     assert scrubbed("/srv/people/max/models", words) == "~/models"
+
+
+def test_a_user_of_an_archive_without_git_may_have_a_name_that_the_program_uses(root, monkeypatch):
+    files, user = [dataclasses.replace(file, published=False) for file in program_files()], "nobody"
+    monkeypatch.setattr(privacy, "program_files", lambda: files)
+    privacy._vocabulary.cache_clear()
+    try:
+        words = [one for one in private_words(root, {"HOME": "/srv/people/x", "USER": user}) if one.kind == "user"]
+        for file in files:
+            assert first_private(file.path.read_text(encoding="utf-8", errors="replace"), words) is None, file.name
+        assert scrubbed(f"{user}@node", words) == "[user]@node"
+    finally:
+        monkeypatch.undo()
+        privacy._vocabulary.cache_clear()
 
 
 def test_root_is_nobodys_name(root):

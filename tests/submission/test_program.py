@@ -43,7 +43,7 @@ def tracked() -> list[str]:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    names = [name for name in listed.split("\0") if (ROOT / name).is_file() and not name.startswith("tests/")]
     return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
 
 

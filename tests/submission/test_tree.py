@@ -380,8 +380,10 @@ SHORT = {
     "MODEL-NOT-VERIFIABLE",
     "LOG-ERRORS",
 }
+#: Of the logs and pages that the fixture writes: a README without commands, tokens of another run.
+MADE_UP = {"README-NO-COMMAND", "TOKENS-DIFFER"}
 
 
 def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(campaign):
-    found = [one for one in check_tree(build_tree(campaign())).findings if one.code not in SHORT]
+    found = [one for one in check_tree(build_tree(campaign())).findings if one.code not in SHORT | MADE_UP]
     assert [str(one) for one in found if one.severity is not Severity.NOTE] == []

@@ -268,11 +268,11 @@ def graders_of(scorer: Scorer, problems: str = "") -> tuple[str, ...]:
     return tuple(name for name in names if not grader_lacks(name, problems))
 
 
-def lacks_of(scorer: Scorer, problems: str = "") -> dict[str, str]:
-    """Return the metrics, by their labels, that cannot be scored on this machine, each with the reason."""
+def lacks_of(scorer: Scorer, problems: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the metrics, by their labels, that cannot be scored on this machine, each with all reasons."""
     lacks = {name: grader_lacks(name, problems) for names in scorer.graders.values() for name in names}
     return {
-        label: "; ".join(dict.fromkeys(lacks[name] for name in names if lacks[name]))
+        label: tuple(dict.fromkeys(reason for name in names for reason in lacks[name]))
         for label, names in scorer.graders.items()
         if any(lacks[name] for name in names)
     }
@@ -314,9 +314,9 @@ def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, 
     """Return the metrics without a score, each with the reason."""
     scorer = scorer_of(terms)
     lacks = {
-        label: "; ".join(dict.fromkeys(grader_lacks(name) or _NOT_READY for name in names if name not in ready))
+        label: "; ".join(dict.fromkeys(reason for name in lacking for reason in grader_lacks(name) or (_NOT_READY,)))
         for label, names in scorer.graders.items()
-        if not ready.keys() >= set(names)
+        if (lacking := [name for name in names if name not in ready])
     }
     return {
         target.metric: lacks.get(target.label, _NO_SAMPLES) for target in terms.targets if target.label not in values

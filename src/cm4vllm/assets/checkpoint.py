@@ -294,6 +294,12 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
         if size != end:
             raise ValueError(f"{size} bytes, where its header promises {end}")
         return found
+    except PermissionError as error:
+        raise ModelError(
+            f"{path} cannot be read",
+            cause=str(error.strerror),
+            remedy="give the user of this command permission to read the model's folder and its files",
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise ModelError(
             f"{path} is not a complete safetensors file",

@@ -22,7 +22,7 @@ from cm4vllm.common.files import given_path, require_space, sha256_of, write_tex
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import Audit, BenchmarkTerms, Column, accuracy_targets, audit, benchmark_terms
+from cm4vllm.rules import Audit, BenchmarkTerms, Column, accuracy_targets, audit, benchmark_terms, require_text
 
 __all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "Wanted", "check", "check_file", "provide", "rows_of"]
 
@@ -61,6 +61,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
+    require_text(benchmark)
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     source = settings.source or ("tiny" if model is None or model.is_stand_in or model.is_dummy else "mlcommons")
     if source == "tiny":
@@ -225,6 +226,7 @@ def _converted(
 def check(settings: DatasetSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises DatasetError, UsageError."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
+    require_text(benchmark)
     if settings.source == "path":
         check_file(given_path(settings.location), _wanted(settings, benchmark))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +20,7 @@ from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, w
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.common.settings import Key
 
 __all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
@@ -169,7 +169,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
     with (
         step(f"quantising {model.name}: {what}") as progress,
         staged_folder(folder) as staging,
-        tempfile.TemporaryDirectory() as scratch,
+        scratch_folder() as scratch,
     ):
         words = [
             settings.python,
@@ -182,8 +182,8 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             *(["--kv-fp8"] if settings.kv_fp8 else []),
         ]
         if samples:
-            write_text(Path(scratch) / "samples.json", json.dumps(samples))
-            words.append(f"--samples={Path(scratch) / 'samples.json'}")
+            write_text(scratch / "samples.json", json.dumps(samples))
+            words.append(f"--samples={scratch / 'samples.json'}")
 
         def tell(line: str) -> None:
             if found := _PROGRESS.search(line):

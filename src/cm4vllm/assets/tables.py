@@ -16,7 +16,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ import msgspec
 from cm4vllm.assets.unpickling import read_table
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.processes import run
+from cm4vllm.common.scratch import scratch_folder
 
 __all__ = ["rows_apart", "unpacked"]
 
@@ -51,8 +51,8 @@ class _Outcome(msgspec.Struct):
 def rows_apart(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a pickle (.pkl, .pkl.gz) or a parquet file. Raises DatasetError."""
     source = str(Path(__file__).resolve().parents[2])
-    with tempfile.TemporaryDirectory(prefix="cm4vllm-table-") as folder:
-        out = Path(folder) / "rows"
+    with scratch_folder("cm4vllm-table-") as folder:
+        out = folder / "rows"
         try:
             memory = MEMORY_BYTES + MEMORY_PER_BYTE * _size(path)
             done = run(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from pathlib import Path
 
 from cm4vllm.assets.tiny_dataset import Split, examples
@@ -16,6 +15,7 @@ from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.files import require_space, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
+from cm4vllm.common.scratch import scratch_folder
 
 __all__ = ["RECIPE", "train"]
 
@@ -43,9 +43,9 @@ def train(python: Path, folder: Path) -> None:
     with (
         step("training the tiny model (about 45 s on one core)") as progress,
         staged_folder(folder) as staging,
-        tempfile.TemporaryDirectory() as scratch,
+        scratch_folder() as scratch,
     ):
-        stages = Path(scratch) / "stages.json"
+        stages = scratch / "stages.json"
         write_text(stages, json.dumps(training_stages()))
         words = [str(python), "-P", str(_TRAINING), f"--stages={stages}", f"--output={staging}", f"--seed={SEED}"]
 

@@ -22,10 +22,12 @@ _LEFT = (".partial", ".failed")
 def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: bool = False) -> str:
     """Move what an attempt of a step left to a folder among the attempts, with the log of a server that died.
 
-    Returns the folder's name below `out`, empty where nothing was left. Raises OSError.
+    Only what lies below `out` is moved, whatever the inputs say: those of the ledger of a copied folder may name the
+    folder that was copied, where another job works. Returns the folder's name below `out`, empty where nothing was
+    left. Raises OSError.
     """
     target = free_name(out / ATTEMPTS, key_of(step))
-    for folder in _remains(inputs):
+    for folder in _remains(out, inputs):
         place = target / folder.name if target.exists() else target
         place.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(place)
@@ -44,12 +46,21 @@ def forget_answers(inputs: Mapping[str, str]) -> None:
             file_of(folder).unlink(missing_ok=True)
 
 
-def _remains(inputs: Mapping[str, str]) -> Iterator[Path]:
+def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
     folder = result_folder(inputs)
-    if folder is None:
+    if folder is None or not _is_below(out, folder := out / folder):
         return
     for ending in _LEFT:
         if (left := folder.with_name(f"{folder.name}{ending}")).is_dir():
             yield left
     if list(folder.glob("probe-*")) and not (folder / SEARCH_FILE).exists():
         yield folder  # of a search that did not end
+
+
+def _is_below(out: Path, folder: Path) -> bool:
+    """Whether a folder lies below another, and is reached from there through plain folders only."""
+    if not folder.is_relative_to(out):
+        return False
+    parts = folder.relative_to(out).parts
+    links = any(out.joinpath(*parts[:depth]).is_symlink() for depth in range(1, len(parts) + 1))
+    return bool(parts) and ".." not in parts and not links

@@ -72,19 +72,20 @@ def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: t
         )
 
 
-def unscored(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, str]:
-    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with the reason.
+def unscored(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the metrics of a benchmark that cannot be scored here, by their labels, each with all reasons.
 
     `problems` is the folder of tests that the user gives.
     """
     return lacks_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else {}
 
 
-def unscored_words(lacks: Mapping[str, str]) -> list[str]:
+def unscored_words(lacks: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return a text for each reason, with the metrics that it holds for."""
     labels: dict[str, list[str]] = {}
-    for label, why in lacks.items():
-        labels.setdefault(why, []).append(label)
+    for label, reasons in lacks.items():
+        for why in reasons:
+            labels.setdefault(why, []).append(label)
     return [f"{' and '.join(same)}: {why}" for why, same in labels.items()]
 
 
@@ -138,6 +139,8 @@ def compliance_tests(
 
 def _missing(benchmark: BenchmarkTerms) -> list[str]:
     """Return what a benchmark needs and this version lacks."""
+    if not benchmark.language_model:
+        return ["it is no language model: the rules of its results are known, but it is not measured"]
     lacks = []
     if not benchmark.loadgen:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")

@@ -13,6 +13,7 @@ from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.job import Recipes, run
 from cm4vllm.campaign.ledger import read_ledger
+from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published import published_env, published_notes, published_runs
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
@@ -24,6 +25,7 @@ from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.settings import read_settings
+from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
 
@@ -50,11 +52,12 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     try:
         require_division_rules(job, faults)
         preflight(env, job)
+        needed = machine_notes(env, job, machine_limits())
     except CmError:
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return job, changed
+    return replace(job, notes=(*job.notes, *needed)), changed
 
 
 def _require_steps(job: Job) -> None:

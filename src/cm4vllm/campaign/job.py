@@ -39,8 +39,10 @@ from cm4vllm.common.errors import (
     ServerDied,
     ServerStuck,
     SourceUnavailable,
+    translated_os_errors,
 )
 from cm4vllm.common.files import writable_folder
+from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now, write_record
@@ -216,14 +218,14 @@ class _Execution:
                     attempt=attempt,
                     took_s=time.monotonic() - since,
                     left=left,
-                    why=error.what if isinstance(error, CmError) else str(error) or type(error).__name__,
+                    why=str(error) or type(error).__name__,
                 )
             raise
         self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
 
     def _failed(self, step: Step, error: CmError) -> None:
         if step.without and isinstance(error, (SourceUnavailable, InstallError)):
-            warn(f"{step.without}\n{error}")
+            warn(f"{step.without}: {error.in_one_line}")
         elif step.report_first:
             self.failure = error
         else:
@@ -335,7 +337,9 @@ def _placed(job: Job, report: Report) -> Report:
 @contextmanager
 def _only_one(out: Path) -> Iterator[None]:
     """Keep a second run out of the same results folder while this one lasts. Raises UsageError."""
-    with (out / LOCK_FILE).open("w", encoding="utf-8") as lock:
+    with translated_os_errors("lock", out / LOCK_FILE, "--output_dir"):
+        lock = os.fdopen(opened_in_place(out / LOCK_FILE, os.O_RDWR | os.O_CREAT), "rb")
+    with lock:
         for left in range(3, -1, -1):  # a plan holds the lock for a moment, to see whether a run has it
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

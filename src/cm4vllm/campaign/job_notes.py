@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.capabilities import reads_problems, unscored, unscored_words
+from cm4vllm.loadgen.early_stopping import missing_queries, passes
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES, rehearsal_queries
 from cm4vllm.rules import Division, Mode, terms
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _SIMULATED_NOTE = (
 
 def job_notes(job: Job) -> tuple[str, ...]:
     """Return the notes, one or two sentences each."""
-    return (*_flag_notes(job), *_weight_notes(job), *_unscored_notes(job), *_length_notes(job))
+    return (*_flag_notes(job), *_weight_notes(job), *_unscored_notes(job), *_length_notes(job), *_rehearsal_notes(job))
 
 
 def _flag_notes(job: Job) -> Iterator[str]:
@@ -54,6 +56,23 @@ def _weight_notes(job: Job) -> Iterator[str]:
         yield _SIMULATED_NOTE
     elif job.sources.dummy:
         yield _DUMMY_NOTE
+
+
+def _rehearsal_notes(job: Job) -> Iterator[str]:
+    """Give what a rehearsal cannot have of a result, and what LoadGen's verdict lacks with the queries asked for."""
+    if not job.rehearsal:
+        return
+    count, performance = job.settings.test_query_count, Mode.PERFORMANCE
+    every = [job.terms(scenario, performance) for scenario in job.scenarios]
+    most, least = job.benchmark.samples, max(one.min_duration_ms for one in every) / 1000
+    size = f"{count:,} queries" if count else f"about {REHEARSAL_DURATION_S:g} s or {REHEARSAL_SAMPLES:,} samples"
+    yield f"a rehearsal has runs of {size}; a result needs {least:g} s and all {most:,} samples"
+    few = [one.scenario for one in every if count and rehearsal_queries(one) > 2 and not passes(count, 0)]
+    if few and performance in job.modes:
+        yield (
+            f"--test_query_count={count}: LoadGen calls {', '.join(few)} INVALID, because its test of the latencies "
+            f"needs {missing_queries(0, 0):,} queries or more"
+        )
 
 
 def _unscored_notes(job: Job) -> Iterator[str]:

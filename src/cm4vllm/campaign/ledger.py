@@ -1,7 +1,8 @@
 """ledger.jsonl: what became of each step of a job, over all commands that worked in a results folder.
 
 Each line is one change of one step's state. Lines are appended, each with one write, and synced: a command that is
-killed leaves at most a torn last line, which the next command sets aside. Reading needs no lock.
+killed leaves at most a torn last line, which the next command sets aside. Reading needs no lock. Paths below the
+results folder are stored relative to it, so that in a copy of the folder they name what is in the copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.steps import Duration
 from cm4vllm.common.errors import DiskFull, translated_os_errors
 from cm4vllm.common.files import opened, sync_folder
+from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 
@@ -45,6 +47,8 @@ LOCK_FILE = ".lock"
 ATTEMPTS = "attempts"
 
 _SCHEMA = "schema"
+#: Of the schema before, which differs in one thing: its paths are whole.
+_WHOLE_PATHS = 1
 
 
 class State(StrEnum):
@@ -68,10 +72,13 @@ class Entry(Record, frozen=True, kw_only=True):
     """One change of a step's state.
 
     `run` names the command that made it, by when it began and its process; `at` is when, in UTC. `digest` is that of
-    the step's inputs, `inputs` those of the schedule with all values filled in. `attempt` counts how often the step has
-    been begun in this folder, 0 where it was not. `why` says why it failed, was aborted, was left out or redone, or how
-    its result was recognised; `left` is the folder with what a failed or aborted attempt left.
+    the step's inputs, `inputs` those of the schedule with all values filled in; in the ledger, paths in the results
+    folder are relative to it. `attempt` counts how often the step has been begun in this folder, 0 where it was not.
+    `why` says why it failed, was aborted, was left out or redone, or how its result was recognised; `left` is the
+    folder with what a failed or aborted attempt left.
     """
+
+    SCHEMA: ClassVar[int] = 2
 
     run: str
     at: str
@@ -169,7 +176,7 @@ def read_ledger(out: Path) -> Ledger:
     states: dict[str, StepState] = {}
     run, unreadable = "", 0
     for line in _whole_lines(out / LEDGER_FILE):
-        entry = _entry(line)
+        entry = _entry(line, out)
         if entry is None:
             unreadable += 1
             continue
@@ -210,11 +217,11 @@ class LedgerFile:
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Append entries in one write, and sync. Raises DiskFull, NotWritable; nothing is appended then."""
-        made = [replace(entry, run=self._run) for entry in entries]
+        made = [replace(entry, run=self._run, inputs=_relative(entry.inputs, self.out)) for entry in entries]
         data = b"".join(_line(entry) for entry in made)
         with translated_os_errors("write", self._path, "--output_dir"):
             new = not self._path.exists()
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = opened_in_place(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 self._write(handle, data)
             finally:
@@ -253,9 +260,14 @@ class LedgerFile:
         if whole == len(data):
             return None
         torn = free_name(self.out / ATTEMPTS, "torn-line-of-ledger")
-        torn.parent.mkdir(exist_ok=True)
-        torn.write_bytes(data[whole:])
-        os.truncate(self._path, whole)
+        handle = opened_in_place(self._path, os.O_WRONLY)
+        try:
+            torn.parent.mkdir(exist_ok=True)
+            with torn.open("xb") as file:
+                file.write(data[whole:])
+            os.ftruncate(handle, whole)
+        finally:
+            os.close(handle)
         return torn
 
 
@@ -291,12 +303,23 @@ _DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="",
 }
 
 
-def _entry(line: bytes) -> Entry | None:
-    """Return the entry of a line, None for one that is none, or of another version."""
+def _entry(line: bytes, out: Path) -> Entry | None:
+    """Return the entry of a line, None for one that is none, or of a version that is not read."""
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
-        if fields.pop(_SCHEMA, None) != Entry.SCHEMA:
+        schema = fields.pop(_SCHEMA, None)
+        if schema not in (Entry.SCHEMA, _WHOLE_PATHS):
             return None
-        return msgspec.convert(fields, Entry)
+        entry = msgspec.convert(fields, Entry)
     except (ValueError, RecursionError):
         return None
+    return replace(entry, inputs=_relative(entry.inputs, out)) if schema == _WHOLE_PATHS else entry
+
+
+def _relative(inputs: Mapping[str, str], out: Path) -> dict[str, str]:
+    """Return inputs with the paths in the results folder relative to it; others, as of a model, stay as they are."""
+    base = str(out)
+    return {
+        key: os.path.relpath(value, base) if value == base or value.startswith(f"{base}{os.sep}") else value
+        for key, value in inputs.items()
+    }

@@ -17,8 +17,10 @@ from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
 from cm4vllm.common.files import opened, require_space, require_writable, typed_path, typed_paths
+from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.results.index import require_published
 from cm4vllm.serving.choice import require_device
+from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import require_usable
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system import check_stated
@@ -87,6 +89,8 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     if job.settings.device and not job.settings.api_server:
         require_device(job.settings.device)
     require_usable(env)
+    if not (job.settings.api_server or job.settings.rehearse):
+        require_shared_memory()
     _require_room(job)
     require_results_folder(job.out)
 
@@ -104,12 +108,13 @@ def _require_room(job: Job) -> None:
 
 
 def require_results_folder(out: Path) -> None:
-    """Refuse a results folder that cannot be written, is too full, or that another run writes to. Writes nothing.
+    """Refuse a results folder that cannot be written, is too full, has links or pipes, or that another run writes to.
 
-    Raises NotWritable, DiskFull, UsageError.
+    Writes nothing. Raises NotWritable, DiskFull, UsageError.
     """
     require_writable(out)
     require_space(out, SPACE_BYTES, "the results", "--output_dir")
+    require_plain_files(out)
     try:
         with opened(out / LOCK_FILE) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

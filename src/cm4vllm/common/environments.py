@@ -106,12 +106,32 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
             remedy="the index, a proxy or pip's cache gave another file than the one that was published: give an index "
             f"that has it, with {own_index or '`pip config`'}, or empty the cache with `pip cache purge`",
         )
-    said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     given = " or ".join(filter(None, (own_index, "`pip config`")))
+    if unreachable := _no_connection(done.output):
+        raise InstallError(
+            what,
+            cause=f"pip has no connection to the package index: {unreachable}",
+            remedy="run the same command again where the machine has a network: what is installed once is used without "
+            f"it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
+        )
+    said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
     raise InstallError(
         what, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
     )
+
+
+#: What pip writes of the last attempt to reach an index: the reason ends the exception's text.
+_BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)': \S+$", re.MULTILINE)
+
+
+def _no_connection(said: str) -> str:
+    """Return why pip reached no index, where it then found no file; empty for other failures."""
+    broken = _BROKEN.findall(said)
+    if not broken or "from versions: none" not in said:
+        return ""
+    reason = str(broken[-1]).rpartition("connection: ")[2]
+    return reason.strip("'\"")[:300]
 
 
 def _other_files(said: str) -> str:

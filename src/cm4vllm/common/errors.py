@@ -15,6 +15,7 @@
       InstallError           42   a package or an environment could not be installed
       SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded completely
+      LimitTooLow            45   the machine allows too few open files, local ports, too little memory for a run
       RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
       ClockChanged           52   the clock was set during a run, whose times then mean nothing
@@ -47,6 +48,7 @@ __all__ = [
     "InstallError",
     "Interrupted",
     "InvalidResult",
+    "LimitTooLow",
     "ModelError",
     "NativeCommandError",
     "NotFoundError",
@@ -86,6 +88,12 @@ class CmError(Exception):
         self.remedy = remedy
         self.state = state or {}
 
+    @property
+    def in_one_line(self) -> str:
+        """The first lines of what failed, of the cause and of the remedy."""
+        what, cause, remedy = ((text.splitlines() or [""])[0] for text in (self.what, self.cause, self.remedy))
+        return what + (f" ({cause})" if cause else "") + (f"; {remedy}" if remedy else "")
+
     def reworded(self, old: str, new: str) -> None:
         """Replace words of the message: a path that has changed, the flag that a key was given by."""
         for part in ("what", "cause", "remedy"):
@@ -93,9 +101,11 @@ class CmError(Exception):
 
     @classmethod
     def again(cls, exit_code: int, text: str) -> CmError:
-        """Make the error that a nested run reported by its exit code and its text."""
+        """Make the error that a nested run reported by its exit code and its text, which has the form of `__str__`."""
         kind = next((kind for kind in _subclasses(CmError) if kind.exit_code == exit_code), CmError)
-        error = kind(text)
+        parts = _PARTS.fullmatch(text)
+        what, cause, remedy = parts.groups("") if parts else (text, "", "")
+        error = kind(what, cause=cause.replace(_INDENT, "\n"), remedy=remedy.replace(_INDENT, "\n"))
         error.exit_code = exit_code
         return error
 
@@ -116,8 +126,13 @@ def _subclasses(kind: type[CmError]) -> Iterator[type[CmError]]:
         yield from _subclasses(child)
 
 
+#: Lines of a cause or a remedy after its first begin with this.
+_INDENT = "\n          "
+_PARTS = re.compile(r"(.*?)(?:\n  cause:  (.*?))?(?:\n  remedy: (.*))?", re.DOTALL)
+
+
 def _indented(text: str) -> str:
-    return text.rstrip().replace("\n", "\n          ")
+    return text.rstrip().replace("\n", _INDENT)
 
 
 class UsageError(CmError):
@@ -174,6 +189,10 @@ class SourceUnavailable(CmError):
 
 class DownloadError(CmError):
     exit_code = 44
+
+
+class LimitTooLow(CmError):
+    exit_code = 45
 
 
 class RunFailed(CmError):
@@ -300,6 +319,12 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
                 f"cannot {action} {path}",
                 cause="the disk, or the network behind it, reports an input/output error",
                 remedy=f"see the kernel's messages (dmesg), or choose {other}",
+            ) from error
+        if error.errno in (errno.EISDIR, errno.EINVAL, errno.ELOOP):
+            raise NotWritable(
+                f"cannot {action} {path}",
+                cause=f"it is no file: {error.strerror}",
+                remedy=f"remove it, or choose {other}",
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise NotWritable(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import stat
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
 
 if TYPE_CHECKING:
-    from io import BufferedReader
     from pathlib import Path
 
 __all__ = [
@@ -126,15 +126,18 @@ def sync_files(folder: Path) -> None:
     sync_folder(folder)
 
 
-def opened(path: Path) -> BufferedReader:
-    """Open a file to read its bytes. Raises OSError, also for a pipe or a device, which might never end."""
+def opened(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+    """Open a file to read its bytes, as many at once as `buffer` says.
+
+    Raises OSError, also for a pipe or a device, which might never end.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
         code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
         raise OSError(code, "Is a directory" if stat.S_ISDIR(kind) else "it is a pipe, a socket or a device", str(path))
-    return os.fdopen(handle, "rb")
+    return io.BufferedReader(io.FileIO(handle), buffer)
 
 
 def json_of(data: str | bytes) -> Any:

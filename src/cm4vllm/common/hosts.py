@@ -50,5 +50,8 @@ def address_spellings(address: str) -> set[str]:
 
 
 def _colons(found: ipaddress.IPv6Address) -> set[str]:
-    groups = found.exploded.split(":")
-    return {found.compressed, found.exploded, ":".join(f"{int(group, 16):x}" for group in groups)}
+    # Not `exploded`: of an IPv4 address in IPv6 it is written with dots from Python 3.13 on, and so is `compressed`.
+    groups = found.packed.hex(":", 2).split(":")
+    short = [f"{int(group, 16):x}" for group in groups]
+    compressed = f"::ffff:{short[6]}:{short[7]}" if found.ipv4_mapped else found.compressed
+    return {compressed, ":".join(groups), ":".join(short)}

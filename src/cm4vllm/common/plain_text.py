@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["one_line", "printable"]
+__all__ = ["one_line", "printable", "spelled_out", "whole_number"]
 
 #: The escape sequences of ECMA-48: CSI (colours, cursor), the strings OSC, DCS, SOS, PM and APC with what ends them
 #: (ST, or BEL), and the short ones. An unfinished string ends with its line.
@@ -17,6 +17,9 @@ _SEQUENCE = (
 #: separators, the marks that turn the direction of writing; and halves of surrogates, which cannot be encoded.
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
+#: The most digits of a count of hardware, a year, a version.
+_DIGITS = 9
+
 
 def printable(text: str) -> str:
     """Return the text without escape sequences; other control characters are spelled as in Python."""
@@ -26,6 +29,28 @@ def printable(text: str) -> str:
     return re.sub(_CONTROL, lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), bare)
 
 
+def whole_number(value: object) -> int | None:
+    """Return the count that a file of others states; None where it is none: "²", a negative one, a page of digits."""
+    text = "" if isinstance(value, float | int) and not 0 <= value < 10**_DIGITS else str(value).strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
 def one_line(text: str) -> str:
     """Return the printable text with its lines joined by spaces."""
     return " ".join(printable(text).split())
+
+
+def spelled_out(text: str) -> str:
+    r"""Return a text of others, as a file's name, as one line: each control character is spelled as in Python.
+
+    Nothing is taken out of it: a line feed is shown as \n, an escape sequence as \x1b[2J, and a byte that is no UTF-8,
+    as Python reads it in a file's name, as \xe9.
+    """
+    return text if text.isprintable() else re.sub(rf"{_CONTROL}|[\t\n]", _spelled, text)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # what surrogateescape makes of a byte
+        return f"\\x{code - 0xDC00:02x}"
+    return match[0].encode("unicode_escape", "surrogatepass").decode()

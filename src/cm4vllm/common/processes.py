@@ -6,6 +6,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "run"]
+__all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "raise_open_files", "run"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -110,3 +111,9 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
         return
     if os.getppid() != parent:  # the parent ended before the kernel had the request
         os.kill(os.getpid(), signum)
+
+
+def raise_open_files() -> None:
+    """Let this process, and all that it starts, open as many files as the system allows: up to the hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

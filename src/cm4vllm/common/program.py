@@ -40,9 +40,12 @@ _PARTS = (
     "script",
     "src",
     "docs",
-    "tests",
     "benchmarks",
 )
+
+
+#: Not needed to run the program; made-up secrets and names of people stand in them.
+_TESTS = "tests/"
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def url_of_this_repository() -> str:
 
 
 def program_files() -> list[ProgramFile]:
-    """Return the files of this program, by their path in the repository; hidden ones are left out.
+    """Return the files of this program, by their path in the repository; hidden ones and tests are left out.
 
     They are those that git lists, that a published copy's MANIFEST lists, that the installed package's RECORD lists, or
     those of a checkout without git. Raises CmError where they cannot be listed.
@@ -97,7 +100,8 @@ def program_files() -> list[ProgramFile]:
             cause="the list has no cmr.yaml",
             remedy="run it from a git checkout, or install it with pip",
         )
-    return sorted(files, key=lambda file: file.name)
+    published = (file for file in files if not file.name.startswith(_TESTS))
+    return sorted(published, key=lambda file: file.name)
 
 
 def _root() -> Path:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from cm4vllm.common.plain_text import whole_number
 from cm4vllm.common.records import Record
 
 __all__ = [
@@ -151,11 +152,11 @@ def _links_of_none(said: str, row: Accelerator) -> bool:
 def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contradiction]:
     found = []
     cores = str(description.get("host_processor_core_count", ""))
-    if cores.isdigit() and int(cores) != row.cores:
+    if (number := whole_number(cores)) is not None and number != row.cores:
         known = f"the {row.name} has {row.cores} cores"
         found.append(Contradiction("host_processor_core_count", cores, known, row.source, "cores" not in row.confirmed))
     count = str(description.get("host_processors_per_node", ""))
-    if count.isdigit() and row.sockets and int(count) > row.sockets:
+    if (number := whole_number(count)) is not None and row.sockets and number > row.sockets:
         known = f"a machine holds at most {row.sockets} of the {row.name}"
         found.append(
             Contradiction("host_processors_per_node", count, known, row.source, "sockets" not in row.confirmed)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from cm4vllm.hardware.kernel_files import fields, text
+from cm4vllm.hardware.machine_limits import local_ports
 
 __all__ = ["Finding", "LoadSample", "load_sample", "unready"]
 
@@ -84,15 +85,12 @@ def _times() -> dict[tuple[int, str], float]:
 
 
 def _ports(root: Path) -> Iterator[Finding]:
-    words = text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
-    if len(words) == 2 and all(map(str.isdecimal, words)):
-        first, last = map(int, words)
-        if last - first + 1 < LEAST_PORTS:
-            yield Finding(
-                f"{max(0, last - first + 1):,} local ports",
-                "each request in flight has its own connection",
-                "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
-            )
+    if (ports := local_ports(root)) is not None and ports < LEAST_PORTS:
+        yield Finding(
+            f"{ports:,} local ports",
+            "each request in flight has its own connection",
+            "widen the range: sudo sysctl -w net.ipv4.ip_local_port_range='1024 65535'",
+        )
 
 
 def _files(hard: int) -> Iterator[Finding]:

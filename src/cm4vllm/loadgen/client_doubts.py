@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cm4vllm.hardware.throttling import TIMES
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
-__all__ = ["client_doubts", "headroom", "slowed", "times_the_load"]
+__all__ = ["Doubt", "client_doubts", "doubts", "headroom", "slowed", "times_the_load"]
 
 #: The parts of the machine that others and the hypervisor may take during a run.
 OTHERS, STOLEN = 0.05, 0.10
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason to doubt a run, and what its reader can do; `remedy` is empty where that is nothing.
+
+    `precision` says that the figures may be inexact and nothing else is wrong: no defect of a rehearsal, whose figures
+    are no result.
+    """
+
+    words: str
+    remedy: str = ""
+    precision: bool = False
+
+    @property
+    def text(self) -> str:
+        """The reason and the remedy in one sentence."""
+        return self.words + (f": {self.remedy}" if self.remedy else "")
+
+
+#: What helps a client that shares its processors with the server or with other programs.
+_MORE_ROOM = "run it on a machine of its own (--api_server), or end other programs"
 
 
 def headroom(run: RunRecord) -> float | None:
@@ -39,17 +62,20 @@ def times_the_load(check: SelfCheck, settings: RunSettings, done: int, tokens: i
 
 def client_doubts(run: RunRecord) -> list[str]:
     """Return the reasons to doubt the client's measurement, one sentence each; empty where there is none."""
-    return list(_doubts(run))
+    return [doubt.text for doubt in doubts(run)]
 
 
-def _doubts(run: RunRecord) -> Iterator[str]:
+def doubts(run: RunRecord) -> Iterator[Doubt]:
+    """Give the reasons to doubt the client's measurement, each with its remedy."""
     room = headroom(run)
     if room is None:
-        yield "the client was not checked before the run"
+        yield Doubt("the client was not checked before the run", precision=True)
     elif room < HEADROOM:
-        yield (
+        yield Doubt(
             f"the client may have been the bottleneck: it can carry {room:.2f} times the load of this run, and "
-            f"should be able to carry {HEADROOM} times as much"
+            f"should be able to carry {HEADROOM} times as much",
+            _MORE_ROOM,
+            precision=True,
         )
     yield from _machine_doubts(run)
     limits = run.settings.terms.limits
@@ -58,41 +84,53 @@ def _doubts(run: RunRecord) -> Iterator[str]:
     allowed = ADDED_TTFT * limits.ttft_ms
     check = run.client.self_check
     if check and check.added_ttft and check.added_ttft.p99_ms > allowed:
-        yield (
+        yield Doubt(
             f"in its self-check the client added {check.added_ttft.p99_ms:.1f} ms to the 99th percentile of TTFT, "
-            f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms"
+            f"more than {ADDED_TTFT:.0%} of the limit of {limits.ttft_ms:g} ms",
+            _MORE_ROOM,
+            precision=True,
         )
     if run.client.at_once > run.client.completed / 2:
-        yield (
+        yield Doubt(
             f"{run.client.at_once} of {run.client.completed} answers came whole, not token by token: a "
-            "proxy in front of the server collects them (nginx: proxy_buffering off), so that TTFT is the time of a "
-            "whole answer, and TPOT does not describe the server"
+            "proxy in front of the server collects them, so that TTFT is the time of a whole answer, and TPOT does not "
+            "describe the server",
+            "configure it to pass them on at once (nginx: proxy_buffering off)",
         )
     late = _late_ms(run.client)
     if late > allowed:
-        yield (
+        yield Doubt(
             f"during the run the client was {late:.1f} ms late (99th percentile), more than {ADDED_TTFT:.0%} of the "
-            f"TTFT limit of {limits.ttft_ms:g} ms"
+            f"TTFT limit of {limits.ttft_ms:g} ms",
+            _MORE_ROOM,
+            precision=True,
         )
 
 
-def _machine_doubts(run: RunRecord) -> Iterator[str]:
+def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
     load = run.machine_load
     if load is None or run.settings.mode is not Mode.PERFORMANCE:
         return
     if load.others is not None and load.others > OTHERS:
-        yield (
+        yield Doubt(
             f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
-            "which server and client did not have: end them and run again"
+            "which server and client did not have",
+            "end them and run again",
+            precision=True,
         )
     if load.stolen > STOLEN:
-        yield (
-            f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines: "
-            "run on one that is not shared"
+        yield Doubt(
+            f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines",
+            "run on one that is not shared",
+            precision=True,
         )
     for what, amount in load.throttled.items():
         if "temperature" in what:
-            yield f"{slowed(what, amount)}: the machine was too hot to run as fast as it can. See to its cooling"
+            yield Doubt(
+                f"{slowed(what, amount)}: the machine was too hot to run as fast as it can",
+                "see to its cooling",
+                precision=True,
+            )
 
 
 def slowed(what: str, amount: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,22 @@ _PREFIX = b":::MLLOG "
 #: What one run logs at most once: a second one is that of a second run, appended.
 _ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "result_", "early_stopping_", "num_errors")
 #: What it may log again, for each part of a dataset that does not fit into memory: the last one counts.
-_KEPT = ("generated_", "power_", "qsl_reported_", "sut_name")
+_KEPT = ("generated_", "power_", "qsl_reported_", "qsl_name", "sut_name", "loadgen_build_date_utc")
 #: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
 _COUNTS_ERRORS = (5, 0, 16)
+_READ = _ONCE + _KEPT
 _UNDEFINED = ("nan", "inf", "-inf")
 #: LoadGen's largest whole number, that of a seed, is less than this.
 _COUNT_END = 2**64
+#: What is logged before the clock started has a negative time, which LoadGen writes as one near 2**64 ns; in ms.
+_TIME_END = 2**63 / 1e6
 #: What stands in the rest of an entry whose beginning is lost.
 _IN_ENTRIES = (b"MLLOG", b'"key"', b'"metadata"', b"\0")
 _AGAIN = "remove the run's folder and run it again"
 #: A longer line is none of LoadGen's: those with the indices of all samples of a large dataset have a few MB.
 _LONGEST_LINE = 64 * 2**20
+#: A log has a MB and more.
+_BUFFER = 2**17
 #: Of more errors or warnings only the number is kept.
 KEPT_TEXTS = 1000
 
@@ -52,6 +57,7 @@ class _Entry(msgspec.Struct, frozen=True):
     key: str
     value: msgspec.Raw
     metadata: _Metadata
+    time_ms: float | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Entry)
@@ -61,8 +67,9 @@ _DECODER = msgspec.json.Decoder(_Entry)
 class DetailLog:
     """The entries of one log by key, and the texts of its errors and warnings in the order of the log.
 
-    `values` has the settings and the results of the run; `errors` and `warnings` hold the first thousand texts each,
-    `error_entries` counts all errors. The functions give one of them with its type, and raise
+    `values` has the settings and the results of the run, `times_ms` when each was logged, in ms since LoadGen started;
+    `unordered` is the first of them that is older than the one before it. `errors` and `warnings` hold the first
+    thousand texts each, `error_entries` counts all errors. The functions give one of them with its type, and raise
     RunFailed where the log has none or one of another type; those that end in _or_none return None where it has none.
     """
 
@@ -71,6 +78,8 @@ class DetailLog:
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
     error_entries: int = 0
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+    unordered: str = ""
 
     def text(self, key: str) -> str:
         value = self._value(key)
@@ -156,8 +165,9 @@ def read_detail_log(path: Path) -> DetailLog:
     values: dict[str, Any] = {}
     errors: list[str] = []
     warnings: list[str] = []
+    times: dict[str, float] = {}
     pids: set[int] = set()
-    failed = 0
+    failed, last, unordered = 0, 0.0, ""
     for entry in _entries(path):
         if entry.metadata.pid is not None:
             pids.add(entry.metadata.pid)
@@ -165,14 +175,17 @@ def read_detail_log(path: Path) -> DetailLog:
             raise _two_runs(path, "its entries are those of two processes")
         if entry.key in values and entry.key.startswith(_ONCE):
             raise _two_runs(path, f"{entry.key} is logged a second time")
-        if entry.key.startswith(_ONCE + _KEPT):
+        if entry.key.startswith(_READ):
             values[entry.key] = _decoded(path, entry)
+            if entry.time_ms is not None and 0 <= entry.time_ms < _TIME_END:
+                unordered = unordered or (entry.key if entry.time_ms < last else "")
+                times[entry.key] = last = entry.time_ms
         if entry.metadata.is_error or entry.key.startswith("error_"):
             failed += 1
             _keep(errors, path, entry)
         elif entry.metadata.is_warning:
             _keep(warnings, path, entry)
-    return DetailLog(path, values, tuple(errors), tuple(warnings), failed)
+    return DetailLog(path, values, tuple(errors), tuple(warnings), failed, times, unordered)
 
 
 def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
@@ -182,7 +195,7 @@ def _keep(texts: list[str], path: Path, entry: _Entry) -> None:
 
 def _entries(path: Path) -> Iterator[_Entry]:
     try:
-        with opened(path) as file:
+        with opened(path, buffer=_BUFFER) as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
                 if len(line) == _LONGEST_LINE:
                     raise _not_whole(path, f"line {number} has more than {_LONGEST_LINE // 2**20} MB")

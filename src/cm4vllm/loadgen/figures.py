@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cm4vllm.common.units import Milliseconds, Quantity, Queries, Samples, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DetailLog
@@ -95,18 +96,25 @@ def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
 
 def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
     for key in log.values:
-        for rule in _RULES:
-            match = rule.key.fullmatch(key)
-            if match and not log.is_undefined(key):
-                name = match.expand(rule.name) if match.groups() else rule.name
-                yield LoggedFigure(_short(name), rule.unit(log.number(key) / rule.divisor), key)
+        for rule, name in _meanings(key):
+            if not log.is_undefined(key):
+                yield LoggedFigure(name, rule.unit(log.number(key) / rule.divisor), key)
                 break
+
+
+@lru_cache(maxsize=2048)
+def _meanings(key: str) -> tuple[tuple[_Rule, str], ...]:
+    """Return the rules of the figure that a key has, and its name by each: the same for all logs of a LoadGen."""
+    found = ((rule, rule.key.fullmatch(key)) for rule in _RULES)
+    return tuple(
+        (rule, _short(match.expand(rule.name) if match.groups() else rule.name)) for rule, match in found if match
+    )
 
 
 def _short(name: str) -> str:
     """Write a percentile as the rules do: ttft_99.00_percentile is ttft_p99."""
     return re.sub(
-        r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if int(m[2]) else ""), name
+        r"_(\d+)\.(\d+)_percentile$", lambda m: f"_p{m[1]}" + (f".{m[2].rstrip('0')}" if m[2].strip("0") else ""), name
     )
 
 

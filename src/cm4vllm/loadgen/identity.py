@@ -30,7 +30,8 @@ def settings_sha256(settings: RunSettings) -> str:
 
     Where files lie, when and where our server was started, which variables hold a key, and the words that tell
     where things come from do not count; model and dataset count by their digests, files in the server's command line
-    and environment by their content. A server that is not ours is known by its address alone.
+    and environment by their content. A server that the job did not start counts by its address and by what it reports
+    of itself, except when its process started.
     """
     return hashlib.sha256(msgspec.json.encode(_stable(settings), order="deterministic")).hexdigest()
 
@@ -121,7 +122,8 @@ def _dataset(dataset: DatasetRecord) -> DatasetRecord:
 def _server(server: ServerRecord, model_path: str) -> ServerRecord:
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
-        return known
+        content = {endpoint: replace(one, process_started_s=None) for endpoint, one in known.identities.items()}
+        return replace(known, identities=content)
     program, *words = server.argv or [""]
     return replace(
         known,

@@ -15,18 +15,22 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import opened, sync_folder
+from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.loadgen.records import Piece
+from cm4vllm.serving.identities import other_content, restarts
+from cm4vllm.serving.records import ServerIdentity
 
-__all__ = ["SYNC_S", "Answer", "AnswerWriter", "begin_piece", "file_of", "kept_answers", "pieces"]
+__all__ = ["SYNC_S", "Answer", "AnswerWriter", "Begun", "begin_piece", "file_of", "kept_answers", "pieces"]
 
 #: Seconds between two syncs of the answers that came.
 SYNC_S = 2.0
@@ -41,10 +45,26 @@ class Answer:
 
 
 class _Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line of a piece: the digest of the run's settings, and when the piece began, in UTC."""
+    """The first line of a piece: the digest of the run's settings, and when the piece began, in UTC.
+
+    `servers` is what servers at --api_server reported of themselves when it began.
+    """
 
     settings: str
     began: str
+    servers: dict[str, ServerIdentity] = {}
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A piece that has begun: how many answers are `kept` from before, and of which servers `restarted` they are.
+
+    `dropped` says why answers that were kept are removed; empty where there were none, or they still count.
+    """
+
+    kept: int
+    dropped: str = ""
+    restarted: tuple[str, ...] = ()
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,24 +82,40 @@ def file_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.answers")
 
 
-def begin_piece(path: Path, settings_sha256: str) -> int:
-    """Begin a piece of a run; return how many answers are kept. Those of other settings are removed.
+def begin_piece(
+    path: Path,
+    settings_sha256: str,
+    servers: Mapping[str, ServerIdentity] | None = None,
+    *,
+    accept_restarted: bool = False,
+) -> Begun:
+    """Begin a piece of a run; answers of other settings or of other servers are removed.
 
-    Raises DiskFull, NotWritable.
+    `servers` is what servers at --api_server report of themselves now. Answers of one that was started again since are
+    removed too, unless `accept_restarted`. Raises DiskFull, NotWritable.
     """
+    present = dict(servers or {})
     with translated_os_errors("write", path):
         whole = _whole_bytes(path)
-        first = _begin(whole.partition(b"\n")[0])
-        if first is not None and first.settings != settings_sha256:
+        begun = [one for one in map(_begin, whole.splitlines()) if one is not None]
+        reported = [*(one.servers for one in begun), present]
+        again = [words for one, other in pairwise(reported) for words in restarts(one, other)]
+        dropped = ""
+        if begun and begun[0].settings != settings_sha256:
+            dropped = "; ".join(other_content(begun[-1].servers, present)) or "the settings of the run have changed"
+        elif again and not accept_restarted:
+            dropped = f"{'; '.join(again)} (--accept_restarted_server keeps the answers of before)"
+        if dropped:
+            dropped = dropped if kept_answers(path) else ""
+            again, whole = [], b""
             path.unlink()
-            whole = b""
-        with path.open("ab") as file:
+        with os.fdopen(opened_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
             file.truncate(len(whole))  # without what is torn at its end
-            file.write(msgspec.json.encode(_Begin(settings_sha256, now())) + b"\n")
+            file.write(msgspec.json.encode(_Begin(settings_sha256, now(), present)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         sync_folder(path.parent)
-    return len(kept_answers(path))
+    return Begun(len(kept_answers(path)), dropped, tuple(again))
 
 
 def kept_answers(path: Path) -> dict[int, Answer]:
@@ -92,13 +128,16 @@ def kept_answers(path: Path) -> dict[int, Answer]:
 
 
 def pieces(path: Path) -> list[Piece]:
-    """Return the pieces that gave answers, in their order. Raises OSError."""
+    """Return the pieces that gave answers, in their order. A repeated answer counts once. Raises OSError."""
     found: list[Piece] = []
+    samples = set[int]()
     began, lines, seconds = "", list[bytes](), 0.0
     for line in [*_whole_bytes(path).splitlines(), b""]:
         if (one := _answer(line)) is not None:
-            lines.append(line)
-            seconds = one.s
+            if one.sample not in samples:
+                samples.add(one.sample)
+                lines.append(line)
+                seconds = one.s
             continue
         begin = _begin(line)
         if (begin is not None or not line) and lines:
@@ -126,7 +165,7 @@ class AnswerWriter:
         self._path = path
         self._begin = time.monotonic()
         with translated_os_errors("write", path):
-            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._handle = opened_in_place(path, os.O_WRONLY | os.O_APPEND)
         self.synced = self._written = os.fstat(self._handle).st_size
         self._failure: OSError | None = None
         self._over = threading.Event()

@@ -1,64 +1,321 @@
-"""What the system allows a client to open, and what a run may need: too little is refused before it begins."""
+"""What a run may need of the machine's limits, and how many processes its client has for that.
+
+Each request that is open has a connection: a file descriptor in the client, one in the server, and over TCP a local
+port. A run that cannot get what it may need is refused before it begins.
+"""
 
 from __future__ import annotations
 
 import math
-import resource
-from pathlib import Path
+import re
+from dataclasses import dataclass, replace
 
-from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.errors import LimitTooLow
+from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client import SPARE
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.settings import MOST_WORKERS
+from cm4vllm.rules import Mode, Terms
+from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
-__all__ = ["connections_of", "require_files", "require_ports"]
+__all__ = ["FILES_BESIDE", "Demand", "Load", "Needs", "demand_of", "load_of", "most_open", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64
+#: Memory of a worker (116 MiB at its peak in a rehearsal, `processes` in run.json), and of each open stream in it
+#: (14.4 KiB, docs/measurements.md), in bytes.
+WORKER_BYTES, STREAM_BYTES = 128 * 2**20, 16 * 2**10
+#: LoadGen draws the times of the queries: a run has fewer than the mean and so many standard deviations.
+_DEVIATIONS = 4
+#: Open requests beyond which no bound is searched for.
+_MOST_OPEN = 2**32
 
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What bounds the requests of a run that are open at once.
 
-def connections_of(settings: RunSettings) -> int:
-    """Return the connections that a run may need at a time, over all servers and workers.
-
-    Where LoadGen paces the queries that is the rate times the longest that an answer takes when each is as slow as the
-    limits allow (what needs more has lost its result anyhow), and the spare ones.
+    `fixed` is their number where no rate has a part in it. Else LoadGen issues queries at the run's rate, for
+    `duration_s` and `count` at least (None: not known), and within the latency limits none is open for longer than
+    `answer_s` (None: no limits). What needs more than that has missed the limits.
     """
-    limits = settings.terms.limits
-    if not settings.terms.paced or limits is None:
-        return settings.max_in_flight
-    longest_s = (limits.latency_ms or (limits.ttft_ms or 0) + settings.max_tokens * (limits.tpot_ms or 0)) / 1e3
-    spare = 2 * SPARE * len(settings.server.endpoints) * (settings.num_workers or 1)
-    return math.ceil(settings.target_qps * longest_s) + spare
+
+    fixed: int = 0
+    count: int | None = None
+    duration_s: float = 0.0
+    answer_s: float | None = None
+
+    def at(self, rate: float | None) -> int | None:
+        """Return the most that are open at `rate`, in queries/s; None where they have no bound that is known."""
+        if self.fixed:
+            return self.fixed
+        return min((most for most in (self._queries(rate), self._answers(rate)) if most is not None), default=None)
+
+    def words(self, rate: float | None) -> str:
+        """Return what the bound at `rate` comes from."""
+        if self.fixed:
+            return "the client bounds them" if self.fixed > 1 else "each query follows the answer before it"
+        if self.at(rate) == self._queries(rate):
+            return "the run has so many queries"
+        return f"{rate or 0:,.6g} queries/s, each answered within {self.answer_s:,.1f} s by the latency limits"
+
+    def rate_within(self, most: int) -> float:
+        """Return about the highest rate at which no more than `most` requests are open; infinite where none is."""
+        if self.fixed:
+            return math.inf if self.fixed <= most else 0.0
+        by_answers = most / self.answer_s if self.answer_s else 0.0
+        if self.count is None or self.count > most:
+            return by_answers
+        return max(by_answers, most / self.duration_s if self.duration_s else math.inf)
+
+    def _queries(self, rate: float | None) -> int | None:
+        if self.count is None or (rate is None and self.duration_s):
+            return None
+        expected = (rate or 0) * self.duration_s
+        return max(self.count, math.ceil(expected + _DEVIATIONS * math.sqrt(expected)))
+
+    def _answers(self, rate: float | None) -> int | None:
+        return None if rate is None or self.answer_s is None else math.ceil(rate * self.answer_s)
 
 
-def require_files(settings: RunSettings, workers: int) -> None:
-    """Raise this process's limit of open files to what the system allows, which its workers inherit.
+def load_of(
+    terms: Terms, conf: str, *, samples: int, max_tokens: int, max_in_flight: int, audit_config: str = ""
+) -> Load:
+    """Return the load of a run by its terms, the text `conf` of its user.conf and the size of its sample library."""
+    if not terms.paced:
+        return Load(fixed=max_in_flight if terms.at_once else 1)
+    limits = terms.limits
+    answer_s = (
+        None
+        if limits is None
+        else (limits.latency_ms or (limits.ttft_ms or 0) + max_tokens * (limits.tpot_ms or 0)) / 1e3
+    )
+    if terms.mode is Mode.ACCURACY:
+        return Load(count=samples, answer_s=answer_s)
+    least = _setting(conf, "min_query_count")
+    if audit_config and least is not None:
+        least = max(least, _setting(audit_config, "min_query_count") or 0, samples)
+    duration_ms = _setting(conf, "min_duration")
+    return Load(
+        # LoadGen may issue whole passes over the samples (sample_concatenate_permutation, loadgen/loadgen.cc).
+        count=None if least is None else -(-least // samples) * samples,
+        duration_s=(terms.min_duration_ms if duration_ms is None else duration_ms) / 1e3,
+        answer_s=answer_s,
+    )
 
-    Raises RunFailed when that is too little for the share of each worker.
+
+def _setting(conf: str, key: str) -> int | None:
+    """Return the greatest value that a user.conf has of a key."""
+    return max(map(int, re.findall(rf"^\S+\.{key}\s*=\s*(\d+)", conf, re.MULTILINE)), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a run asks of the machine: `open` requests at once, over `servers` of `api_processes` each.
+
+    `title` names the run, `why` says what bounds `open`. `api_processes` is 0 where the job starts no server. `kept` is
+    how many connections to each server a worker has beside those in use. `tcp` is False for Unix sockets.
+    `ring_buffer_bytes` is what the servers must find free in /dev/shm. `workers` is the number asked for, 0 for none.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = math.ceil(connections_of(settings) / workers) + FILES_BESIDE
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise RunFailed(
-            f"the run may need {needed:,} open files in a process of the client, {hard:,} are allowed",
-            cause="each open request has its own connection",
-            remedy=f"raise the limit before the run: ulimit -Hn {needed}; or spread them: --num_workers={workers * 2}",
-        )
+
+    title: str
+    open: int
+    why: str
+    at_once: bool
+    servers: int = 1
+    api_processes: int = 0
+    tcp: bool = True
+    ring_buffer_bytes: int = 0
+    workers: int = 0
+
+    @property
+    def kept(self) -> int:
+        return 0 if self.at_once else 2 * SPARE
+
+    def client_files(self, workers: int) -> int:
+        """Return the files that each of `workers` processes of the client may have open."""
+        return math.ceil(self.open / workers) + self.kept * self.servers + FILES_BESIDE
+
+    def to_each_server(self, workers: int) -> int:
+        """Return the connections to one server."""
+        return math.ceil(self.open / self.servers) + self.kept * workers
+
+    def server_files(self, workers: int) -> int:
+        """Return the files that each process of a server that takes connections may have open; 0 for other servers."""
+        if not self.api_processes:
+            return 0
+        return math.ceil(self.to_each_server(workers) / self.api_processes) + SERVER_FILES_BESIDE
 
 
-def require_ports(settings: RunSettings) -> None:
-    """Raise RunFailed when the system has too few local ports for the connections to one server."""
-    try:
-        first, last = map(int, _PORT_RANGE.read_text(encoding="utf-8").split())
-    except (OSError, ValueError):
-        return  # not Linux: its limit is not known
-    endpoints = settings.server.endpoints
-    needed = math.ceil(connections_of(settings) / len(endpoints))
-    if needed > last - first + 1 and not all(endpoint.startswith("unix:") for endpoint in endpoints):
-        raise RunFailed(
-            f"the run may need {needed:,} connections to a server, the system has {last - first + 1:,} local ports",
-            cause=f"{_PORT_RANGE} is {first} to {last}",
-            remedy="widen it: sysctl net.ipv4.ip_local_port_range='1024 65535'; or use more servers",
-        )
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a run gets, and what each of its processes may need: `workers` of the client, files, ports, memory."""
+
+    demand: Demand
+    workers: int
+    client_files: int
+    server_files: int
+    ports: int
+    memory_bytes: int
+
+    @property
+    def most_files(self) -> int:
+        """The files that the process with the most of them may have open."""
+        return max(self.client_files, self.server_files)
+
+    @property
+    def files_in_words(self) -> str:
+        """The open files that each process may need, on both sides."""
+        client = f"{self.client_files:,} open files in {_processes(self.workers)} of the client"
+        if not self.server_files:
+            return client
+        server = "each server" if self.demand.servers > 1 else "the server"
+        return f"{client}, {self.server_files:,} in {_processes(self.demand.api_processes)} of {server}"
+
+    @property
+    def words(self) -> str:
+        """What the run may need, in one sentence."""
+        demand = self.demand
+        return f"{demand.title} may have {demand.open:,} requests open at once ({demand.why}): {self.files_in_words}"
+
+
+def _processes(count: int) -> str:
+    return "a process" if count == 1 else f"each of {count} processes"
+
+
+def demand_of(settings: RunSettings) -> Demand:
+    """Return what a run asks of the machine."""
+    server, terms = settings.server, settings.terms
+    load = load_of(
+        terms,
+        settings.user_conf,
+        samples=settings.samples,
+        max_tokens=settings.max_tokens,
+        max_in_flight=settings.max_in_flight,
+        audit_config=settings.audit_config,
+    )
+    return Demand(
+        title=f"the {settings.title} run",
+        open=load.at(settings.target_qps) or settings.samples,
+        why=load.words(settings.target_qps),
+        at_once=terms.at_once,
+        servers=len(server.endpoints),
+        api_processes=api_processes(server.argv) if server.owned else 0,
+        tcp=not all(endpoint.startswith("unix:") for endpoint in server.endpoints),
+        workers=settings.num_workers,
+    )
+
+
+def needs(demand: Demand, limits: MachineLimits) -> Needs:
+    """Return what a run gets of a machine with these limits, and what it may need.
+
+    It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
+    """
+    found = _needs(demand, limits)
+    for refused in (_files_refused, _ports_refused, _memory_refused, _shared_memory_refused):
+        if (error := refused(found, limits)) is not None:
+            raise error
+    return found
+
+
+def most_open(demand: Demand, limits: MachineLimits) -> int | None:
+    """Return how many requests of such a run may be open at once by the machine's limits; None where none bounds it."""
+
+    def fits(count: int) -> bool:
+        found = _needs(replace(demand, open=count), limits)
+        return not any(one(found, limits) for one in (_files_refused, _ports_refused, _memory_refused))
+
+    if fits(_MOST_OPEN):
+        return None
+    fewest, most = 0, _MOST_OPEN
+    while most - fewest > 1:
+        middle = (fewest + most) // 2
+        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
+    return fewest
+
+
+def _needs(demand: Demand, limits: MachineLimits) -> Needs:
+    workers = demand.workers or _least_workers(demand, limits) or MOST_WORKERS
+    return Needs(
+        demand=demand,
+        workers=workers,
+        client_files=demand.client_files(workers),
+        server_files=demand.server_files(workers),
+        ports=demand.to_each_server(workers) if demand.tcp else 0,
+        memory_bytes=workers * WORKER_BYTES + demand.open * STREAM_BYTES,
+    )
+
+
+def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
+    """Return the least number of workers of which each may open the files that it may need; None where none does."""
+    files = limits.open_files
+    return next(
+        (count for count in range(1, MOST_WORKERS + 1) if files is None or demand.client_files(count) <= files), None
+    )
+
+
+def _files_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    files, demand = limits.open_files, found.demand
+    if files is None or max(found.client_files, found.server_files) <= files:
+        return None
+    where, remedies = [], [f"raise the limit of this shell, as root: ulimit -Hn {found.most_files}"]
+    if found.client_files > files:
+        where.append(f"{found.client_files:,} open files in {_processes(found.workers)} of the client")
+        if enough := _least_workers(demand, limits):
+            remedies.append(f"spread the client over more processes: --num_workers={enough}")
+    if found.server_files > files:
+        where.append(f"{found.server_files:,} open files in {_processes(demand.api_processes)} of the server")
+        if files > SERVER_FILES_BESIDE:
+            count = math.ceil(demand.to_each_server(found.workers) / (files - SERVER_FILES_BESIDE))
+            remedies.append(f"spread the server over more processes: --extra_args=--api-server-count={count}")
+    return LimitTooLow(
+        f"{demand.title} may need {' and '.join(where)}, {files:,} are allowed",
+        cause=f"each open request has its own connection; {found.words}",
+        remedy="; or ".join([*remedies, _fewer(demand)]),
+    )
+
+
+def _ports_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    if limits.local_ports is None or found.ports <= limits.local_ports:
+        return None
+    return LimitTooLow(
+        f"{found.demand.title} may need {found.ports:,} connections to a server, the system has "
+        f"{limits.local_ports:,} local ports",
+        cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {found.words}",
+        remedy="; or ".join(
+            [
+                "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
+                "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
+                _fewer(found.demand),
+            ]
+        ),
+    )
+
+
+def _memory_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    free = limits.memory_bytes
+    if free is None or found.memory_bytes <= free:
+        return None
+    return LimitTooLow(
+        f"the client of {found.demand.title} may need {found.memory_bytes / 2**20:,.0f} MiB of memory, "
+        f"{free / 2**20:,.0f} MiB are free",
+        cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
+        f"{found.words}",
+        remedy=f"free memory; or {_fewer(found.demand)}",
+    )
+
+
+def _shared_memory_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    needed, free = found.demand.ring_buffer_bytes, limits.shared_memory_bytes
+    if free is None or needed <= free:
+        return None
+    return LimitTooLow(
+        f"the server needs {needed / 2**20:,.0f} MiB of shared memory, {free / 2**20:,.0f} MiB of /dev/shm are free",
+        cause="vLLM's engine and its workers, several of them here, exchange messages in it",
+        remedy="give the container more: docker run --shm-size=16g or --ipc=host; on a machine of your own, as root: "
+        "mount -o remount,size=16g /dev/shm",
+    )
+
+
+def _fewer(demand: Demand) -> str:
+    return "fewer requests in flight: --max_in_flight" if demand.at_once else "a lower rate: --server_target_qps"

@@ -27,7 +27,9 @@ from cm4vllm.rules import (
     Scenario,
     Terms,
     audit,
+    benchmark_terms,
     over_network,
+    require_text,
     round_terms,
     terms,
     terms_of_test,
@@ -68,6 +70,7 @@ class RunInputs(Record, frozen=True, kw_only=True):
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
     keep_answers: Annotated[bool, Key("CM_MLPERF_KEEP_ANSWERS")] = False
+    accept_restarted_server: Annotated[bool, Key("CM_MLPERF_ACCEPT_RESTARTED_SERVER")] = False
     #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
 
@@ -102,6 +105,7 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
         alive=partial(death_reason, settings.server),
         on_answers=on_answers,
         keep_answers=inputs.keep_answers,
+        accept_restarted=inputs.accept_restarted_server,
     )
     return record, folder / RUN_FILE
 
@@ -135,8 +139,10 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
 
 
 def _terms(inputs: RunInputs) -> Terms:
+    round_name = round_terms(inputs.round).name
+    require_text(benchmark_terms(round_name, inputs.model))
     found = terms(
-        round_terms(inputs.round).name,
+        round_name,
         inputs.model,
         Scenario.parse(inputs.scenario),
         Mode.parse(inputs.mode),

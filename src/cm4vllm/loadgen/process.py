@@ -27,9 +27,10 @@ from msgspec.structs import replace
 from cm4vllm import __version__
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.limits import require_files, require_ports
+from cm4vllm.hardware.machine_limits import machine_limits
+from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs import AUDIT_CONFIG
 from cm4vllm.loadgen.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.records import RunSettings
@@ -88,14 +89,14 @@ def _run(
     rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
     require_room(settings, max(len(row["tok_input"]) for row in rows))
-    require_ports(settings)
-    require_files(settings, settings.num_workers or 1)
+    raise_open_files()  # which the workers inherit
+    least = needs(demand_of(settings), machine_limits()).workers
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     library, changed = _library(settings, rows)
-    checked = self_check(settings, library) if settings.self_check else None
+    checked = self_check(settings, library, least) if settings.self_check else None
     if checked:
         _send(Checked(check=checked, text=in_words(checked, settings)))
-    workers = checked.workers if checked else settings.num_workers or 1
+    workers = checked.workers if checked else least
     with SystemUnderTest(
         loadgen,
         settings,

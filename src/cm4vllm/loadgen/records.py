@@ -301,7 +301,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
     `notice` is REHEARSAL_NOTICE in a rehearsal and empty otherwise. `files` maps each log's name to the SHA-256 it had
     when the run ended, before any truncation. `versions` names the packages that took part. `server_metrics` is None
     for a server that has no metrics. `pieces` are those in which the answers of an accuracy run came, none where it was
-    made at once.
+    made at once. `accepted_restarts` says which servers at --api_server were started again between the first answer of
+    an accuracy run and its last, as --accept_restarted_server accepts.
     """
 
     notice: str
@@ -317,6 +318,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     machine_load: MachineLoad | None = None
     files: dict[str, str]
     pieces: list[Piece] = []
+    accepted_restarts: list[str] = []
 
     @property
     def faults(self) -> tuple[str, ...]:

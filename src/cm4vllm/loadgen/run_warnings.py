@@ -4,45 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm.loadgen.client_doubts import client_doubts, slowed
+from cm4vllm.loadgen.client_doubts import Doubt, doubts, slowed
 from cm4vllm.loadgen.records import RunRecord
 
 __all__ = ["run_warnings"]
 
 
 def run_warnings(run: RunRecord) -> list[str]:
-    """Return the warnings, one sentence each; empty where all is as it should be."""
-    return [*run.faults, *client_doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run)]
+    """Return the warnings on which the reader can act, one sentence each; empty where all is as it should be.
+
+    The report has the others as well, and those on the precision of a rehearsal's figures.
+    """
+    found = (*doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    known = (doubt for doubt in found if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
+    return [*run.faults, *(doubt.text for doubt in known)]
 
 
-def _limited(run: RunRecord) -> Iterator[str]:
+def _limited(run: RunRecord) -> Iterator[Doubt]:
     """Say what was slowed down for other reasons than heat, which makes a measurement doubtful."""
     for what, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in what:
-            yield f"{slowed(what, amount)}; nvidia-smi -q -d POWER shows the limit"
+            yield Doubt(slowed(what, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 
-def _slower(run: RunRecord) -> Iterator[str]:
+def _slower(run: RunRecord) -> Iterator[Doubt]:
     """Say when the server lost speed that the number of its requests does not explain."""
     speed = run.server_metrics.speed if run.server_metrics else None
     if speed is not None and speed.slowed:
-        yield (
+        yield Doubt(
             f"{speed.words}. Longer prompts or answers can be the cause; where they are not, other programs, the host "
-            "of a virtual machine, or heat took the machine's speed: repeat the run"
+            "of a virtual machine, or heat took the machine's speed",
+            "repeat the run",
+            precision=True,
         )
 
 
-def _preemptions(run: RunRecord) -> Iterator[str]:
+def _preemptions(run: RunRecord) -> Iterator[Doubt]:
     metrics = run.server_metrics
     if metrics is not None and metrics.preemptions:
-        yield (
-            f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice: its KV cache "
-            f"was up to {metrics.kv_cache_usage_max:.0%} full. Give it a larger KV cache (--gpu_memory_utilization, "
-            "--kv_cache_space) or fewer sequences at a time (--max_num_seqs)"
+        yield Doubt(
+            f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice; its KV cache "
+            f"was up to {metrics.kv_cache_usage_max:.0%} full",
+            "give it a larger KV cache (--gpu_memory_utilization, --kv_cache_space) or fewer sequences at a time "
+            "(--max_num_seqs)",
         )
 
 
-def _finish_reasons(run: RunRecord) -> Iterator[str]:
+def _finish_reasons(run: RunRecord) -> Iterator[Doubt]:
     """Say when more answers were cut off at the greatest length than the benchmark's mean length allows.
 
     Were a share p of the answers as long as they may be, their mean length would be p times that at least.
@@ -54,9 +62,9 @@ def _finish_reasons(run: RunRecord) -> Iterator[str]:
     most = (target.upper or target.reference) / run.settings.max_tokens
     share = reasons.length / answers
     if share > most:
-        yield (
+        yield Doubt(
             f"{reasons.length:,} of {answers:,} answers ended at their greatest length of "
             f"{run.settings.max_tokens:,} tokens (finish_reason length), more than the {most:.0%} that the "
-            f"benchmark's {target.reference:,.0f} tokens per sample allow: does the model know the tokens that end "
-            "an answer (generation_config.json)?"
+            f"benchmark's {target.reference:,.0f} tokens per sample allow",
+            "see whether the model's generation_config.json names the tokens that end an answer",
         )

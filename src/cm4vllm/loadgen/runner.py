@@ -32,6 +32,7 @@ from cm4vllm.loadgen.records import (
     RunRecord,
     RunSettings,
 )
+from cm4vllm.loadgen.run_servers import RunServers
 from cm4vllm.loadgen.run_warnings import run_warnings
 from cm4vllm.loadgen.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.settings import require_room
@@ -56,6 +57,7 @@ def run(
     on_answers: OnAnswers | None = None,
     on_latencies: OnLatencies | None = None,
     keep_answers: bool = False,
+    accept_restarted: bool = False,
 ) -> RunRecord:
     """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
 
@@ -63,12 +65,16 @@ def run(
     server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
     once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a
     performance run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it
-    was. Raises ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was
-    written until then is kept as `<folder>.failed`, with failure.json after an error.
+    was, and with `accept_restarted` also where a server at --api_server was started again since. Raises
+    ServerUnsuitable where such a server is another one than when it was probed, RunFailed where it becomes one during
+    the run, ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was written until then
+    is kept as `<folder>.failed`, with failure.json after an error.
     """
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"
-    keep = _begun_piece(settings, folder) if keep_answers and settings.mode is Mode.ACCURACY else None
+    accuracy = settings.mode is Mode.ACCURACY
+    servers = RunServers.of(settings, accept_restarted=accept_restarted and accuracy)
+    keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         if settings.audit_config:
@@ -80,7 +86,7 @@ def run(
             return MonitoredRun(settings, alive or _unwatched, watch, shown, live, on_answers, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
-            record = _measured(settings, staging, pythonpath, monitored, attempt)
+            record = _measured(settings, staging, pythonpath, monitored, attempt, servers)
             if keep is not None and len(found := pieces(keep)) > 1:
                 record = replace(record, pieces=found)
         write_record(staging / RUN_FILE, record)
@@ -128,6 +134,7 @@ def _measured(
     pythonpath: str,
     monitored: Callable[[MetricsWatch], MonitoredRun],
     attempt: _Attempt,
+    servers: RunServers,
 ) -> RunRecord:
     """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
 
@@ -148,18 +155,26 @@ def _measured(
     if isinstance(outcome, Failed):
         raise _error(outcome)
     run.clock.require_unset(settings.title)
-    return _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
+    accepted = servers.require_same(settings.title, watch.process_starts)
+    record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
+    return replace(record, accepted_restarts=accepted)
 
 
 def _unwatched() -> None:
     """Return None: the server is not watched."""
 
 
-def _begun_piece(settings: RunSettings, folder: Path) -> Path:
+def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Path:
     """Begin a piece of an accuracy run, and return the file with its answers."""
     path = file_of(folder)
-    if count := begin_piece(path, settings_sha256(settings)):
-        say(f"{settings.title} run: {count:,} of {settings.samples:,} answers are kept from before it was stopped")
+    begun = begin_piece(path, settings_sha256(settings), servers.begin, accept_restarted=servers.accept_restarted)
+    servers.accepted.extend(begun.restarted)
+    if begun.dropped:
+        warn(f"{settings.title} run: the answers from before it was stopped are removed: {begun.dropped}")
+    if begun.kept:
+        say(f"{settings.title} run: {begun.kept:,} of {settings.samples:,} answers are kept from before it was stopped")
+    for words in begun.restarted:
+        warn(f"{settings.title} run: {words}; accepted by --accept_restarted_server")
     return path
 
 

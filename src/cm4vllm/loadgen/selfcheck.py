@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import psutil
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.limits import FILES_BESIDE
 from cm4vllm.loadgen.loopback import LoopbackSettings
 from cm4vllm.loadgen.process_metrics import spread
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
@@ -49,13 +51,14 @@ MOST_WORKERS = 8
 TOO_LONG_S = 60.0
 
 
-def self_check(settings: RunSettings, library: SampleLibrary) -> SelfCheck:
+def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) -> SelfCheck:
     """Return what the client can do, with the number of workers that the run will have.
 
-    That is `settings.num_workers`, or where it is 0, one, and more as long as the capacity is too small for the rate to
-    be expected, the busiest process is a worker, and there are processors for more. Raises RunFailed.
+    That is `settings.num_workers`, or where it is 0, the `least` that the machine's limits ask for, and more as long as
+    the capacity is too small for the rate to be expected, the busiest process is a worker, and there are processors for
+    more. Raises RunFailed.
     """
-    workers = settings.num_workers or 1
+    workers = settings.num_workers or least
     library.load(range(min(PROMPTS, len(library))))
     while True:
         found = _checked(settings, library, workers)
@@ -86,6 +89,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         there = replace(
             settings,
             min_tokens=min(tokens, settings.min_tokens),
+            max_in_flight=min(settings.max_in_flight, _most_connections()),
             server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS),
         )
         client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
@@ -115,6 +119,12 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         server_share=round(meter.server_share, 3),
         added_ttft=spread(tally.waits()),
     )
+
+
+def _most_connections() -> int:
+    """Return how many connections the server in memory can hold: it is one process, however many the client has."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - FILES_BESIDE)
 
 
 def expected_tokens(settings: RunSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
@@ -13,8 +14,17 @@ from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.loadgen.wire import Sampling
 from cm4vllm.rules import Terms
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_needs import option_value
 
-__all__ = ["in_flight_of", "require_room", "require_workers", "run_settings", "sampling_of"]
+__all__ = [
+    "MOST_WORKERS",
+    "in_flight_of",
+    "longest_answer",
+    "require_room",
+    "require_workers",
+    "run_settings",
+    "sampling_of",
+]
 
 #: Requests in flight Offline where the server's batch size is not known: enough to fill vLLM's usual 256 sequences
 #: twice, so that the next request is always at hand when a sequence ends.
@@ -69,7 +79,7 @@ def run_settings(
         user_conf=user_conf_text or conf.text,
         samples=conf.samples,
         **_lengths(terms, model, simulated=server.simulated is not None),
-        max_in_flight=max_in_flight or in_flight_of(server) * len(server.endpoints),
+        max_in_flight=max_in_flight or in_flight_of(server.argv) * len(server.endpoints),
         stream_interval=stream_interval,
         num_workers=num_workers or 0,
         self_check=self_check,
@@ -109,15 +119,23 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
 
 
 def _lengths(terms: Terms, model: ModelRecord, *, simulated: bool) -> dict[str, int]:
-    """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length.
+    """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length."""
+    fixed = model.is_dummy and not simulated
+    longest = longest_answer(terms, fixed=fixed)
+    least = longest if fixed else max(terms.generation.min_tokens, model.min_tokens)
+    return {"max_tokens": longest, "min_tokens": least}
+
+
+def longest_answer(terms: Terms, *, fixed: bool) -> int:
+    """Return the most tokens of an answer; where all have one `fixed` length, as those of random weights, that one.
 
     It is the mean length that the rules publish of the benchmark's own model, and the longest where they have none.
     """
-    if model.is_dummy and not simulated:
-        published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
-        fixed = min(terms.generation.max_tokens, round(published or terms.generation.max_tokens))
-        return {"max_tokens": fixed, "min_tokens": fixed}
-    return {"max_tokens": terms.generation.max_tokens, "min_tokens": max(terms.generation.min_tokens, model.min_tokens)}
+    longest = terms.generation.max_tokens
+    if not fixed:
+        return longest
+    published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    return min(longest, round(published or longest))
 
 
 def sampling_of(settings: RunSettings) -> Sampling:
@@ -156,15 +174,10 @@ def _at_full_speed(server: ServerRecord) -> ServerRecord:
     return replace(server, niceness=0, members=[_at_full_speed(member) for member in server.members])
 
 
-def in_flight_of(server: ServerRecord) -> int:
-    """Return how many requests keep `server` busy: a multiple of the sequences it runs at a time, where it says so."""
-    for index, word in enumerate(server.argv):
-        flag, _, value = word.partition("=")
-        if flag == "--max-num-seqs":
-            value = value or (server.argv[index + 1] if index + 1 < len(server.argv) else "")
-            if value.isdigit() and int(value) > 0:
-                return IN_FLIGHT_PER_SEQUENCE * int(value)
-    return DEFAULT_IN_FLIGHT
+def in_flight_of(argv: Sequence[str]) -> int:
+    """Return how many requests keep a server busy: a multiple of the sequences that its command line has it run."""
+    value = option_value(argv, "--max-num-seqs")
+    return IN_FLIGHT_PER_SEQUENCE * int(value) if value.isdecimal() and int(value) else DEFAULT_IN_FLIGHT
 
 
 def require_room(settings: RunSettings, longest: int) -> None:

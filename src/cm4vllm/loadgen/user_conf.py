@@ -11,14 +11,25 @@ from dataclasses import dataclass
 
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say
+from cm4vllm.loadgen.early_stopping import missing_queries
 from cm4vllm.rules import ExecutionMode, Terms
 
-__all__ = ["LEAST_ONE_BY_ONE", "UserConf", "expected_latency_ms", "user_conf"]
+__all__ = [
+    "LEAST_ONE_BY_ONE",
+    "REHEARSAL_DURATION_S",
+    "REHEARSAL_SAMPLES",
+    "UserConf",
+    "expected_latency_ms",
+    "rehearsal_queries",
+    "user_conf",
+]
 
 #: How long a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
 REHEARSAL_SAMPLES = 256
+#: A rehearsal has queries enough for LoadGen's early-stopping test although so many of them are over a latency limit.
+_REHEARSAL_OVER = 1
 #: The least queries from which LoadGen estimates the 90th percentile of a latency (loadgen/early_stopping.cc).
 LEAST_ONE_BY_ONE = 64
 #: LoadGen asks for this many times the samples of the target rate and the least duration (test_settings_internal.cc).
@@ -58,6 +69,15 @@ class UserConf:
         if self.performance_sample_count is not None:
             lines.append(f"{name}.*.performance_sample_count_override = {self.performance_sample_count}")
         return "\n".join(lines) + "\n"
+
+
+def rehearsal_queries(terms: Terms) -> int:
+    """Return the least queries of a rehearsal's performance run.
+
+    Where latencies have limits, LoadGen's early-stopping test has to be able to pass; elsewhere it needs two, because
+    with one query it has no rate to compute.
+    """
+    return missing_queries(0, _REHEARSAL_OVER) if terms.paced and terms.limits is not None else 2
 
 
 def expected_latency_ms(target_qps: float) -> float:
@@ -119,7 +139,9 @@ def _rehearsal(
     samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or terms.paced:
         _require_qps(terms, target_qps)
-    queries, duration_s = _rehearsal_size(target_qps, test_query_count, max_test_duration_s)
+    queries, duration_s = _rehearsal_size(
+        target_qps, test_query_count, max_test_duration_s, enough=rehearsal_queries(terms)
+    )
     if terms.one_by_one and terms.needs_rate:
         # LoadGen makes whole passes over the samples, one more where the number of queries is whole passes already.
         enough = queries if duration_s == 0 else max(LEAST_ONE_BY_ONE, int(duration_s * (target_qps or 0)))
@@ -156,15 +178,19 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
 
 
 def _rehearsal_size(
-    target_qps: float | None, test_query_count: int | None, max_duration_s: float | None
+    target_qps: float | None, test_query_count: int | None, max_duration_s: float | None, *, enough: int
 ) -> tuple[int, float]:
-    """Return the least number of queries (Offline: samples) and the least duration in s of a rehearsal."""
+    """Return the least number of queries (Offline: samples) and the least duration in s of a rehearsal.
+
+    `enough` is the number of queries where neither a number nor a duration is asked for.
+    """
+    asked = enough if test_query_count is None else test_query_count
+    duration_s = 0.0
     if test_query_count is None:
-        # At least two: with one query LoadGen has no rate to compute.
-        return 2, min(REHEARSAL_DURATION_S, max_duration_s or REHEARSAL_DURATION_S)
+        duration_s = min(REHEARSAL_DURATION_S, max_duration_s or REHEARSAL_DURATION_S)
     if max_duration_s is None or target_qps is None:
-        return test_query_count, 0.0
-    return max(2, min(test_query_count, int(max_duration_s * target_qps))), 0.0
+        return asked, duration_s
+    return max(2, min(asked, int(max_duration_s * target_qps))), duration_s
 
 
 def _require_qps(terms: Terms, target_qps: float | None) -> None:

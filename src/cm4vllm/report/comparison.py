@@ -1,4 +1,4 @@
-"""Two or more results side by side: the settings that differ, the figures with their uncertainty, and what is real.
+"""Two or more results side by side: the figures with their uncertainty, what is real, and the settings that differ.
 
 The first result is the one that the others are compared with. What is compared is what both have: the same benchmark in
 the same scenario.
@@ -7,7 +7,7 @@ the same scenario.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from cm4vllm.report.compared_capsule import NO_INTERVAL, CapsuleSide, open_capsu
 from cm4vllm.report.compared_settings import Difference, Group, Setting, differences, settings_of
 from cm4vllm.report.pictures import Rows
 from cm4vllm.results import uncertainty
+from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.model import Accuracy, Figure, Performance, Result, Source, Submission
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.reading import SCORE_UNITS
@@ -59,6 +60,12 @@ class Side:
             return REHEARSAL_NOTICE if self.capsule.capsule.rehearsal else ""
         runs = [run for result in self.results.values() for run in result.runs]
         return runs[0].notice if runs else ""
+
+    @property
+    def accelerators(self) -> int:
+        """How many accelerators the system states; 0 for none, and for a capsule, which does not count them."""
+        system = self.submission.system(self.first.system) if self.submission is not None else None
+        return accelerator_count(system.description) if system is not None else 0
 
     def settings(self, result: Result, packages: Iterable[str] = ()) -> dict[Setting, str]:
         """Return the settings of a result; of a capsule's packages those that are named."""
@@ -211,7 +218,10 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
     having = tuple(side for side in sides if key in side.results)
     parts = [side.results[key].performance for side in having]
     recorded = [side.capsule.estimates.get(key[1], {}) if side.capsule else None for side in having]
-    rows = [*_performance_rows(parts, recorded), *_accuracy_rows([side.results[key].accuracy for side in having])]
+    rows = [
+        *_performance_rows(parts, recorded, [side.accelerators for side in having]),
+        *_accuracy_rows([side.results[key].accuracy for side in having]),
+    ]
     return Block(
         key[0],
         key[1],
@@ -229,23 +239,26 @@ def _other_loads(parts: Sequence[Performance | None]) -> str:
 
 
 def _performance_rows(
-    parts: Sequence[Performance | None], recorded: Sequence[Mapping[str, Estimate] | None]
+    parts: Sequence[Performance | None], recorded: Sequence[Mapping[str, Estimate] | None], accelerators: Sequence[int]
 ) -> Iterator[Row]:
-    """Give the rows of the figures; `recorded` are the intervals of a capsule, None for what is read from its log."""
+    """Give the rows of the figures, rates also per accelerator where all that have the rate state `accelerators`.
+
+    `recorded` are the intervals of a capsule, None for what is read from its log.
+    """
     rows = [read_sample_times(part.folder) if part is not None else None for part in parts]
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
     wanted = (
         *metrics,
         "samples_per_second",
-        "latency_p50",
-        "latency_p90",
-        "latency_p99",
         "ttft_mean",
         "ttft_p50",
         "ttft_p99",
         "tpot_mean",
         "tpot_p50",
         "tpot_p99",
+        "latency_p50",
+        "latency_p90",
+        "latency_p99",
     )
     for name in dict.fromkeys(wanted):
         figures = [part.figures.get(name) if part is not None else None for part in parts]
@@ -258,7 +271,31 @@ def _performance_rows(
             else (known.get(figure.name), "" if figure.name in known else NO_INTERVAL)
             for seed, (part, figure, row, known) in enumerate(zip(parts, figures, rows, recorded, strict=True))
         ]
-        yield _row(name.replace("_", " "), figures, [one for one, _ in made], [why for _, why in made])
+        words, estimates, whys = name.replace("_", " "), [one for one, _ in made], [why for _, why in made]
+        yield _row(words, figures, estimates, whys)
+        if all(count for figure, count in zip(figures, accelerators, strict=True) if figure is not None):
+            yield from _per_accelerator(words, figures, estimates, whys, accelerators)
+
+
+def _per_accelerator(
+    words: str,
+    figures: Sequence[Figure | None],
+    estimates: Sequence[Estimate | None],
+    whys: Sequence[str],
+    accelerators: Sequence[int],
+) -> Iterator[Row]:
+    """Give the row of a rate divided by the accelerators of each system."""
+    divided: list[Figure | None] = []
+    for figure, count in zip(figures, accelerators, strict=True):
+        if figure is None:
+            divided.append(None)
+        elif figure.unit.endswith("/s"):
+            source = replace(figure.source, field=f"{figure.source.field}, divided by {count} accelerators")
+            divided.append(replace(figure, value=figure.value / count, source=source))
+        else:
+            return
+    shares = [one and one.divided(count or 1) for one, count in zip(estimates, accelerators, strict=True)]
+    yield _row(f"{words} per accelerator", divided, shares, whys)
 
 
 def _accuracy_rows(parts: Sequence[Accuracy | None]) -> Iterator[Row]:

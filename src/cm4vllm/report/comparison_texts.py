@@ -93,23 +93,10 @@ def verdict(row: Row, moved: Shift | None) -> str:
 
 
 def as_text(found: Comparison) -> Iterator[str]:
-    """Give the lines of the comparison: who is who, the settings that differ, the figures."""
+    """Give the lines of the comparison: who is who, the figures, the settings that differ."""
     for side in found.sides:
         yield f"{side.name}: {side.title} ({side.path})"
     yield from (f"WARNING {text}" for text in found.warnings)
-    yield ""
-    yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
-    letters = [side.name for side in found.sides]
-    if found.differences:
-        yield from aligned(
-            [
-                ("setting", *letters),
-                *(
-                    (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
-                    for one in found.differences
-                ),
-            ]
-        )
     for block in found.blocks:
         yield ""
         yield f"{block.benchmark} {block.scenario}: " + ", ".join(
@@ -126,6 +113,23 @@ def as_text(found: Comparison) -> Iterator[str]:
         yield from (f"not known: {why}" for why in unknown if why)
     yield ""
     yield from NOTES
+    yield from _settings(found)
+
+
+def _settings(found: Comparison) -> Iterator[str]:
+    yield ""
+    yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
+    letters = [side.name for side in found.sides]
+    if found.differences:
+        yield from aligned(
+            [
+                ("setting", *letters),
+                *(
+                    (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
+                    for one in found.differences
+                ),
+            ]
+        )
 
 
 def _only(found: Comparison, scenarios: Sequence[str]) -> str:

@@ -24,6 +24,26 @@ from cm4vllm.results.index import Index, IndexPart, IndexRow, read_indexes
 
 __all__ = ["explorer_page", "index_folder", "published_index", "report_published"]
 
+#: The columns of the table and their parts of its width, in percent, so that all are seen on a screen of 1280 pixels;
+#: that of watts is left out where no result has a power meter's log.
+_COLUMNS = (
+    ("benchmark", 8),
+    ("scenario", 8.6),
+    ("round", 4),
+    ("division", 5),
+    ("submitter", 8.7),
+    ("system", 12.5),
+    ("accelerator", 8),
+    ("count", 4),
+    ("result", 7.5),
+    ("per", 7.5),
+    ("watt", 5),
+    ("valid", 5),
+    ("errors", 7),
+    ("ttft", 5),
+    ("tpot", 5),
+    ("weights", 6),
+)
 #: The end of the name of the index beside a page.
 INDEX_SUFFIX = ".index.json"
 
@@ -76,16 +96,19 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = [one.own for one in stand]
     rows = sorted([*found.rows, *own], key=_order)
+    powered = any(row.power_w for row in rows)
     return page_template("explorer.html.j2").render(
         rows=rows,
         own=own,
+        namesakes=_namesakes(rows),
+        columns=[(name, share) for name, share in _COLUMNS if powered or name != "watt"],
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
         w=wording,
         rounds=_counted([row.round or "round unknown" for row in found.rows]),
         submitters=len({row.submitter for row in found.rows}),
-        powered=any(row.power_w for row in rows),
+        powered=powered,
         outlier=found.outlier,
         errors=_errors,
         units=_units,
@@ -96,6 +119,14 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
 
 def _order(row: IndexRow) -> tuple[Any, ...]:
     return row.benchmark, row.scenario, row.unit, -(row.per_accelerator or 0.0), row.submitter, row.system
+
+
+def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
+    """Return which rows have a system with the name of another system of the same submitter."""
+    folders: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        folders.setdefault((row.round, row.division, row.submitter, row.system), set()).add(row.folder)
+    return {row.identity for row in rows if len(folders[row.round, row.division, row.submitter, row.system]) > 1}
 
 
 def _counted(words: Sequence[str]) -> str:

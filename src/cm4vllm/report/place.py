@@ -26,16 +26,25 @@ _DIVISORS: dict[str, Callable[[IndexRow], str]] = {
 
 
 class Rank(NamedTuple):
-    """A place among so many, the result itself counted; the median of the others, and what it was read from."""
+    """A place among so many, the result itself counted; the median of the others, and what it was read from.
+
+    `shared` counts the others that have the same rate, and so the same place.
+    """
 
     place: int
     of: int
     median: float
     source: str
+    shared: int = 0
 
     @property
     def words(self) -> str:
         return f"place {self.place} of {self.of}"
+
+    @property
+    def ties(self) -> str:
+        """Who else has the place, to stand after its words; empty where there is no tie."""
+        return f" (shared with {self.shared} other{'' if self.shared == 1 else 's'})" if self.shared else ""
 
 
 class Standing(Record, frozen=True, kw_only=True):
@@ -85,10 +94,12 @@ class Place(Record, frozen=True, kw_only=True):
 
     def _standing(self, one: Standing) -> str:
         words = f"{one.round}: {rate(one.value)} {one.unit} per {one.per} is {one.among_all.words} with any accelerator"
+        words += one.among_all.ties
         if one.among_like is None:
             return words
-        like = f"{one.among_like.words} with the {self.own.accelerator}, whose median is {rate(one.among_like.median)}"
-        return f"{words}, and {like}"
+        like = one.among_like
+        same = f"{like.words} with the {self.own.accelerator}{like.ties}, whose median is {rate(like.median)}"
+        return f"{words}, and {same}"
 
 
 def places(own: Path, index: Index) -> list[Place]:
@@ -119,7 +130,7 @@ def place(submission: Submission, result: Result, index: Index) -> Place:
 
 def _not_compared(own: IndexRow, row: IndexRow) -> str:
     """Say why a published result is not comparable; empty where it is."""
-    if (row.submitter, row.system, row.value) == (own.submitter, own.system, own.value):
+    if row.identity == own.identity and row.value == own.value:
         return "it is this result"
     if not row.valid:
         return "not valid"
@@ -177,6 +188,7 @@ def _rank(mine: float, others: Sequence[tuple[IndexRow, float]], per: str) -> Ra
         len(others) + 1,
         sum(rate for _, rate in middle) / len(middle),
         f"mean of {source}" if len(middle) > 1 else source,
+        sum(rate == mine for _, rate in others),
     )
 
 

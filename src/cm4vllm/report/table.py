@@ -1,4 +1,7 @@
-"""The table that ends a campaign: on a terminal in colour, elsewhere as aligned plain text."""
+"""What ends a campaign: details, the table of what was measured, where the page is, and what to do next.
+
+On a terminal it has colour, elsewhere it is aligned plain text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import TextIO
 
 from cm4vllm.common.plain_text import printable
 from cm4vllm.report.model import Report
-from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words
+from cm4vllm.report.next_step import next_step
+from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words, unchecked
 from cm4vllm.report.wording import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.results.model import Performance, Result
 
@@ -39,7 +43,7 @@ def _text(report: Report, *, terminal: bool) -> str:
         *([f"*** {report.notice} ***"] if report.notice else []),
         *([] if report.rehearsal else [headline(report)]),
     ]
-    return "\n".join([*map(_line, titles), "", *aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join([*_above(report), "", *map(_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -78,13 +82,11 @@ def _accuracy(measurement: Result) -> str:
     return f"{sum(judged)} of {len(judged)} targets met{without}"
 
 
-def _below(report: Report) -> list[str]:
-    """Return the lines below the table: reasons, scores, where things are, what is not stated."""
+def _above(report: Report) -> list[str]:
+    """Return the lines above the table: scores, checker, where things are, what a result still has to state."""
     lines: list[str] = []
     for measurement in report.results:
-        for reason in measurement.performance.reasons if measurement.performance else ():
-            lines.append(f"{measurement.scenario} is INVALID: {reason}")
-        if measurement.performance:
+        if measurement.performance and not report.rehearsal:  # whose figures claim no precision
             lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
         record = measurement.accuracy.record if measurement.accuracy else None
         if record:
@@ -107,11 +109,25 @@ def _below(report: Report) -> list[str]:
             lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
     lines.append(f"logs:    {report.folder}")
     lines.append(f"tree:    {report.tree or 'not built'}")
-    lines.append(f"report:  {report.page}")
-    gaps = missing(report)
+    gaps = unchecked(report) if report.rehearsal else missing(report)
     if gaps:
-        lines += textwrap.wrap(f"not stated: {', '.join(gaps)}", 110, subsequent_indent="  ")
+        lines += textwrap.wrap(
+            f"{'' if report.rehearsal else 'not stated: '}{', '.join(gaps)}", 110, subsequent_indent="  "
+        )
     return [_line(line) for line in lines]
+
+
+def _below(report: Report) -> list[str]:
+    """Return the lines below the table: why a result is not valid, where the page is, what to do next."""
+    reasons = [
+        f"{measurement.scenario} is INVALID: {reason}"
+        for measurement in report.results
+        for reason in (measurement.performance.reasons if measurement.performance else ())
+    ]
+    following = next_step(report)
+    return [
+        _line(line) for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
+    ]
 
 
 def _line(text: str) -> str:
@@ -137,20 +153,21 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     for row in rows:
         table.add_row(*(Text(_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
+    checked = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}[findings(report)[-1].kind]
+
+    def show(lines: list[str]) -> None:
+        for line in lines:
+            style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
+            inside = " " * (len(line) - len(line.lstrip()) + 2)
+            parts = textwrap.wrap(  # a path stays whole, so that it can be copied
+                line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
+            )
+            for part in parts or [""]:
+                console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)
+
+    show(_above(report))
     if report.notice:
         console.print(Text(f" {_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
-    styles = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}
-    for line in _below(report):
-        style = (
-            styles[findings(report)[-1].kind]
-            if line.startswith("checker:")
-            else ("red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else "")
-        )
-        inside = " " * (len(line) - len(line.lstrip()) + 2)
-        parts = textwrap.wrap(  # a path stays whole, so that it can be copied
-            line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
-        )
-        for part in parts or [""]:
-            console.print(Text(part, style=style), soft_wrap=True)
+    show(_below(report))
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

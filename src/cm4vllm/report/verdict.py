@@ -23,6 +23,7 @@ __all__ = [
     "missing_scenarios",
     "score_in_words",
     "sentence",
+    "unchecked",
     "unexpected",
 ]
 
@@ -114,7 +115,12 @@ def missing(report: Report) -> list[str]:
         gaps.append("the data types of the model's weights")
     if not report.server.argv:
         gaps.append("the server's command: it was not started by cm4vllm")
-    return gaps + [f"not checked: {note}" for note in report.server.unchecked]
+    return gaps + unchecked(report)
+
+
+def unchecked(report: Report) -> list[str]:
+    """Return what the server could not be asked."""
+    return [f"not checked: {note}" for note in report.server.unchecked]
 
 
 def unexpected(report: Report) -> list[str]:

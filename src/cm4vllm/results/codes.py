@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from cm4vllm.results.checks import CHECKS, Stage
+from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Rule
 from cm4vllm.results.reading import PROBLEMS
 
@@ -16,14 +17,19 @@ _HEAD = """\
 
 Written from the code: `python -m cm4vllm.results.codes > docs/checks.md`. The severity is the usual one of a check:
 where a case deserves another, the finding has it. An error refuses a submission, a warning is doubtful, a note is
-allowed and worth knowing.
+allowed and worth knowing. A check that cannot be made is the finding CHECK-FAILED; all others are made.
 
     cm run script --tags=check,mlperf,results --input=TREE [--out=json] [--sarif=FILE]
 
 prints every finding in TREE and ends with 0 where none is an error, with 60 where one is; 60 is
 also that of a folder without a submission, 20 that of a folder that does not exist. What is found in a submission of
-400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while the digests of
-all its files, and cm4vllm itself, are the same.
+400 files or more is kept in `~/.cache/cm4vllm/checks` (or below `XDG_CACHE_HOME`) and used again while cm4vllm and the
+names, sizes, inodes and times of all its files are the same, the times of change (ctime) too, which no program sets as
+it likes. Findings are not kept where a file was changed in the last two seconds or a link leads to a folder elsewhere.
+
+The first line and the last one say to how many of the results the rules of a benchmark were applied; `coverage` of the
+JSON output, and of the properties of the SARIF log's run, has both numbers. What is left has a finding: a benchmark or
+scenario without rules (`RULES-UNKNOWN`), seeds of no round (`ROUND-UNKNOWN`), or a log that cannot be read.
 
     cm run script --tags=check,mlperf,results --input=TREE --weights=FOLDER [--weights_of=SYSTEM/MODEL]
 
@@ -51,6 +57,9 @@ def _lines() -> Iterator[str]:
         for check in CHECKS.values():
             if check.stage is stage:
                 yield from _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
+    yield "## All submissions of a tree together\n"
+    for code, (rule, severity, remedy) in ACROSS.items():
+        yield from _section(code, rule, severity=severity, remedy=remedy)
     yield "## What cannot be read\n"
     for code, rule in PROBLEMS.items():
         yield from _section(code, rule)

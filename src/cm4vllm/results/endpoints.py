@@ -103,10 +103,13 @@ def _config(reader: Reader, path: Path) -> Mapping[str, Any]:
         with opened(path) as file:
             content = yaml.safe_load(file.read(_MAX_CONFIG))
     except FileNotFoundError:
-        reader.problem("FILE-MISSING", f"{reader.name(path)} is missing", path)
+        reader.problem("FILE-MISSING", f"{path.name} is missing", path)
         return {}
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        reader.problem("FILE-UNREADABLE", f"{reader.name(path)} is not YAML: {error}", path)
+    except OSError as error:
+        reader.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+        return {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reader.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
         return {}
     return content if isinstance(content, dict) else {}
 

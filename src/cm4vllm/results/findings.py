@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.plain_text import spelled_out
 
 __all__ = ["Finding", "Rule", "Severity", "refuse"]
 
@@ -32,7 +33,9 @@ class Rule:
 class Finding:
     """One thing that a check found. `what` is one sentence, `file` a path below the root of what was checked.
 
-    `value` is what was found in `field`, `expected` what belongs there; either may be empty where it adds nothing.
+    `value` is what was found in `field`, `expected` what belongs there; either may be empty where it adds nothing. They
+    hold names and texts of the tree, which may hold anything: in a finding, and so in each form in which it is printed
+    or written, each is one line without control characters.
     """
 
     code: str
@@ -44,6 +47,10 @@ class Finding:
     expected: str
     rule: Rule
     remedy: str
+
+    def __post_init__(self) -> None:
+        for name in ("what", "file", "field", "value", "expected"):
+            object.__setattr__(self, name, spelled_out(getattr(self, name)))
 
     @property
     def detail(self) -> str:

@@ -1,7 +1,7 @@
-"""An index of published results: one row a result, read once from a repository of results and kept by digest.
+"""An index of published results: one row a result, read once from a repository of results and kept.
 
-Each submitter's folder is read by itself, with all checks, and its rows are kept in a file that is named after a digest
-of the names, sizes and times of its files: what has not changed is not read again.
+Each submitter's folder is read by itself, with all checks, and its rows are kept in a file that is named after the
+state of its files (results/listing.py): what has not changed is not read again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from msgspec.structs import replace
 import cm4vllm
 from cm4vllm.common.digests import digest_of
 from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.plain_text import spelled_out, whole_number
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.listing import list_files
 from cm4vllm.results.model import Figure, Result, Source, Submission
 from cm4vllm.results.power import measured_power
 from cm4vllm.results.trees import read_tree
@@ -52,7 +54,8 @@ class IndexRow(Record, frozen=True, kw_only=True):
 
     `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
     mean of the run where a meter recorded it, read from `power_field` of `power_file`. `codes` counts the findings of
-    the result by `severity CODE`.
+    the result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description
+    states it, which other systems may have, too.
     """
 
     round: str
@@ -80,6 +83,16 @@ class IndexRow(Record, frozen=True, kw_only=True):
     codes: dict[str, int]
     power_file: str = ""
     power_field: str = ""
+    folder: str = ""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What names the result among all: its folder; `system` is what the description calls it, as it may others.
+
+        An index of before names no folder: there its file stands for it.
+        """
+        of = self.folder or f"{self.system} {self.file}"
+        return self.round, self.division, self.submitter, of, self.model, self.scenario
 
     @property
     def per_accelerator(self) -> float | None:
@@ -153,11 +166,7 @@ def cell_of(figure: Figure | None) -> tuple[str, str, float | None, str, str]:
 def read_indexes(roots: Sequence[Path], kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
     """Return the results of several repositories or index files, each result once. Raises what read_index raises."""
     parts = [read_index(root, kept, say) for root in roots]
-    rows = {
-        (row.round, row.division, row.submitter, row.system, row.model, row.scenario): row
-        for part in parts
-        for row in part.rows
-    }
+    rows = {row.identity: row for part in parts for row in part.rows}
     return Index(tuple(rows.values()), sum(part.read for part in parts), sum(part.kept for part in parts))
 
 
@@ -203,12 +212,13 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
         found = read_record(root, IndexPart).rows
         return Index(found, 0, len({(row.round, row.division, row.submitter) for row in found}))
     homes = _homes(root)
-    files = {home: kept / f"{_digest(home)}.json" for home in homes}
+    files = {home: kept / name for home in homes if (name := _kept_name(home))}
     parts = {home: part for home, path in files.items() if (part := _kept(path)) is not None}
     new = [home for home in homes if home not in parts]
     for home, part in zip(new, _read_all(new, say), strict=True):
         parts[home] = part
-        write_record(files[home], part)
+        if home in files:
+            write_record(files[home], part)
     rows = tuple(row for home in homes for row in _below(parts[home], home, root))
     return Index(rows, len(new), len(homes) - len(new))
 
@@ -232,20 +242,11 @@ def _kept(path: Path) -> IndexPart | None:
         return None
 
 
-def _digest(home: Path) -> str:
-    """Return a digest of the names, sizes and times of all files in a folder, and of what reads them."""
-    found = []
-    for folder, folders, names in os.walk(home):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(folder, name)
-            try:
-                state = path.lstat()
-            except OSError:
-                continue
-            found.append(f"{path.relative_to(home)} {state.st_size} {state.st_mtime_ns}")
-    reader = [cm4vllm.__version__, str(IndexPart.SCHEMA), *IndexRow.__struct_fields__]
-    return digest_of("\n".join([*reader, *found]).encode())[:32]
+def _kept_name(home: Path) -> str:
+    """Return the name of the file for what was read, by the state of a folder and what reads it; empty: keep none."""
+    state = list_files(home.parents[1], home).state
+    reader = "\n".join([cm4vllm.__version__, str(IndexPart.SCHEMA), *IndexRow.__struct_fields__, state])
+    return f"{digest_of(reader.encode())[:32]}.json" if state else ""
 
 
 def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:
@@ -273,12 +274,15 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
     part = result.performance
     metric, unit, value, file, field = cell_of(part.metric if part else None)
     _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
-    own = (f"/{result.system}/{result.model}/{Path(result.folder).name}/", f"/systems/{result.system}.json")
+    own = (  # as findings name them
+        spelled_out(f"/{result.system}/{result.model}/{Path(result.folder).name}/"),
+        spelled_out(f"/systems/{result.system}.json"),
+    )
     codes: dict[str, int] = {}
     for one in found:
         if any(place in f"/{one.file}/" or f"/{one.file}".endswith(place) for place in own):
             codes[f"{one.severity} {one.code}"] = codes.get(f"{one.severity} {one.code}", 0) + 1
-    return IndexRow(
+    row = IndexRow(
         round=result.round,
         division=result.division,
         submitter=result.submitter,
@@ -304,7 +308,10 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         file=file,
         field=field,
         codes=dict(sorted(codes.items())),
+        folder=result.system,
     )
+    texts = {name: value for name in row.__struct_fields__ if isinstance(value := getattr(row, name), str)}
+    return replace(row, **{name: spelled_out(value) for name, value in texts.items()})
 
 
 def _product(description: Mapping[str, Any]) -> str:
@@ -317,7 +324,4 @@ def _product(description: Mapping[str, Any]) -> str:
 
 
 def _count(description: Mapping[str, Any], name: str) -> int:
-    try:
-        return int(str(description.get(name, 0)).strip() or 0)
-    except ValueError:
-        return 0
+    return whole_number(description.get(name)) or 0

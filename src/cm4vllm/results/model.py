@@ -16,11 +16,13 @@ from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.loadgen.client_doubts import client_doubts
+from cm4vllm.loadgen.detail_log import DetailLog
 from cm4vllm.loadgen.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding
+from cm4vllm.results.listing import Listing
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.rules import Audit, Terms, audit, terms_of_test
+from cm4vllm.rules import Audit, Terms, audit, benchmark_of, terms_of_test
 
 __all__ = [
     "Accuracy",
@@ -110,7 +112,7 @@ class Performance:
     `folder` holds the logs, `log` is the path of the detail log as sources name it. `loadgen_valid` is LoadGen's own
     verdict, with nothing in its log against it; `loadgen_reasons` says what is. `settings` are those that LoadGen used,
     without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `harness` says which
-    one measured; that of endpoints has no log, and its `log` is the summary.
+    one measured; that of endpoints has no log, and its `log` is the summary. `detail` has the entries of the log.
     """
 
     folder: Path
@@ -126,6 +128,7 @@ class Performance:
     terms: Terms | None = None
     run: RunRecord | None = None
     harness: str = "LoadGen"
+    detail: DetailLog | None = None
 
     @property
     def valid(self) -> bool:
@@ -228,8 +231,9 @@ class Performance:
 class Accuracy:
     """One accuracy run and its scores.
 
-    `figures` are those of accuracy.txt, by the label there; `hash` is the digest of the log before truncation, which
-    that file names. `record` is ours of the scores, None while the log has not been scored, `run` ours of the run.
+    `figures` are those of accuracy.txt, by the label there, the last of each; `stated` are all, in their order. `hash`
+    is the digest of the log before truncation, which that file names. `record` is ours of the scores, None while the
+    log has not been scored, `run` ours of the run. `detail` has the entries of the detail log.
     """
 
     folder: Path
@@ -242,6 +246,8 @@ class Accuracy:
     terms: Terms | None = None
     run: RunRecord | None = None
     record: AccuracyRecord | None = None
+    stated: tuple[Figure, ...] = ()
+    detail: DetailLog | None = None
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -287,7 +293,9 @@ class Result:
     in the open division. `scenario` is spelled as the rules spell it. `compliance` names the tests there are.
     `measurements` is the file of that name, `user_conf` the text of user.conf, `readme` that of README.md; `files`
     names the files of a tree that they were read from, under the same words. `tests` are runs of compliance tests by
-    our own records, with the verdicts on them.
+    our own records, with the verdicts on them; `test_runs` the logs of such runs in a tree, by the test's name.
+    `uncovered` says why the rules have nothing for a result of a tree, and
+    is empty where they are applied.
     """
 
     round: str
@@ -306,11 +314,18 @@ class Result:
     readme: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     tests: tuple[ComplianceTest, ...] = ()
+    test_runs: Mapping[str, Performance] = field(default_factory=dict)
+    uncovered: str = ""
 
     @property
     def mapped(self) -> bool:
         """Whether the model is not the benchmark's own, and only mapped to it (open division)."""
-        return self.model != self.benchmark
+        return self.benchmark not in (self.model, benchmark_of(self.round, self.model, {}))
+
+    @property
+    def covered(self) -> bool:
+        """Whether the rules of its benchmark were applied to what was measured."""
+        return not self.uncovered and self.performance is not None
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -351,7 +366,8 @@ class Submission:
     """What one submitter measured in one round and division. `root` is the folder that files are named from.
 
     `round` is empty where neither the records nor the seeds of the logs tell it. `campaign` is the record of the
-    command that made our own runs. `weights` are those at hand while a tree is checked.
+    command that made our own runs. `weights` are those at hand while a tree is checked; `listing` holds the files of a
+    tree.
     """
 
     root: Path
@@ -364,6 +380,7 @@ class Submission:
     mapping: Mapping[str, str] = field(default_factory=dict)
     campaign: CampaignRecord | None = None
     weights: tuple[ServedWeights, ...] = ()
+    listing: Listing = field(default_factory=Listing)
 
     @property
     def home(self) -> Path:

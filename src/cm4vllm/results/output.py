@@ -1,9 +1,9 @@
-"""Findings as text for a person, as JSON objects, and as SARIF 2.1.0 for tools that show the results of checks."""
+"""Findings in order, as JSON objects, and as SARIF 2.1.0 for tools that show the results of checks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ import msgspec
 
 from cm4vllm.results.findings import Finding, Severity
 
-__all__ = ["as_objects", "as_sarif", "as_text", "ordered", "summary"]
+__all__ = ["as_objects", "as_sarif", "coverage", "ordered", "summary"]
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _ORDER = list(Severity)
@@ -30,22 +30,9 @@ def summary(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{counted[one]} {one}{'' if counted[one] == 1 else 's'}" for one in Severity)
 
 
-def as_text(findings: Iterable[Finding]) -> Iterator[str]:
-    """Give lines: for each severity and code the rule and what to do, then every place where it is broken."""
-    before: tuple[Severity, str] | None = None
-    for one in ordered(findings):
-        if (one.severity, one.code) != before:
-            before = one.severity, one.code
-            yield ""
-            yield f"{one.severity} {one.code}: {one.rule.text}"
-            yield f"  stated in: {one.rule.source}"
-            if one.remedy:
-                yield f"  to do:     {one.remedy}"
-        where = ": ".join(part for part in (one.file, one.field) if part)
-        yield f"  - {where}: {one.what}" if where else f"  - {one.what}"
-        values = [f"{word} {value}" for word, value in (("found", one.value), ("expected", one.expected)) if value]
-        if values:
-            yield f"      {'; '.join(values)}"
+def coverage(applied: int, results: int) -> str:
+    """Return to how many results the rules of a benchmark were applied."""
+    return f"rules applied to {applied:,} of {results:,} results"
 
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
@@ -54,8 +41,13 @@ def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return found
 
 
-def as_sarif(findings: Iterable[Finding], version: str) -> dict[str, Any]:
-    """Return a SARIF log of one run of cm4vllm `version`; files are named below the root of what was checked."""
+def as_sarif(
+    findings: Iterable[Finding], version: str, about: Mapping[str, Any] | None = None, unchecked: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a SARIF log of one run of cm4vllm `version`; files are named below the root of what was checked.
+
+    `about` says what was checked and by which rules, `unchecked` what was not, a sentence each.
+    """
     found = ordered(findings)
     rules = {one.code: one for one in reversed(found)}
     return {
@@ -79,6 +71,15 @@ def as_sarif(findings: Iterable[Finding], version: str) -> dict[str, Any]:
                     }
                 },
                 "columnKind": "unicodeCodePoints",
+                "properties": dict(about or {}),
+                "invocations": [
+                    {
+                        "executionSuccessful": True,
+                        "toolExecutionNotifications": [
+                            {"level": "note", "message": {"text": f"not checked: {text}"}} for text in unchecked
+                        ],
+                    }
+                ],
                 "results": [_sarif_result(one, sorted(rules).index(one.code)) for one in found],
             }
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import opened
+from cm4vllm.common.plain_text import one_line
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import figures
 from cm4vllm.loadgen.logs import verdict
@@ -21,7 +23,7 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
 
-__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "terms_of"]
+__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "uncovered"]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
@@ -33,12 +35,17 @@ PROBLEMS = {
     "FILE-UNREADABLE": Rule("a file is in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
     "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
+    "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),
     "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
 }
 
 #: Scores as the reference scripts print them: first those of a dictionary, then each on a line of its own.
 _IN_DICTIONARY = re.compile(r"""["']([A-Za-z][\w-]*)["']:\s*["']?(?:np\.\w+\()?(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\b""")
-_ON_A_LINE = re.compile(r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?([\d.]+)%?")
+_ON_A_LINE = re.compile(
+    r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?(\d+\.?\d*|\.\d+)%?"
+)
+#: Scores in a line of a log: `INFO:main:metric/lifetime_ne/rating: 0.87`.
+_IN_A_LOG = re.compile(r"\b(metric/\w+/\w+): (\d+\.\d+)\s*$")
 _HASH = re.compile(r"^hash=(\w+)\s*$")
 #: What accuracy.txt states of lengths, and their units; scores have none.
 SCORE_UNITS = {
@@ -49,12 +56,33 @@ SCORE_UNITS = {
 }
 
 
+@cache
 def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
     """Return what the rules say of a run, None where they do not know its round, benchmark or scenario."""
     try:
         return rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode)
     except UsageError:
         return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why something cannot be read."""
+    if isinstance(error, CmError):
+        return one_line(f"{error.what}: {error.cause}" if error.cause else error.what)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def uncovered(round_name: str, benchmark: str, scenario: str) -> str:
+    """Say why the rules have nothing for a result; empty where they are applied."""
+    if not round_name:
+        return "its round is unknown"
+    try:
+        rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), rules.Mode.PERFORMANCE)
+    except UsageError as error:
+        return error.what
+    return ""
 
 
 class Reader:
@@ -119,6 +147,7 @@ class Reader:
             settings=_settings(log),
             terms=terms,
             run=run,
+            detail=log,
         )
 
     def accuracy(
@@ -128,25 +157,32 @@ class Reader:
         run: RunRecord | None = None,
         record: AccuracyRecord | None = None,
     ) -> Accuracy | None:
-        """Read the accuracy run whose logs are in `folder`; None, and a problem, where its log cannot be read."""
+        """Read the accuracy run whose logs are in `folder`; a problem where its log cannot be read.
+
+        The scores in a tree are then read alone; None where there are none, and where `run` is given.
+        """
+        text, log = folder / ACCURACY_TEXT, None
         try:
             log = read_detail_log(folder / DETAIL_LOG)
         except CmError as error:
             self._unreadable(folder, error)
-            return None
-        text = folder / ACCURACY_TEXT
+            if run is not None or not text.is_file():
+                return None
         lines = self.text(text).splitlines() if text.is_file() else []
+        stated = tuple(_scores(lines, self.name(text)))
         return Accuracy(
             folder=folder,
             log=self.name(folder / DETAIL_LOG),
-            figures=Figures(_scores(lines, self.name(text))),
+            figures=Figures(stated),
             hash=next((match[1] for line in reversed(lines) if (match := _HASH.match(line))), ""),
-            errors=log.errors,
-            settings=_settings(log),
-            loadgen_version=str(log.values.get("loadgen_version", "")),
+            errors=log.errors if log else (),
+            settings=_settings(log) if log else {},
+            loadgen_version=str(log.values.get("loadgen_version", "")) if log else "",
             terms=terms,
             run=run,
             record=record,
+            stated=stated,
+            detail=log,
         )
 
     def text(self, path: Path) -> str:
@@ -156,7 +192,7 @@ class Reader:
                 file.seek(max(0, path.stat().st_size - _MAX_TEXT))
                 return file.read().decode(errors="replace")
         except OSError as error:
-            self.problem("FILE-UNREADABLE", f"{self.name(path)} cannot be read: {error.strerror}", path)
+            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
             return ""
 
     def json(self, path: Path) -> Mapping[str, Any]:
@@ -165,33 +201,46 @@ class Reader:
             with opened(path) as file:
                 return MappingProxyType(msgspec.json.decode(file.read(), type=dict[str, Any]))
         except FileNotFoundError:
-            self.problem("FILE-MISSING", f"{self.name(path)} is missing", path)
-        except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
-            self.problem("FILE-UNREADABLE", f"{self.name(path)} is not a JSON object: {error}", path)
+            self.problem("FILE-MISSING", f"{path.name} is missing", path)
+        except OSError as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} is not a JSON object: {error}", path)
         return MappingProxyType({})
 
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG
         if path.exists():
-            what = error.what.replace(str(path), self.name(path))
+            what = error.what.replace(str(path), path.name)
             self.problem("LOG-UNREADABLE", what, path, value=error.cause, remedy=error.remedy)
         else:
-            self.problem("FILE-MISSING", f"{self.name(path)} is missing", path)
+            self.problem("FILE-MISSING", f"{path.name} is missing", path)
+
+
+def scores_of(path: Path) -> dict[str, float]:
+    """Return the scores in a file that a scorer wrote, by their labels; none where it cannot be read."""
+    try:
+        with opened(path) as file:
+            lines = file.read(_MAX_TEXT).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {one.name: float(one.value) for one in _scores(lines, path.name)}
 
 
 def _settings(log: DetailLog) -> Mapping[str, Any]:
-    """Return the settings that LoadGen used, and what it asked the sample library."""
+    """Return the settings that LoadGen used and those requested, and what it asked the sample library."""
     values = {
         key.removeprefix("effective_"): value
         for key, value in log.values.items()
-        if key.startswith(("effective_", "qsl_reported_", "test_datetime", "power_"))
-        or key in ("requested_use_token_latencies", "sut_name")
+        if key.startswith(("effective_", "requested_", "qsl_reported_", "test_datetime", "power_")) or key == "sut_name"
     }
     return MappingProxyType(values)
 
 
 def _scores(lines: list[str], file: str) -> Iterator[Figure]:
     for line in lines:
-        found = _IN_DICTIONARY.findall(line) or [match.groups() for match in _ON_A_LINE.finditer(line)]
+        found = _IN_DICTIONARY.findall(line) or [
+            match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)
+        ]
         for label, number in found:
             yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))

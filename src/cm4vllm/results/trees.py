@@ -6,30 +6,35 @@ their own beside results/; since v6.0 their files lie in the folder of the resul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cm4vllm import rules
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.listing import Listing, list_files
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
-from cm4vllm.results.reading import Reader, terms_of
+from cm4vllm.results.reading import Reader, reason_of, terms_of, uncovered
 from cm4vllm.rules import Division, Mode, Scenario
 
-__all__ = ["read_submission", "read_tree", "submission_folders"]
+__all__ = ["read_submission", "read_tree", "round_of", "submission_folders"]
 
-#: The scenarios that a folder may be named after: those of language models, and LoadGen's remaining one.
-_SCENARIOS = {name.lower(): name for name in (*Scenario, "MultiStream")}
+T = TypeVar("T")
+
+#: The scenarios that a folder may be named after.
+_SCENARIOS = {name.lower(): name for name in Scenario}
 
 
 def read_tree(root: Path, *, round_name: str = "") -> tuple[Submission, ...]:
     """Read all submissions of a tree; `root` holds the divisions, or is a division's or a submitter's folder.
 
-    Without `round_name` the seeds of the logs tell the round. Raises what `submission_folders` does.
+    Without `round_name` the round is that of most logs' seeds. Raises what `submission_folders` does.
     """
     base, homes = submission_folders(root)
     return tuple(read_submission(base, home, round_name) for home in homes)
@@ -67,23 +72,45 @@ def _homes(root: Path) -> tuple[Path, list[Path]]:
     return root, []
 
 
-def read_submission(base: Path, home: Path, round_name: str = "") -> Submission:
-    """Read the submission in a submitter's folder; files are named from `base`."""
+def read_submission(base: Path, home: Path, round_name: str = "", listing: Listing | None = None) -> Submission:
+    """Read the submission in a submitter's folder; files are named from `base`. `listing` is that of its files."""
     reader = Reader(base)
+    listing = listing or list_files(base, home)
+    for folder, why in listing.unreadable:
+        reader.problem(
+            "FILE-UNREADABLE", "the folder cannot be listed, and nothing in it is checked", base / folder, value=why
+        )
     mapping = _mapping(reader, home)
-    folders = list(_folders(reader, home))
-    read = [_Folder(reader, home, mapping, *folder) for folder in folders]
-    round_name = round_name or next(filter(None, (_round(one.performance) for one in read)), "")
+    systems = _readable(reader, home / "systems", lambda: tuple(_systems(reader, home))) or ()
+    folders = _readable(reader, home / "results", lambda: tuple(_folders(reader, home))) or ()
+    opened = [
+        _readable(reader, folder, partial(_Folder, reader, home, mapping, folder, scenario))
+        for folder, scenario in folders
+    ]
+    read = [one for one in opened if one is not None]
+    found = Counter(filter(None, (round_of(one.performance) for one in read)))
+    round_name = round_name or max(found, key=lambda name: (found[name], name), default="")
+    results = [_readable(reader, one.folder, partial(one.result, round_name)) for one in read]
     return Submission(
         root=base,
         round=round_name,
         division=home.parent.name,
         submitter=home.name,
-        systems=tuple(_systems(reader, home)),
-        results=tuple(one.result(round_name) for one in read),
+        systems=systems,
+        results=tuple(one for one in results if one is not None),
         problems=tuple(reader.problems),
         mapping=mapping,
+        listing=listing,
     )
+
+
+def _readable(reader: Reader, place: Path, read: Callable[[], T]) -> T | None:
+    """Return what is read; None, and a problem, where that raises: all else is still read."""
+    try:
+        return read()
+    except Exception as error:  # a tree may hold anything, and each thing that fails is reported
+        reader.problem("FILE-UNREADABLE", f"{place.name} cannot be read", place, value=reason_of(error))
+        return None
 
 
 def _mapping(reader: Reader, home: Path) -> Mapping[str, str]:
@@ -115,7 +142,7 @@ class _Folder:
     def __init__(self, reader: Reader, home: Path, mapping: Mapping[str, str], folder: Path, scenario: str) -> None:
         self.reader, self.home, self.folder, self.scenario = reader, home, folder, scenario
         self.system, self.model = folder.parents[1].name, folder.parent.name
-        self.benchmark = mapping.get(self.model, self.model)
+        self.mapping = mapping
         self.by_endpoints = is_endpoints(folder)
         self.performance = (
             read_endpoints_performance(reader, folder, scenario)
@@ -125,7 +152,8 @@ class _Folder:
 
     def result(self, round_name: str) -> Result:
         """Return the result as one of that round: the limits and targets are those of the round."""
-        terms = {mode: terms_of(round_name, self.benchmark, self.scenario, mode) for mode in Mode}
+        benchmark = rules.benchmark_of(round_name, self.model, self.mapping)
+        terms = {mode: terms_of(round_name, benchmark, self.scenario, mode) for mode in Mode}
         performance = self.performance and replace(self.performance, terms=terms[Mode.PERFORMANCE])
         conf, readme = self._beside("user.conf"), self._beside("README.md")
         stated = self._measurements_file()
@@ -136,7 +164,7 @@ class _Folder:
             submitter=self.home.name,
             system=self.system,
             model=self.model,
-            benchmark=self.benchmark,
+            benchmark=benchmark,
             scenario=self.scenario,
             folder=self.reader.name(self.folder),
             performance=performance,
@@ -146,6 +174,8 @@ class _Folder:
             readme=self.reader.text(readme) if readme else "",
             files={name: self.reader.name(path) for name, path in files.items() if path},
             compliance=tuple(sorted(path.name for path in self._compliance() if path.is_dir())),
+            test_runs=dict(self._test_runs()),
+            uncovered=uncovered(round_name, benchmark, self.scenario),
         )
 
     def _accuracy(self, terms: rules.Terms | None) -> Accuracy | None:
@@ -167,13 +197,23 @@ class _Folder:
         named = [path for path in found if path.stem == self.system or path.name.startswith(f"{self.system}_")]
         return named[0] if named and not new.is_file() else new
 
+    def _test_runs(self) -> Iterator[tuple[str, Performance]]:
+        """Give the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
+        reader = Reader(self.reader.root)
+        for test in sorted(self._compliance()):
+            folders = [folder for folder in (test / "performance" / "run_1", test) if (folder / DETAIL_LOG).is_file()]
+            if folders and (part := reader.performance(folders[0], None)) is not None:
+                yield test.name, part
+
     def _compliance(self) -> Iterator[Path]:
         yield from self.folder.glob("TEST*")
         yield from self._old("compliance").glob("TEST*")
 
 
-def _round(performance: Performance | None) -> str:
-    return _rounds_by_seeds().get(performance.seeds, "") if performance else ""
+def round_of(performance: Performance | None) -> str:
+    """Return the round that has the seeds of a run; empty where none has."""
+    seeds = performance.seeds if performance else ()
+    return _rounds_by_seeds().get(seeds, "") if all(one is None or isinstance(one, int) for one in seeds) else ""
 
 
 @cache

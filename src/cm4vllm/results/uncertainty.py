@@ -87,6 +87,11 @@ class Estimate:
         """The factor by which the figure may be off to either side; None where the interval has none."""
         return math.sqrt(self.high / self.low) if self.basis is Basis.SAMPLES and self.low > 0 else None
 
+    def divided(self, count: int) -> Estimate:
+        """Return that of the figure divided by a number that is known."""
+        draws = None if self.draws is None else self.draws / count
+        return Estimate(self.value / count, self.low / count, self.high / count, self.basis, draws)
+
 
 @dataclass(frozen=True)
 class Shift:

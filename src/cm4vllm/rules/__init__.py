@@ -15,16 +15,21 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
-from cm4vllm.rules.tables import Arrivals, Audit, Checker, LoadGenWheel, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, Audit, Checker, LoadGenWheel, RateUse, Seeds, Verification, VerifiedFile
 from cm4vllm.rules.terms import (
     accuracy_targets,
     audit,
     benchmark_names,
+    benchmark_of,
     benchmark_terms,
+    issues_equally,
+    language_models,
+    require_text,
     round_names,
     round_terms,
     terms,
     terms_of_test,
+    verification,
 )
 from cm4vllm.rules.words import Category, Division, ExecutionMode, Mode, Scenario
 
@@ -51,15 +56,22 @@ __all__ = [
     "Speculation",
     "StopSequence",
     "Terms",
+    "Verification",
+    "VerifiedFile",
     "accuracy_targets",
     "audit",
     "benchmark_names",
+    "benchmark_of",
     "benchmark_terms",
     "division_rules",
+    "issues_equally",
+    "language_models",
     "over_network",
+    "require_text",
     "round_names",
     "round_terms",
     "speculation",
     "terms",
     "terms_of_test",
+    "verification",
 ]

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from cm4vllm.common.errors import UsageError
 from cm4vllm.rules.records import AccuracyTarget, BenchmarkTerms, Generation, LatencyLimits, Terms
-from cm4vllm.rules.terms import accuracy_targets, benchmark_names, benchmark_terms, round_names, terms
+from cm4vllm.rules.terms import accuracy_targets, benchmark_names, benchmark_terms, language_models, round_names, terms
 from cm4vllm.rules.words import Mode, Scenario
 
 __all__ = ["benchmarks_page"]
@@ -22,6 +21,10 @@ Generated from `src/cm4vllm/rules/data/benchmarks/`, where the source stands bes
 Latency limits are 99th percentiles. A closed result reaches every accuracy target; an open one states what it reached.
 Where the performance and the accuracy runs of a scenario ask for the same, they share a row.
 """
+_OTHERS = """\
+# Benchmarks of other models
+
+None of them can be run. The [check of results](checks.md) has their rules."""
 _WIDTH = 120
 
 
@@ -31,8 +34,9 @@ U = TypeVar("U")
 
 def benchmarks_page() -> str:
     """Return docs/benchmarks.md."""
-    names = sorted({name for one in round_names() for name in benchmark_names(one)})
-    return _HEAD + "".join("\n" + "\n".join(_section(name)) + "\n" for name in names)
+    others = [name for name in benchmark_names() if name not in language_models()]
+    sections = [*map(_section, language_models()), iter([_OTHERS]), *map(_section, others)]
+    return _HEAD + "".join("\n" + "\n".join(lines) + "\n" for lines in sections)
 
 
 def _section(name: str) -> Iterator[str]:
@@ -57,11 +61,7 @@ def _section(name: str) -> Iterator[str]:
 
 def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
     for scenario in Scenario:
-        runs = [
-            found
-            for one in facts
-            if one.loadgen and scenario in one.scenarios and (found := _both_modes(one, scenario))
-        ]
+        runs = [_both_modes(one, scenario) for one in facts if one.loadgen and scenario in one.scenarios]
         for lines, part in _grouped(runs, _rows):
             yield from (f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
 
@@ -74,13 +74,8 @@ def _rows(pair: tuple[Terms, Terms]) -> tuple[str, ...]:
     return f"performance | {limits} | {performance}", f"accuracy | - | {accuracy}"
 
 
-def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms] | None:
-    try:
-        performance, accuracy = (
-            terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE, Mode.ACCURACY)
-        )
-    except UsageError:  # the rules name the benchmark, but not how LoadGen runs it
-        return None
+def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms]:
+    performance, accuracy = (terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE, Mode.ACCURACY))
     return performance, accuracy
 
 

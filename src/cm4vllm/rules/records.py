@@ -29,7 +29,8 @@ class AccuracyTarget(Record, frozen=True, kw_only=True):
 
     `label` is the key in accuracy.txt, `metric` the checker's name of it. `reference` is what the reference
     implementation reached. Open results may miss a target; then they say so. A `total` is summed over the samples, and
-    its target is set for all of the benchmark's.
+    its target is set for all of the benchmark's. `tolerance` is the percent by which the score of a compliance test may
+    differ from that of the accuracy run.
     """
 
     metric: str
@@ -39,6 +40,7 @@ class AccuracyTarget(Record, frozen=True, kw_only=True):
     upper: float | None
     source: str
     total: bool = False
+    tolerance: float = 1.0
 
     def met(self, value: float, *, whole: bool = True) -> bool | None:
         """Say whether `value` reaches it; None for a total over a part of the dataset, which has no target."""
@@ -124,13 +126,19 @@ class RequiredScenarios(Record, frozen=True, kw_only=True):
 
 
 class RoundTerms(Record, frozen=True, kw_only=True):
-    """One round: LoadGen's seeds and wheel, the layout of its submission trees, the official checkers of it."""
+    """One round: LoadGen's seeds and wheel, the layout of its submission trees, the official checkers of it.
+
+    `builds` are versions that LoadGen states where it was built from the sources of the round.
+    `test_seeds` are those of compliance tests that have seeds of their own.
+    """
 
     name: str
     seeds: Seeds
     loadgen: LoadGenWheel
     layout: str
     checkers: tuple[Checker, ...]
+    builds: tuple[str, ...] = ()
+    test_seeds: dict[str, Seeds] = {}
 
 
 class BenchmarkTerms(Record, frozen=True, kw_only=True):
@@ -138,9 +146,11 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
 
     `model` is the reference's. `scenarios` are those that a result may have, those of `required` for every type of
     system. `samples` is the size of the accuracy dataset. `min_tokens` and `max_tokens` hold every answer of every mode
-    (0 where the rules state none). `loadgen` says whether LoadGen measures it; else the endpoints harness does.
+    (0 where the rules state none). `loadgen` says whether the rules state how LoadGen measures the text that it
+    generates; else it is no `language_model`, or the endpoints harness measures it.
     `columns` are those of the dataset beyond prompt, tokens and reference; a sample is scored by them.
     `performance_samples` is the size of the dataset that performance runs have of their own, 0 where it is the same.
+    `accuracy_files` names by folder the files that an accuracy run publishes beside its logs, without their endings.
     """
 
     round: str
@@ -156,10 +166,16 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     loadgen: bool
     columns: dict[str, Column] = {}
     performance_samples: int = 0
+    language_model: bool = True
+    accuracy_files: dict[str, tuple[str, ...]] = {}
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
-        """Return what a closed result on a system of this type needs; None where there is no such benchmark."""
-        return next((one for one in self.required if one.system_type == system_type), None)
+        """Return what a closed result on a system of this type needs; None where there is no such benchmark.
+
+        A system of both types is `datacenter,edge` or `edge,datacenter`.
+        """
+        kind = ",".join(sorted(system_type.split(",")))
+        return next((one for one in self.required if one.system_type == kind), None)
 
 
 class Terms(Record, frozen=True, kw_only=True):
@@ -169,9 +185,10 @@ class Terms(Record, frozen=True, kw_only=True):
     `first_token` says that LoadGen is notified of the first token of an answer, which is then streamed;
     `first_token_reported_again` that the whole answer is reported with its first token, as most references do.
     `samples` is the size of this mode's dataset: an accuracy run covers it, a performance run draws from it.
-    `min_samples` is the least number of samples of a run that LoadGen issues at once, 1 elsewhere.
+    `min_samples` is the least number of samples of a run that LoadGen issues at once, 1 elsewhere. `min_queries` is the
+    least number of queries, which decides where there is no `early_stopping`.
     `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
-    `stops` end the answers to some samples.
+    `stops` end the answers to some samples. Benchmarks of other than language models have no lengths of answers.
     """
 
     round: str
@@ -197,6 +214,8 @@ class Terms(Record, frozen=True, kw_only=True):
     layout: str
     compliance: tuple[str, ...]
     stops: tuple[StopSequence, ...] = ()
+    min_queries: int = 1
+    early_stopping: bool = False
 
     @property
     def paced(self) -> bool:

@@ -27,13 +27,17 @@ __all__ = [
     "RoundEntry",
     "ScenarioEntry",
     "Seeds",
+    "Verification",
+    "VerifiedFile",
     "audits",
     "division_rule_entries",
+    "equal_issue_entries",
     "families",
     "matching",
     "round_entries",
     "scenario_entries",
     "sources",
+    "verifications",
 ]
 
 _DATA = Path(__file__).with_name("data")
@@ -77,11 +81,15 @@ class LoadGenWheel(Record, frozen=True, kw_only=True):
 
 
 class Checker(Record, frozen=True, kw_only=True):
-    """An official checker: a commit of mlcommons/inference, and how it is started from tools/submission."""
+    """An official checker: a commit of mlcommons/inference, and how it is started from tools/submission.
+
+    `respelled_is_inferred` says that it marks the result in a scenario's folder of another spelling as inferred.
+    """
 
     name: str
     commit: str
     argv: tuple[str, ...]
+    respelled_is_inferred: bool = False
 
 
 class RoundEntry(Record, frozen=True, kw_only=True):
@@ -91,6 +99,8 @@ class RoundEntry(Record, frozen=True, kw_only=True):
     layout: str
     checkers: tuple[Checker, ...]
     sources: dict[str, str]
+    builds: tuple[str, ...] = ()
+    test_seeds: dict[str, Seeds] = {}
 
 
 class ScenarioEntry(Record, frozen=True, kw_only=True):
@@ -99,6 +109,8 @@ class ScenarioEntry(Record, frozen=True, kw_only=True):
     arrivals: Arrivals
     first_token: bool
     rate: RateUse
+    early_stopping: bool
+    min_queries: int
     min_duration_ms: int
     source: str
 
@@ -118,6 +130,27 @@ class Audit(Record, frozen=True, kw_only=True):
     benchmarks: tuple[str, ...] = ()
     thresholds: dict[str, float] = {}
     own_dataset: dict[str, tuple[str, ...]] = {}
+
+
+class VerifiedFile(Record, frozen=True, kw_only=True):
+    """A file that the verification of a compliance test writes, with lines that must and must not stand in it.
+
+    With `scores` it may lack them where the scores of the test's answers are those of the accuracy run.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    not_lines: tuple[str, ...] = ()
+    scores: bool = False
+
+
+class Verification(Record, frozen=True, kw_only=True):
+    """What the folder of a passed compliance test holds; with `performance` also the logs of its run."""
+
+    test: str
+    files: tuple[VerifiedFile, ...]
+    source: str
+    performance: bool = False
 
 
 class DivisionRule(Record, frozen=True, kw_only=True):
@@ -145,8 +178,11 @@ class Entry(Record, frozen=True, kw_only=True):
 
 
 class BenchmarkEntry(Entry, frozen=True, kw_only=True):
+    """A benchmark, the other names that the folder of its results may have, and parts of names that it is known by."""
+
     name: str
-    category: Category
+    aliases: tuple[str, ...] = ()
+    name_parts: tuple[str, ...] = ()
 
 
 class RequiredEntry(Entry, frozen=True, kw_only=True):
@@ -169,6 +205,17 @@ class LimitsEntry(Entry, frozen=True, kw_only=True):
 
 class SamplesEntry(Entry, frozen=True, kw_only=True):
     count: int
+
+
+class DurationEntry(Entry, frozen=True, kw_only=True):
+    milliseconds: int
+
+
+class FilesEntry(Entry, frozen=True, kw_only=True):
+    """Files that an accuracy run publishes: a folder beside its logs, and the names in it without their endings."""
+
+    folder: str
+    names: tuple[str, ...]
 
 
 class UserConfEntry(Entry, frozen=True, kw_only=True):
@@ -220,7 +267,10 @@ class SpeculationEntry(Entry, frozen=True, kw_only=True):
 
 
 class TargetEntry(Entry, frozen=True, kw_only=True):
-    """A bound of accuracy: `lower` x `reference`, and `upper` x `upper_reference` (or `reference`)."""
+    """A bound of accuracy: `lower` x `reference`, and `upper` x `upper_reference` (or `reference`).
+
+    `tolerance` is in percent, between the scores of a compliance test and of the accuracy run.
+    """
 
     metric: str
     label: str
@@ -229,6 +279,7 @@ class TargetEntry(Entry, frozen=True, kw_only=True):
     upper: float | None = None
     upper_reference: float | None = None
     total: bool = False
+    tolerance: float = 1.0
 
 
 class ComplianceEntry(Entry, frozen=True, kw_only=True):
@@ -236,14 +287,23 @@ class ComplianceEntry(Entry, frozen=True, kw_only=True):
 
 
 class Family(Record, frozen=True, kw_only=True):
-    """The benchmarks of one model, one file under data/benchmarks/."""
+    """The benchmarks of one model, one file under data/benchmarks/.
+
+    `least_issued` are the samples of an Offline query where they are not those of the dataset. What only a run needs is
+    left out of the files of benchmarks that cm4vllm does not run: `language_model` is false for those of other models.
+    """
 
     model: str
     benchmarks: tuple[BenchmarkEntry, ...]
     required: tuple[RequiredEntry, ...]
-    loadgen: tuple[LoadGenEntry, ...]
     samples: tuple[SamplesEntry, ...]
-    scorer: str
+    language_model: bool = True
+    loadgen: tuple[LoadGenEntry, ...] = ()
+    scorer: str = ""
+    least_issued: tuple[SamplesEntry, ...] = ()
+    min_queries: tuple[SamplesEntry, ...] = ()
+    min_durations: tuple[DurationEntry, ...] = ()
+    accuracy_files: tuple[FilesEntry, ...] = ()
     limits: tuple[LimitsEntry, ...] = ()
     user_conf: tuple[UserConfEntry, ...] = ()
     generation: tuple[GenerationEntry, ...] = ()
@@ -296,9 +356,21 @@ def audits() -> tuple[Audit, ...]:
 
 
 @cache
+def verifications() -> dict[str, Verification]:
+    """Return what the folder of a passed compliance test holds, by test."""
+    return {one.test: one for one in _read("verifications.yaml", tuple[Verification, ...])}
+
+
+@cache
 def division_rule_entries() -> tuple[DivisionRule, ...]:
     """Return the rules of the divisions."""
     return _read("divisions.yaml", tuple[DivisionRule, ...])
+
+
+@cache
+def equal_issue_entries() -> tuple[Entry, ...]:
+    """Return for which benchmarks LoadGen must issue every sample equally often."""
+    return _read("equal_issue.yaml", tuple[Entry, ...])
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -22,28 +23,37 @@ from cm4vllm.rules.records import (
 from cm4vllm.rules.tables import (
     Arrivals,
     Audit,
+    BenchmarkEntry,
     Family,
     GenerationEntry,
     LengthsEntry,
+    Verification,
     audits,
     division_rule_entries,
+    equal_issue_entries,
     families,
     matching,
     round_entries,
     scenario_entries,
+    verifications,
 )
-from cm4vllm.rules.words import Division, Mode, Scenario
+from cm4vllm.rules.words import Category, Division, Mode, Scenario
 
 __all__ = [
     "accuracy_targets",
     "audit",
     "benchmark_names",
+    "benchmark_of",
     "benchmark_terms",
     "family_of",
+    "issues_equally",
+    "language_models",
+    "require_text",
     "round_names",
     "round_terms",
     "terms",
     "terms_of_test",
+    "verification",
 ]
 
 #: The rule by which a division states the lengths of answers.
@@ -70,21 +80,50 @@ def round_terms(name: str) -> RoundTerms:
     for entry in round_entries():
         if entry.name == key:
             return RoundTerms(
-                name=entry.name, seeds=entry.seeds, loadgen=entry.loadgen, layout=entry.layout, checkers=entry.checkers
+                name=entry.name,
+                seeds=entry.seeds,
+                loadgen=entry.loadgen,
+                layout=entry.layout,
+                checkers=entry.checkers,
+                builds=entry.builds,
+                test_seeds=entry.test_seeds,
             )
     raise UsageError(f"unknown round {name!r}", remedy=nearest(key, round_names()))
 
 
 def benchmark_names(round_name: str | None = None) -> tuple[str, ...]:
+    """Return the names of a round's benchmarks, of all rounds' where none is given."""
+    return tuple(sorted(entry.name for _, entry in _entries(round_name)))
+
+
+def language_models(round_name: str | None = None) -> tuple[str, ...]:
     """Return the names of a round's benchmarks for language models, of all rounds' where none is given."""
+    return tuple(sorted(entry.name for family, entry in _entries(round_name) if family.language_model))
+
+
+def benchmark_of(round_name: str, folder: str, mapping: Mapping[str, str]) -> str:
+    """Return the benchmark that the results in a model's folder are of; the folder's name where it is of none.
+
+    The order is the official checkers' (get_mlperf_model): a benchmark's name, its aliases, `mapping`, which is the
+    submitter's own, and what the name has in it.
+    """
+    entries = [entry for _, entry in _entries(round_name)] if round_name in round_names() else []
+    for entry in entries:
+        if folder == entry.name or folder in entry.aliases:
+            return entry.name
+    if folder in mapping:
+        return mapping[folder]
+    parts = [(part, entry.name) for entry in entries for part in entry.name_parts if part in folder]
+    return max(parts, key=lambda found: len(found[0]))[1] if parts else folder
+
+
+def _entries(round_name: str | None) -> Iterator[tuple[Family, BenchmarkEntry]]:
+    """Give the benchmarks of a round, each with its family; of all rounds where none is given."""
     rounds = (round_name,) if round_name else round_names()
-    found = [
-        entry.name
-        for family in families()
-        for entry in family.benchmarks
-        if any(matching([entry], one, entry.name) for one in rounds)
-    ]
-    return tuple(sorted(found))
+    for family in families():
+        for entry in family.benchmarks:
+            if any(matching([entry], one, entry.name) for one in rounds):
+                yield family, entry
 
 
 @cache
@@ -95,7 +134,6 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
     """
     round_name = round_terms(round_name).name
     family = family_of(round_name, name)
-    entry = next(entry for entry in family.benchmarks if entry.name == name)
     required = tuple(
         RequiredScenarios(system_type=kind, all_of=rule.all_of, one_of=rule.one_of, source=rule.source)
         for rule in matching(family.required, round_name, name)
@@ -108,7 +146,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         round=round_name,
         name=name,
         model=family.model,
-        category=entry.category,
+        category=_category([rule.system_type for rule in required]),
         scenarios=tuple(scenario for scenario in Scenario if scenario in used),
         required=required,
         samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
@@ -123,15 +161,31 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         performance_samples=sum(
             one.count for one in matching(family.samples, round_name, name) if one.modes == (Mode.PERFORMANCE,)
         ),
+        language_model=family.language_model,
+        accuracy_files={one.folder: one.names for one in matching(family.accuracy_files, round_name, name)},
     )
+
+
+def require_text(found: BenchmarkTerms) -> None:
+    """Raise UsageError unless the rules state how LoadGen measures the text that a benchmark's model generates."""
+    if not found.language_model:
+        raise UsageError(
+            f"model {found.name} is no language model",
+            cause="the rules of its results are known, but only language models are measured",
+            remedy=f"round {found.round} has {', '.join(language_models(found.round))}",
+        )
+    if not found.loadgen:
+        raise UsageError(
+            f"LoadGen does not measure {found.name} in round {found.round}",
+            cause="the round measures it with the endpoints harness or a pipeline of its own",
+        )
 
 
 @cache
 def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division = Division.OPEN) -> Terms:
     """Return what the rules say of a run. Only the lengths of its answers depend on the division.
 
-    Raises UsageError when the round, the benchmark in it, or the scenario of it is unknown, and when LoadGen does not
-    measure the benchmark.
+    Raises UsageError when the round, the benchmark in it, or the scenario of it is unknown.
     """
     round_ = round_terms(round_name)
     round_name = round_.name
@@ -141,29 +195,27 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             f"{benchmark} has no scenario {scenario} in round {round_name}",
             remedy=f"it has {', '.join(found.scenarios)}",
         )
-    if not found.loadgen:
-        raise UsageError(
-            f"LoadGen does not measure {benchmark} in round {round_name}",
-            cause="the round measures it with the endpoints harness or a pipeline of its own",
-        )
     family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
     cell = _Cell(round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
+    issued = (*matching(family.least_issued, *cell), samples)[0]
     limits = matching(family.limits, *cell)
     return Terms(
         round=round_.name,
         benchmark=benchmark,
         scenario=scenario,
         mode=mode,
-        loadgen_name=matching(family.loadgen, *cell)[0].name,
+        loadgen_name=next((one.name for one in matching(family.loadgen, *cell)), benchmark),
         loadgen_scenario=how.loadgen,
         arrivals=how.arrivals,
         rate=how.rate,
         first_token=how.first_token,
         first_token_reported_again=family.first_token_reported_again,
         samples=samples.count,
-        min_samples=samples.count if how.arrivals is Arrivals.AT_ONCE else 1,
-        min_duration_ms=how.min_duration_ms,
+        min_samples=issued.count if how.arrivals is Arrivals.AT_ONCE else 1,
+        min_duration_ms=next((one.milliseconds for one in matching(family.min_durations, *cell)), how.min_duration_ms),
+        min_queries=next((one.count for one in matching(family.min_queries, *cell)), how.min_queries),
+        early_stopping=how.early_stopping,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
         generation=_generation(family, division, cell),
         limits=LatencyLimits(
@@ -185,6 +237,14 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             for one in matching(family.stop_sequences, *cell)
         ),
     )
+
+
+def issues_equally(round_name: str, benchmark: str) -> bool:
+    """Whether a benchmark's performance runs must issue every sample of the dataset equally often.
+
+    Raises UsageError when the round is unknown.
+    """
+    return bool(matching(equal_issue_entries(), round_terms(round_name).name, benchmark))
 
 
 def terms_of_test(found: Terms, test: Audit) -> Terms:
@@ -214,6 +274,7 @@ def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tup
             upper=None if one.upper is None else (one.upper_reference or one.reference) * one.upper,
             source=one.source,
             total=one.total,
+            tolerance=one.tolerance,
         )
         for one in found
     )
@@ -230,24 +291,41 @@ def audit(name: str, benchmark: str = "") -> Audit:
     raise UsageError(f"unknown compliance test {name!r}", remedy=nearest(name, [one.name for one in audits()]))
 
 
+def verification(test: str) -> Verification:
+    """Return what the folder of a passed compliance test holds. Raises UsageError when it is unknown."""
+    if test not in verifications():
+        raise UsageError(f"unknown compliance test {test!r}", remedy=nearest(test, verifications()))
+    return verifications()[test]
+
+
 def family_of(round_name: str, benchmark: str) -> Family:
     """Return the family of a benchmark of a round. Raises UsageError."""
     round_name = round_terms(round_name).name
     known = {entry.name: (family, entry) for family in families() for entry in family.benchmarks}
     if benchmark not in known:
-        raise UsageError(f"unknown model {benchmark!r}", remedy=nearest(benchmark, benchmark_names(round_name)))
+        raise UsageError(f"unknown model {benchmark!r}", remedy=nearest(benchmark, language_models(round_name)))
     family, entry = known[benchmark]
     if not matching([entry], round_name, benchmark):
         raise UsageError(
             f"model {benchmark} is not in round {round_name}",
-            remedy=f"that round has {', '.join(benchmark_names(round_name))}",
+            remedy=f"that round has {', '.join(language_models(round_name))}",
         )
     return family
 
 
+def _category(system_types: Sequence[str]) -> Category:
+    """Return the category of a benchmark: a benchmark of both is one of the datacenter unless a user says otherwise."""
+    return next((kind for kind in Category if kind in system_types), Category.DATACENTER)
+
+
 def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
-    """Return what the reference asks for; in divisions that state lengths of their own, with those."""
-    (one,) = matching(family.generation, *cell)
+    """Return what the reference asks for; in divisions that state lengths of their own, with those.
+
+    No tokens where the rules do not state how text is generated.
+    """
+    if not (found := matching(family.generation, *cell)):
+        return Generation(max_tokens=0, min_tokens=0, temperature=0, source="")
+    (one,) = found
     held = _lengths(family, one, division, cell)
     return Generation(
         max_tokens=held.max_tokens,

@@ -29,6 +29,7 @@ class Scenario(_Word):
     SERVER = "Server"
     INTERACTIVE = "Interactive"
     SINGLE_STREAM = "SingleStream"
+    MULTI_STREAM = "MultiStream"
 
 
 class Mode(_Word):

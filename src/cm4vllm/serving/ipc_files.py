@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BASE", "IpcFiles", "remove_abandoned"]
+from cm4vllm.common.errors import NotWritable
+
+__all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
@@ -79,6 +82,19 @@ def _remove(folder: Path) -> None:
         with contextlib.suppress(OSError):
             link.readlink().unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_shared_memory() -> None:
+    """Raise NotWritable where no process can make a lock in shared memory: vLLM ends at its first one."""
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        raise NotWritable(
+            "vLLM cannot run on this machine: its processes need shared memory",
+            cause=f"nothing can be made in /dev/shm: {error.strerror}",
+            remedy="mount it, as root: mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm (a container: docker run "
+            "--shm-size=1g); or measure a server on another machine: --api_server=http://HOST:PORT",
+        ) from error
 
 
 def _parents() -> list[Path]:

@@ -16,6 +16,7 @@ from cm4vllm.serving import server
 from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, unencrypted
 from cm4vllm.serving.dialects import counting
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
+from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
 from cm4vllm.serving.probe import probe
@@ -103,6 +104,7 @@ def _say_access(access: Access, urls: list[str]) -> None:
 
 def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     """Start the servers, and return the first's record with those of the others in it."""
+    require_shared_memory()
     one = servers.parts[0]
     if one.threads:
         say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={one.threads}")

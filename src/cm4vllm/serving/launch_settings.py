@@ -21,6 +21,7 @@ from cm4vllm.serving.site import base_urls, trusted
 
 __all__ = [
     "LaunchSettings",
+    "asked_words",
     "require_access",
     "require_installed",
     "require_no_replicas",
@@ -104,14 +105,12 @@ def require_usable(env: Mapping[str, Any]) -> None:
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
     """
-    settings, keys = read_settings(LaunchSettings, env), env_keys(arguments.ServerSettings)
+    settings = read_settings(LaunchSettings, env)
     if settings.action != "start":
         return
-    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    chosen = read_settings(arguments.ServerSettings, {keys["model"]: "any", keys["name"]: "any"} | given)
+    chosen = _chosen(env)
     require_sensible(chosen, settings.ready_timeout_s)
-    preset = preset_named(settings.preset) if settings.preset else None
-    arguments.server_argv(Path("python"), chosen, preset=preset)
+    asked_words(env)
     require_access(settings)
     if settings.api_server:
         require_no_replicas(settings)
@@ -120,6 +119,22 @@ def require_usable(env: Mapping[str, Any]) -> None:
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
+
+
+def asked_words(env: Mapping[str, Any]) -> list[str]:
+    """Return the command line of the servers that are asked for, as far as it is known before model and vLLM are.
+
+    Raises UsageError for words that cannot be given.
+    """
+    settings = read_settings(LaunchSettings, env)
+    preset = preset_named(settings.preset) if settings.preset else None
+    return arguments.server_argv(Path("python"), _chosen(env), preset=preset)
+
+
+def _chosen(env: Mapping[str, Any]) -> arguments.ServerSettings:
+    keys = env_keys(arguments.ServerSettings)
+    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
+    return read_settings(arguments.ServerSettings, {keys["model"]: "any", keys["name"]: "any"} | given)
 
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:

@@ -14,6 +14,8 @@ __all__ = ["advice", "last_words", "progress_line", "telling_lines"]
 
 _READ_LINES = 400
 _SHOWN = 6
+#: Characters of a line on how far a start is.
+_PROGRESS = 80
 #: (EngineCore pid=12) ERROR 11-21 01:22:33 [core.py:1] what is said
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
@@ -79,7 +81,8 @@ def progress_line(log: Path) -> str:
     """Return what the server did last, in short: a step that its log names, else the last line."""
     lines = [text for line in last_lines(log, _READ_LINES).splitlines() if (text := _plain(line).strip())]
     steps = [line for line in lines if _STEP.search(line)]
-    return ([*lines[-1:], *steps[-1:]] or ["its process starts"])[-1][:80]
+    line = ([*lines[-1:], *steps[-1:]] or ["its process starts"])[-1]
+    return line if len(line) <= _PROGRESS else f"{line[: _PROGRESS - 4].rstrip()} ..."
 
 
 def _plain(line: str) -> str:

@@ -23,6 +23,7 @@ from cm4vllm.common.files import write_bytes
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
+from cm4vllm.serving.identities import process_start
 from cm4vllm.serving.site import Site
 from cm4vllm.serving.speed import Speed, speed_of
 
@@ -153,6 +154,12 @@ class MetricsWatch:
         self._reported = False
         self._ended = threading.Event()
         self._connections: dict[Site, http.client.HTTPConnection] = {}
+        self._starts: dict[str, list[float]] = {}
+
+    @property
+    def process_starts(self) -> dict[str, list[float]]:
+        """When the processes of the servers started, by endpoint: each change of what they report, in its order."""
+        return self._starts
 
     @property
     def samples(self) -> list[MetricsSample]:
@@ -227,6 +234,9 @@ class MetricsWatch:
         if response.status != 200:
             raise _NoMetricsError(f"HTTP {response.status}")
         self.heartbeat.answered(site.endpoint, page)
+        start, seen = process_start(page), self._starts.setdefault(site.endpoint, [])
+        if start is not None and seen[-1:] != [start]:
+            seen.append(start)
         return page
 
     def _close(self) -> None:

@@ -16,6 +16,7 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.serving.access import NO_ACCESS, Access
 from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
+from cm4vllm.serving.identities import identity
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 
@@ -80,7 +81,12 @@ def probe(
                     remedy="start them with the same vLLM, model and options; a result is of one system",
                 )
     unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
-    return replace(first, replicas=[record.endpoint for record in records[1:]], unchecked=unchecked)
+    return replace(
+        first,
+        replicas=[record.endpoint for record in records[1:]],
+        unchecked=unchecked,
+        identities={endpoint: one for record in records for endpoint, one in record.identities.items()},
+    )
 
 
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
@@ -121,6 +127,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         owned=False,
         model_folder=_folder(site, model),
         unchecked=[*unchecked, *note],
+        identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
     )
 

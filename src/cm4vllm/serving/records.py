@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common.records import Record
 from cm4vllm.serving.access import Access
 
-__all__ = ["Api", "Dialect", "Prompts", "ServerRecord", "Simulation", "host_header", "host_of"]
+__all__ = ["Api", "Dialect", "Prompts", "ServerIdentity", "ServerRecord", "Simulation", "host_header", "host_of"]
 
 
 def host_of(endpoint: str) -> str:
@@ -85,6 +85,17 @@ class Simulation(Record, frozen=True, kw_only=True):
     system: dict[str, str]
 
 
+class ServerIdentity(Record, frozen=True, kw_only=True):
+    """What a server that the job did not start reports of itself, by name; the order of its answers does not count.
+
+    `process_started_s` is when its process started, in seconds since 1970; None where it reports none, or where several
+    processes answer at its address.
+    """
+
+    reported: dict[str, str] = {}
+    process_started_s: float | None = None
+
+
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
@@ -96,7 +107,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     names the variables that hold its key and headers. `unchecked` says in words what the probe could not find out.
     `model_folder` is the folder that a server at --api_server reports its model's files in, where that is on this
     machine; empty otherwise. `niceness` is what its processes and their scheduling group have more of than ours while
-    the latency of its answers is measured. `simulated` is set where no model is served at all.
+    the latency of its answers is measured. `identities` says by endpoint what servers at --api_server report of
+    themselves. `simulated` is set where no model is served at all.
     """
 
     endpoint: str
@@ -115,6 +127,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     argv: list[str] = []
     env: dict[str, str] = {}
     model_folder: str = ""
+    identities: dict[str, ServerIdentity] = {}
     niceness: int = 0
     packages: dict[str, str] = {}
     log: str = ""

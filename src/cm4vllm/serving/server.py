@@ -170,8 +170,11 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
 
 
 def stop(record: ServerRecord) -> None:
-    """End a server that we started, its members, and all their processes; nothing happens to one that is not ours."""
-    if supervisors := record.supervisors:
+    """End a server that this process started, its members, and all their processes; nothing happens to any other.
+
+    A record may have been copied with a results folder: the server that it names is then that of another job.
+    """
+    if supervisors := [pid for pid in record.supervisors if pid in _owned]:
         end_supervisors(supervisors)
         end_orphans()
         before: dict[str, GpuMemory] = {}

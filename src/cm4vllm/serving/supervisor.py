@@ -35,7 +35,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
-from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.processes import exit_in_words, raise_open_files
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
@@ -299,6 +299,8 @@ def start_supervised(
 
 def main(arguments: list[str]) -> int:
     """Run the supervisor of the specification in the file `arguments[0]`."""
+    # vLLM raises its limit itself only where the system allows 65,535; else connections beyond the soft one wait.
+    raise_open_files()
     spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     return (
         Supervisor(

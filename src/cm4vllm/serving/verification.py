@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -41,7 +42,10 @@ def main() -> int:
 
     device = current_platform.device_name
     # Attention kernels of GPUs take no float32, and the proof shall not ask for all of a GPU's memory.
-    fitting = {"dtype": "float32"} if device == "cpu" else {"dtype": "bfloat16", "gpu_memory_utilization": 0.3}
+    fitting: dict[str, object] = {"dtype": "bfloat16", "gpu_memory_utilization": 0.3}
+    if device == "cpu":  # in this process alone: each further one imports vLLM again, which takes longer than the token
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        fitting = {"dtype": "float32", "distributed_executor_backend": "uni"}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
         llm = LLM(

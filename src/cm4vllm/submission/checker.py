@@ -10,7 +10,6 @@ import csv
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
@@ -20,6 +19,7 @@ from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
+from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.explanations import disagreements, explained
@@ -104,8 +104,8 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
     logs.mkdir(parents=True, exist_ok=True)
     runs, commits = [], []
     for checker in round_terms(round_name).checkers:
-        with tempfile.TemporaryDirectory(prefix="mlperf-checker-") as folder:
-            tools, commit = extract_checker(source, Path(folder), checker.commit)
+        with scratch_folder("mlperf-checker-") as folder:
+            tools, commit = extract_checker(source, folder, checker.commit)
             runs.append(
                 _run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name, logs.absolute())
             )

@@ -216,11 +216,14 @@ def _is_common(name: str) -> bool:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    """Return the words of the program's public text, its tests left out: those are full of made-up names."""
+    """Return the words of the program's public text, its tests left out: those are full of made-up names.
+
+    An archive of the repository has no list of what is public, and all of its text counts.
+    """
+    files = program_files()
+    public = [file for file in files if file.published] or files
     texts = (
-        file.path.read_text(errors="replace", encoding="utf-8")
-        for file in program_files()
-        if file.published and not file.name.startswith("tests/")
+        file.path.read_text(errors="replace", encoding="utf-8") for file in public if not file.name.startswith("tests/")
     )
     return frozenset(word for content in texts for word in re.findall(r"[^\W_]+", content.lower()))
 

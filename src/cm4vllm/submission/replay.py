@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,17 @@ from cm4vllm.serving.searchable import searchable_options, searched_name
 from cm4vllm.submission.capsule import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
 from cm4vllm.submission.capsule_of_results import capsule_of_results, machine_of
 from cm4vllm.submission.capsule_of_tree import capsules_of_tree
+from cm4vllm.submission.consent import (
+    Asked,
+    Consent,
+    asked_of,
+    flag_name,
+    refuse_exposed,
+    refuse_unknown,
+    refuse_unusable,
+    require_consent,
+    variables_in,
+)
 from cm4vllm.submission.software import detect_software
 from cm4vllm.submission.sources import program_digest
 
@@ -27,8 +39,14 @@ __all__ = ["capsule_at", "capsules_at", "replay_words", "this_place", "with_scen
 
 #: Flags that say where a job's files go and what it prints, not what it measures; and those that make it search for
 #: what the first run found: rates and server settings, which are fixed instead.
-_NOT_REPEATED = ("output_dir", "results_dir", "rerun", "plan", "quiet", "j", "out", "submitter", "clean", "print_deps")
+_NOT_REPEATED = (
+    *("output_dir", "results_dir", "rerun", "plan", "submitter", "clean", "serve", "published_results"),
+    *("quiet", "silent", "s", "verbose", "v", "time", "space", "j", "json", "out", "print_deps", "print_env"),
+)
 _SEARCHES, _SEARCHING_TAG = ("search", "search_minutes", "find_target_qps"), "_find-performance"
+
+_NO_CONSENT = Consent()
+_NO_HELP: Mapping[str, str] = {}
 
 
 def capsule_at(place: Path, chosen: str = "") -> Capsule:
@@ -95,13 +113,42 @@ def with_scenarios(capsule: Capsule, scenarios: Collection[str]) -> Capsule:
     return msgspec.structs.replace(capsule, runs=[run for run in capsule.runs if run.scenario in scenarios])
 
 
-def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+def replay_words(
+    capsule: Capsule,
+    given: Mapping[str, str],
+    environ: Mapping[str, str],
+    consent: Consent = _NO_CONSENT,
+    *,
+    help_of: Mapping[str, str] = _NO_HELP,
+    ask: Callable[[Sequence[Asked]], bool] | None = None,
+) -> list[str]:
     """Return the words of the `cm` command that runs the capsule again, after `cm run script`.
 
     `given` are flags of the user's own, which take the place of the capsule's. Rates that the first run measured, the
-    server settings that it searched for, the release of vLLM and the revision of the model are fixed. Variables are
-    replaced out of `environ`. Raises UsageError where one is not set, and where the capsule has no command.
+    server settings that it searched for, the release of vLLM and the revision of the model are fixed. Variables that
+    `consent` names are replaced out of `environ`. `ask` asks the user about flags that `consent` does not accept;
+    without it they are refused. Raises UsageError for them, where a variable is not named or not set, and where the
+    capsule has no command.
     """
+    tags, wanted = _wanted(capsule, given)
+    asked = asked_of(tags, {name: value for name, value in wanted.items() if name not in given}, help_of)
+    words = {name: f"--{name}" if value is None else f"--{name}={value}" for name, value in wanted.items()}
+    for name, word in [("tags", f"--tags={tags}"), *words.items()]:
+        if name not in given:
+            refuse_exposed(word)
+    all_words = [f"--tags={tags}", *words.values()]
+    stand_in = dict(sorted((name, word) for word in all_words for name in variables_in(word)))
+    refuse_unknown(consent, wanted, stand_in)
+    unset = {name for name in stand_in if not environ.get(name)}
+    missing = {name: word for name, word in stand_in.items() if name in unset or name not in consent.fill}
+    open_questions = [one for one in asked if one.flag not in consent.accept]
+    if missing or (open_questions and (ask is None or not ask(open_questions))):
+        require_consent(open_questions, missing, unset, consent)
+    return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in all_words]
+
+
+def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
+    """Return the tags and the flags of the command that runs the capsule again. Raises UsageError where it has none."""
     tags, flags = _parsed(capsule.command)
     tags = ",".join(tag for tag in tags.split(",") if tag != _SEARCHING_TAG)
     if not tags:
@@ -117,34 +164,27 @@ def replay_words(capsule: Capsule, given: Mapping[str, str], environ: Mapping[st
         wanted |= _found_settings(capsule.server.command, flags.get("search") or "", wanted.get("extra_args") or "")
     if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
         tags += f",_r{capsule.round.removeprefix('v')}"
-    words = [
-        f"--tags={tags}",
-        *(f"--{name}={value}" if value is not None else f"--{name}" for name, value in wanted.items()),
-    ]
-    missing = dict(sorted((name, word) for word in words for name in _variables(word) if not environ.get(name)))
-    if missing:
-        raise UsageError(
-            "the capsule has no values of paths, servers and secrets of the first command",
-            cause="; ".join(f"no value of {name}, which stands in {word}" for name, word in missing.items()),
-            remedy=f"set those of this machine: export {' '.join(f'{name}=...' for name in missing)}",
-        )
-    return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in words]
+    return tags, wanted
 
 
 def _parsed(command: list[str]) -> tuple[str, dict[str, str | None]]:
-    """Return the tags and the flags of a command."""
+    """Return the tags and the flags of a command, after `cm run script`, each flag by the name of the recipes.
+
+    Raises UsageError for other words: cm would read a file for `@FILE`, and take a word alone for a script.
+    """
     tags, flags = "", dict[str, str | None]()
-    for word in command:
+    begins = next((at for at, word in enumerate(command) if word.startswith(("-", "@"))), len(command))
+    for word in command[begins:]:
         if word.startswith("--tags="):
             tags = word.partition("=")[2]
-        elif word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            flags[name] = value if equals else None
+            continue
+        refuse_unusable(word)
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals and name.endswith("-"):  # cm's way to say no
+            flags[flag_name(name[:-1])] = "no"
+        else:
+            flags[flag_name(name)] = value if equals else None
     return tags, flags
-
-
-def _variables(word: str) -> Iterator[str]:
-    return (found[2:-3] for found in PLACEHOLDER.findall(word))
 
 
 def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str, str]) -> dict[str, str | None]:
@@ -177,6 +217,12 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
     for name in dict.fromkeys(searched_name(part) for part in search.split(",")):
         option, value = searchable_options().get(name), values.get(f"--{name}")
         if option is not None and value is not None:
+            if not re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII):
+                raise UsageError(
+                    f"the capsule's server has no number for --{name}",
+                    cause=f"{value!r} stands in the command of the server, and is searched for",
+                    remedy="replay it only if its source is trusted, after you corrected `server.command` in it",
+                )
             if option.input:
                 flags[option.input] = value
             else:

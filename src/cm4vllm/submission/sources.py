@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import cm4vllm
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.program import MANIFEST, commit_of_this_repository, program_files
+from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.submission.writing import GENERATE
 
@@ -67,9 +67,9 @@ def add_program(folder: Path) -> tuple[str, list[str]]:
         return PROGRAM_FOLDER, write_program(folder / PROGRAM_FOLDER)
     for one in there:
         _require_whole(one)
-    with tempfile.TemporaryDirectory(prefix="mlperf-program-") as aside:
-        changed = write_program(Path(aside))
-        manifest = (Path(aside) / MANIFEST).read_bytes()
+    with scratch_folder("mlperf-program-") as aside:
+        changed = write_program(aside)
+        manifest = (aside / MANIFEST).read_bytes()
         same = [one.name for one in there if (one / MANIFEST).read_bytes() == manifest]
         name = same[0] if same else f"{PROGRAM_FOLDER}-{hashlib.sha256(manifest).hexdigest()[:8]}"
         if not same:

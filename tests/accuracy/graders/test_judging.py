@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import attacks
 import pytest
 from square_problems import write_problems
 
@@ -15,6 +16,7 @@ from cm4vllm.accuracy.graders.judging import judge, require_known
 from cm4vllm.accuracy.graders.providing import _official, provide
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.graders.sandbox import Limits, sandbox_lacks
+from cm4vllm.accuracy.scoring import SCORERS, lacks_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
 
@@ -26,7 +28,7 @@ import json, os, sys
 for line in sys.stdin:
     task = json.loads(line)
     exec(task["do"])
-    print(json.dumps({"right": task["right"]}), flush=True)
+    print(json.dumps({"right": task["right"], "token": task["token"]}), flush=True)
 """
 
 
@@ -66,6 +68,21 @@ def test_an_answer_that_prints_without_an_end_is_held(own):
     assert right.right
 
 
+def test_a_verdict_without_its_token_counts_as_wrong(own):
+    forged = "print(json.dumps({'right': True, 'token': TOKEN}), flush=True)"
+    stale, without, right = judge(
+        own,
+        [
+            task(True, forged.replace("TOKEN", "'0' * 32")),
+            task(True, forged.replace(", 'token': TOKEN", "")),
+            task(True),
+        ],
+        workers=1,
+    )
+    assert [one.right for one in (stale, without, right)] == [False, False, True]
+    assert stale.why == without.why == "the script ended without a verdict"
+
+
 def test_a_known_answer_that_is_judged_otherwise_makes_the_grader_unusable(own, monkeypatch):
     known = (catalogue.Known({"right": False, "do": "pass", "lang": "ruby"}, right=True),)
     monkeypatch.setitem(GRADERS, "own", replace(GRADERS["own"], known=known))
@@ -81,14 +98,28 @@ def test_what_is_missing_is_named_before_anything_is_fetched(monkeypatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox_lacks.cache_clear()
     try:
-        assert "ruby (for Ruby)" in grader_lacks("mbxp") and "php" not in grader_lacks("mbxp")
-        assert grader_lacks("math") == ""
+        (why,) = grader_lacks("mbxp")
+        assert "ruby (for Ruby)" in why and "php" not in why
+        assert grader_lacks("math") == ()
         with pytest.raises(InstallError, match="cannot run on this machine"):
             provide("mbxp", tmp_path / "made", RECIPE)
     finally:
         sandbox_lacks.cache_clear()
     with pytest.raises(UsageError, match="unknown grader"):
         grader("mbxp2")
+
+
+@pytest.mark.parametrize("name", ["livecodebench", "livecodebench_v6"])
+def test_all_that_is_missing_is_named_at_once(monkeypatch, tmp_path, name):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sandbox_lacks.cache_clear()
+    try:
+        sandbox, tests = grader_lacks(name)
+        assert "bwrap not found on PATH" in sandbox and "--livecodebench_path=FOLDER" in tests
+        scorer = next(one for one in SCORERS.values() if (name,) in one.graders.values())
+        assert lacks_of(scorer)["exact_match"] == (sandbox, tests)
+    finally:
+        sandbox_lacks.cache_clear()
 
 
 def test_every_language_that_is_counted_has_known_answers_of_both_kinds():
@@ -149,6 +180,10 @@ def test_a_grader_is_made_ready_and_judges_as_it_should(name, sources, tmp_path)
     problems = tmp_path / "tests"
     write_problems(problems, GRADERS[name].problems)
     if why := grader_lacks(name, str(problems)):
-        pytest.skip(why)
+        pytest.skip("; ".join(why))
     record = provide(name, tmp_path, RECIPE, sources, problems)
     assert {origin.name for origin in grader(name).origins} <= set(record.commits)
+    if name == "math":
+        answers = [rf"so \boxed{{{answer}}}" for answer in (*attacks.MATHEMATICS, r"0.5", r"\frac{2}{4}", r"\tfrac12")]
+        found = judge(record, [{"response": answer, "reference": r"\frac{1}{2}"} for answer in answers])
+        assert [one.right for one in found] == [*[False] * len(attacks.MATHEMATICS), True, False, True]

@@ -63,7 +63,8 @@ def test_files_that_are_missing_changed_or_none_are_refused(tmp_path):
 def test_the_whole_is_scored_where_the_tests_are_given(name, tmp_path):
     if why := sandbox_lacks():
         pytest.skip(why)
-    assert "--livecodebench_path" in lacks_of(SCORERS[name])["exact_match"]
+    (why,) = lacks_of(SCORERS[name])["exact_match"]
+    assert "--livecodebench_path" in why
     assert lacks_of(SCORERS[name], str(tmp_path)) == {}
     with_tests, without = (set(graders_of(SCORERS[name], given)) for given in (str(tmp_path), ""))
     assert with_tests - without == {"livecodebench" if name == "deepseek-r1" else "livecodebench_v6"}
@@ -78,7 +79,7 @@ def ready(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     write_problems(folder / "tests", GRADERS[request.param].problems)
     if why := grader_lacks(request.param, str(folder)):
-        pytest.skip(why)
+        pytest.skip("; ".join(why))
     return provide(request.param, folder, RECIPE, Path(sources), folder / "tests")
 
 

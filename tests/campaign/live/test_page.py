@@ -1,10 +1,7 @@
 """The page: what the server gives and refuses, and what a browser makes of it."""
 
 import json
-import os
-import shutil
 import socket
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -13,13 +10,12 @@ from http.client import HTTPConnection
 import pytest
 from states import SEARCH, status
 
+from browser import chromium
 from cm4vllm.campaign.live.address import Address
 from cm4vllm.campaign.live.monitor import _clean
 from cm4vllm.campaign.live.page import Page
 from cm4vllm.campaign.live.records import JobState
 from cm4vllm.common.errors import PortInUse, UsageError
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture
@@ -104,7 +100,6 @@ def test_a_port_that_is_in_use_is_told():
         Page(Address("192.0.2.1", 0))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is on this machine")
 def test_in_a_browser_it_updates_itself_and_logs_no_error(page, tmp_path):
     show(page, status(run=None, doing="<script>document.title = 1</script>"))
 
@@ -113,24 +108,7 @@ def test_in_a_browser_it_updates_itself_and_logs_no_error(page, tmp_path):
         show(page, status(search=SEARCH))
 
     threading.Thread(target=change, daemon=True).start()
-    flags = [
-        CHROMIUM,
-        "--headless",
-        "--disable-gpu",
-        "--no-first-run",
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1000,1000",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []),
-    ]
-    done = subprocess.run(
-        [*flags, "--virtual-time-budget=4000", "--dump-dom", page.address.url],
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = chromium(tmp_path, "--window-size=1000,1000", "--virtual-time-budget=4000", "--dump-dom", page.address.url)
     for part in ("running, 6:45", "12,340 of 30,012", "271 passes, 301.2 fails", "<progress", "passes so far"):
         assert part in done.stdout, part
     assert "CONSOLE" not in done.stderr, done.stderr

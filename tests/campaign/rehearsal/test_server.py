@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from cm4vllm.campaign.rehearsal import launch
+from cm4vllm.campaign.rehearsal.batching import Batch, Paged, step_factors
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
-from cm4vllm.campaign.search.systems import Batch, Paged, simulated, step_factors
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.serving.metrics import look
 from cm4vllm.serving.ports import free_port, listens
 from cm4vllm.serving.probe import probe
 from cm4vllm.serving.site import Site
+from simulated.systems import simulated
 
 PROFILE = """
 title: a test's

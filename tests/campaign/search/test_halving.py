@@ -11,14 +11,14 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.halving import HalvingPlan, halve
 from cm4vllm.campaign.search.settings_job import _Noted, exports_of, inputs_digest, ranked, table
 from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, Evaluation, Score, SettingsRecord
-from cm4vllm.campaign.search.simulated_bench import SimulatedBench, configured, tokens_per_s
-from cm4vllm.campaign.search.simulation import SimulatedProber, offline_rate
 from cm4vllm.campaign.search.space import Space, shown
-from cm4vllm.campaign.search.systems import Batching, Paged
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ServerUnsuitable, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.rules import LatencyLimits
+from simulated.prober import SimulatedProber, offline_rate
+from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
+from simulated.systems import Batching, Paged
 
 SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
 SYSTEM = Paged(0.03, 0.0001, 2e-5, 30_000, batched=512, sequences=32, prompt_least=50, prompt_most=250, noise=0.05)

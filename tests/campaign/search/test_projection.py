@@ -8,11 +8,11 @@ import pytest
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import ProbePlan
 from cm4vllm.campaign.search.projection import Point, meeting_point, project
-from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid
-from cm4vllm.campaign.search.systems import Batching, Queue
 from cm4vllm.loadgen.arrivals import arrivals, issued_queries
 from cm4vllm.loadgen.early_stopping import most_over
 from cm4vllm.rules import LatencyLimits
+from simulated.prober import SimulatedProber, full_length_run_is_valid
+from simulated.systems import Batching, Queue
 
 WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="the test's")

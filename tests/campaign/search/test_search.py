@@ -9,11 +9,11 @@ from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, sea
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan
 from cm4vllm.campaign.search.records import Boundary, Verdict
-from cm4vllm.campaign.search.simulation import SimulatedProber, full_length_run_is_valid, offline_rate
-from cm4vllm.campaign.search.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
+from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
+from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors
 
 LIMITS = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="the test's")

@@ -39,9 +39,20 @@ class Engine:
                 }
             )
         )
+        # -u: the public engine does not write out what it has printed before it starts a script.
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(RECORDER), str(self.home), str(place / "runs"), str(given), str(got)],
+            [
+                sys.executable,
+                "-u",
+                "-W",
+                "ignore",
+                str(RECORDER),
+                str(self.home),
+                str(place / "runs"),
+                str(given),
+                str(got),
+            ],
             env=env,
             capture_output=True,
             text=True,

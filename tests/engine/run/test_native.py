@@ -1,4 +1,3 @@
-import shutil
 import signal
 import subprocess
 import time
@@ -8,6 +7,7 @@ import pytest
 
 from cm4vllm.engine.run.native import find_native
 from cm4vllm.engine.run.shell_environment import process_environment, read_assignments
+from commands import need
 
 HARD = {
     "quotes": "a \"b\" 'c'",
@@ -158,8 +158,8 @@ def test_what_a_script_prints_is_passed_on_in_any_locale(home, locale):
 
 
 def test_what_a_script_prints_is_passed_on_in_a_chinese_locale(home, tmp_path):
-    made = shutil.which("localedef") and subprocess.run(
-        ["localedef", "-i", "zh_CN", "-f", "GBK", tmp_path / "zh_CN.GBK"], capture_output=True, check=False
+    made = subprocess.run(
+        [need("localedef"), "-i", "zh_CN", "-f", "GBK", tmp_path / "zh_CN.GBK"], capture_output=True, check=False
     )
     if not (tmp_path / "zh_CN.GBK").is_dir():
         pytest.skip(f"the locale zh_CN.GBK cannot be made here: {made}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.engine.tools.completion import candidates, shell_code
+from commands import need
 
 ROOT = Path(__file__).resolve().parents[3]
 TAGS = "cm run script --tags="
@@ -143,8 +143,7 @@ def in_a_terminal(words: list[str], typed: str, cwd: Path, environment: dict[str
 
 @pytest.mark.parametrize("shell", [["bash", "--norc", "-i"], ["zsh", "-f", "-i"]], ids=["bash", "zsh"])
 def test_tab_completes_in_an_interactive_shell(home, tmp_path, shell):
-    if shutil.which(shell[0]) is None:
-        pytest.skip(f"{shell[0]} not found on PATH")
+    need(shell[0])
     (tmp_path / f"code.{shell[0]}").write_text(shell_code(shell[0]))
     environment = {**os.environ, "CM_REPOS": str(home), "HOME": str(tmp_path), "TERM": "dumb", "PS1": "$ "}
     # `cm` is a function here: it shows the words that reached it once the line is entered.

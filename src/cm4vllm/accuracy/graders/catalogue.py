@@ -12,9 +12,10 @@ from cm4vllm.accuracy.graders.problems import HOW_TO_FETCH
 from cm4vllm.accuracy.graders.sandbox import MIB, NODE_MODULES, Limits, sandbox_lacks
 from cm4vllm.common.errors import UsageError, nearest
 
-__all__ = ["GRADERS", "Grader", "Known", "Origin", "grader", "grader_lacks"]
+__all__ = ["GRADERS", "INSIDE", "Grader", "Known", "Origin", "grader", "grader_lacks"]
 
-_INSIDE = Path(__file__).with_name("inside")
+#: The folder of the programs that run inside the sandboxes.
+INSIDE = Path(__file__).with_name("inside")
 _INFERENCE = "https://github.com/mlcommons/inference"
 
 
@@ -42,8 +43,9 @@ class Grader:
     """An official script. `inside` hands it tasks; `requirements` are its packages, a file of the recipe.
 
     `tools` are the programs that it starts, by what it needs them for, `libraries` what programs under test load from
-    the folders of NODE_MODULES. With `alone` each answer has a sandbox of its
-    own, so that none can change the verdict on another. `problems` are the files of tests that the user gives.
+    the folders of NODE_MODULES. `program` runs an answer that is a program: each has a process and a sandbox of its
+    own, apart from the one that judges, so that none can change a verdict. `problems` are the files of tests that the
+    user gives.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Grader:
     tools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    alone: bool = False
+    program: Path | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -142,7 +144,7 @@ def _livecodebench(name: str, script: str, releases: int, why: str) -> Grader:
     return Grader(
         name=name,
         script=script,
-        inside=_INSIDE / "livecodebench.py",
+        inside=INSIDE / "livecodebench.py",
         requirements="requirements-reasoning.txt",
         origins=(
             Origin(
@@ -163,7 +165,7 @@ def _livecodebench(name: str, script: str, releases: int, why: str) -> Grader:
         known=_known_doubles(),
         # The script waits 1,200 s for the verdicts on all answers, and 60 s for each test of one.
         limits=Limits(seconds=1200, memory_bytes=4096 * MIB),
-        alone=True,
+        program=INSIDE / "livecodebench_program.py",
         problems=("test.jsonl", *(f"test{number}.jsonl" for number in range(2, releases + 1))),
     )
 
@@ -174,7 +176,7 @@ GRADERS = {
         Grader(
             name="mbxp",
             script="language/mixtral-8x7b/evaluate_mbxp.py",
-            inside=_INSIDE / "mbxp.py",
+            inside=INSIDE / "mbxp.py",
             requirements="requirements-mbxp.txt",
             origins=(
                 Origin(
@@ -202,12 +204,12 @@ GRADERS = {
             },
             libraries={"lodash": "the tests in JavaScript"},
             limits=Limits(seconds=150, processes=128),
-            alone=True,
+            program=INSIDE / "mbxp_program.py",
         ),
         Grader(
             name="math",
             script="language/deepseek-r1/eval_accuracy.py",
-            inside=_INSIDE / "mathematics.py",
+            inside=INSIDE / "mathematics.py",
             requirements="requirements-reasoning.txt",
             origins=(
                 Origin(
@@ -251,31 +253,32 @@ def grader(name: str) -> Grader:
     return GRADERS[name]
 
 
-def grader_lacks(name: str, problems: str = "") -> str:
-    """Return why a grader cannot run on this machine, empty where it can: the plan and the run ask here.
+def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
+    """Return all reasons why a grader cannot run on this machine, none where it can: the plan and the run ask here.
 
     `problems` is the folder with the files of tests, where the user gives one.
     """
-    if why := sandbox_lacks():
-        return why
     one = grader(name)
+    reasons = [sandbox_lacks()]
     if one.problems and not problems:
-        return (
+        reasons.append(
             f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(one.problems)} of its files are "
             "read) and give --livecodebench_path=FOLDER"
         )
-    missing = {
-        program: language
-        for language, programs in one.tools.items()
-        for program in programs
-        if shutil.which(program) is None
-    }
-    missing |= {
-        library: use
-        for library, use in one.libraries.items()
-        if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
-    }
-    if missing:
+    if missing := _missing(one):
         listed = ", ".join(f"{what} (for {use})" for what, use in missing.items())
-        return f"not found on this machine: {listed}; install what is missing"
-    return ""
+        reasons.append(f"not found on this machine: {listed}; install what is missing")
+    return tuple(filter(None, reasons))
+
+
+def _missing(one: Grader) -> dict[str, str]:
+    """Return the programs and libraries of a grader that this machine lacks, each with its use."""
+    programs = {program: language for language, names in one.tools.items() for program in names}
+    return {
+        **{program: language for program, language in programs.items() if shutil.which(program) is None},
+        **{
+            library: use
+            for library, use in one.libraries.items()
+            if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
+        },
+    }

@@ -1,20 +1,27 @@
-"""Verdicts on answers: each handed to the official script inside a sandbox, one line of JSON to and from it."""
+"""Verdicts on answers: each is given to the official script inside a sandbox, and its verdict is read from there.
+
+A program runs in a sandbox of its own: other namespaces of processes, files and users. It shares one socket with the
+process that judges it, for inputs and results. The pipe of the verdicts, and the token that each has to repeat, are
+known to the judging process alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import secrets
 import select
-import subprocess
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from cm4vllm.accuracy.graders.catalogue import Grader, grader
+from cm4vllm.accuracy.graders.catalogue import INSIDE, Grader, grader
 from cm4vllm.accuracy.graders.problems import ProblemIndex, problem
 from cm4vllm.accuracy.graders.records import GraderRecord, Verdict
 from cm4vllm.accuracy.graders.sandbox import Held, Sandbox
@@ -27,15 +34,25 @@ __all__ = ["judge", "require_known"]
 #: Seconds that the script itself may take until it reads the first answer.
 _START_S = 120.0
 _CHUNK = 1 << 16
+#: Tasks that share a judging process at most: some take long, so that the workers' shares are not equal.
+_PART = 32
 #: Bytes of a verdict at most: what a program prints without an end is not kept.
 _LONGEST = 1 << 20
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A verdict as the judging process writes it."""
+
+    right: bool | None
+    token: str
+    why: str = ""
 
 
 def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int | None = None) -> list[Verdict]:
     """Return a verdict on each task, in their order. Raises InstallError where the script itself fails."""
     one = grader(record.name)
     workers = workers or len(os.sched_getaffinity(0))
-    size = 1 if one.alone else -(-len(tasks) // workers) or 1
+    size = min(_PART, -(-len(tasks) // workers) or 1)
     index = _index(record, tasks)
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -74,46 +91,77 @@ def _index(record: GraderRecord, tasks: Sequence[Mapping[str, str]]) -> ProblemI
 def _judged(
     record: GraderRecord, one: Grader, tasks: Sequence[Mapping[str, str]], index: ProblemIndex | None
 ) -> list[Verdict]:
-    """Return the verdicts on tasks that share a sandbox; after one that was held, the others get a new one."""
+    """Return the verdicts on tasks that share a judging process; after one that was held, the others get a new one."""
     found: list[Verdict] = []
     while len(found) < len(tasks):
-        with _sandbox(record, one).started([record.python, "-I", "/inside.py", one.script]) as (process, held):
+        with _started(record, one, one.inside) as judging:
             while len(found) < len(tasks):
                 task = tasks[len(found)]
                 if index and "problem" not in task:  # megabytes of tests: read when they are used
                     task = {**task, "problem": problem(index, task["question_id"])}
-                verdict = _answered(process, held, task, one.limits.seconds + _START_S)
+                verdict = _answered(record, one, judging, task)
                 found.append(verdict)
-                if verdict.held:
+                if judging.held.why or verdict.held:
                     break
     return found
 
 
-def _sandbox(record: GraderRecord, one: Grader) -> Sandbox:
+@dataclass(frozen=True)
+class _Process:
+    """A process in a sandbox: this end of the socket that is its standard input, and its standard output."""
+
+    socket: socket.socket
+    output: int
+    held: Held
+
+
+@contextlib.contextmanager
+def _started(record: GraderRecord, one: Grader, script: Path) -> Iterator[_Process]:
     environment = Path(record.python).parent.parent
-    return Sandbox(
-        limits=one.limits,
-        read_only={one.inside: "/inside.py", Path(record.official): "/official", environment: str(environment)},
-    )
+    folders = {INSIDE: "/inside", script: "/script.py", Path(record.official): "/official"}
+    sandbox = Sandbox(limits=one.limits, read_only={**folders, environment: str(environment)})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        argv = [record.python, "-I", "/script.py", one.script]
+        with sandbox.started(argv, stdin=theirs.fileno()) as (process, held):
+            theirs.close()
+            if process.stdout is None:
+                raise ValueError("the sandbox was started without a pipe")
+            yield _Process(ours, process.stdout.fileno(), held)
 
 
-def _answered(process: subprocess.Popen[bytes], held: Held, task: Mapping[str, str], seconds: float) -> Verdict:
-    asks, answers = process.stdin, process.stdout
-    if asks is None or answers is None:
-        raise ValueError("the sandbox was started without pipes")
+def _answered(record: GraderRecord, one: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
+    """Return the verdict on one task, whose program has a sandbox of its own where it has one."""
+    if one.program is None:
+        return _verdict(judging, task, [], one.limits.seconds + _START_S)
+    with _started(record, one, one.program) as program:
+        verdict = _verdict(judging, task, [program.socket], one.limits.seconds + _START_S)
+        why = program.held.why
+    return Verdict(right=False, held=True, why=why) if why else verdict
+
+
+def _verdict(judging: _Process, task: Mapping[str, str], sockets: Sequence[socket.socket], seconds: float) -> Verdict:
+    """Hand over a task with the sockets of its program, and return the verdict that repeats the task's token."""
+    token = secrets.token_hex(16)
+    until = time.monotonic() + seconds
     with contextlib.suppress(OSError):  # it has ended: what it left to read says how
-        asks.write(json.dumps(dict(task)).encode() + b"\n")
-        asks.flush()
-    line = _line(answers.fileno(), time.monotonic() + seconds)
+        judging.socket.settimeout(seconds)
+        data = json.dumps({**task, "token": token}).encode() + b"\n"
+        sent = socket.send_fds(judging.socket, [data], [one.fileno() for one in sockets])
+        judging.socket.sendall(data[sent:])
+    for one in sockets:
+        one.close()
+    line = _line(judging.output, until)
     if line is None:
-        return Verdict(right=False, held=True, why=held.why or f"no verdict within {seconds:.0f} s")
-    try:
-        return msgspec.json.decode(line, type=Verdict)
-    except (msgspec.DecodeError, ValueError):
-        ended = "the script ended without a verdict"
-        if len(line) > _LONGEST:
-            ended = f"no verdict in {_LONGEST:,} bytes of output"
-        return Verdict(right=False, held=True, why=held.why or ended)
+        return Verdict(right=False, held=True, why=judging.held.why or f"no verdict within {seconds:.0f} s")
+    with contextlib.suppress(msgspec.DecodeError, ValueError):
+        made = msgspec.json.decode(line, type=_Line)
+        if secrets.compare_digest(made.token, token):
+            return Verdict(right=made.right, why=made.why)
+    ended = "the script ended without a verdict"
+    if len(line) > _LONGEST:
+        ended = f"no verdict in {_LONGEST:,} bytes of output"
+    return Verdict(right=False, held=True, why=judging.held.why or ended)
 
 
 def _line(fd: int, until: float) -> bytes | None:

@@ -32,7 +32,7 @@ def provide(
     """
     one = grader(name)
     if why := grader_lacks(name, str(problems or "")):
-        raise InstallError(f"the grader {name} cannot run on this machine", cause=why)
+        raise InstallError(f"the grader {name} cannot run on this machine", cause="; ".join(why))
     require_space(folder, _SPACE_BYTES, f"the grader {name}")
     index = None
     if one.problems and problems:

@@ -107,15 +107,18 @@ class Sandbox:
         return [*words, "--", str(PYTHON), "-I", "/limited.py", *map(str, limits)]
 
     @contextlib.contextmanager
-    def started(self, argv: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Held]]:
+    def started(
+        self, argv: Sequence[str], stdin: int = subprocess.PIPE
+    ) -> Iterator[tuple[subprocess.Popen[bytes], Held]]:
         """Start a program with pipes for its input and output, and end it with all that it started when this is left.
 
-        It is ended before, and `Held` says why, where its processes take more than the limits together.
+        `stdin` may be a descriptor instead. The program is ended before, and `Held` says why, where its processes take
+        more than the limits together.
         """
         held = Held()
         process = subprocess.Popen(
             [*self.words(), *argv],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={"PATH": os.environ.get("PATH", _PATH)},

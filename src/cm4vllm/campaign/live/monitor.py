@@ -84,7 +84,7 @@ def watched(status: JobStatus, out: Path, serve: Address | None = None) -> Itera
     try:
         yield monitor
     except CmError as error:
-        status.state, status.cause = JobState.FAILED, error.what
+        status.state, status.cause = JobState.FAILED, str(error)
         raise
     except BaseException as error:
         status.state, status.cause = JobState.ABORTED, f"{type(error).__name__} {error}".strip()
@@ -119,5 +119,7 @@ def _write(path: Path, data: bytes) -> None:
     """
     aside = path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
-        aside.write_bytes(data)
+        aside.unlink(missing_ok=True)  # left by a command that was killed; and a link is not written through
+        with aside.open("xb") as file:
+            file.write(data)
         aside.replace(path)

@@ -17,7 +17,7 @@ from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.settings import GREATEST, Key, env_keys, read_settings, require_above_zero
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
@@ -68,7 +68,7 @@ class SimulatedSettings(Record, frozen=True, kw_only=True):
 
 def act(env: Mapping[str, str]) -> dict[str, str]:
     """Start a simulated server, or describe the one that would be started. Returns what the recipe exports."""
-    settings = read_settings(SimulatedSettings, env)
+    settings = _settings(env)
     profile = read_profile(settings.profile)
     simulation = simulation_of(env)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
@@ -89,9 +89,23 @@ def act(env: Mapping[str, str]) -> dict[str, str]:
 
 def simulation_of(env: Mapping[str, str]) -> Simulation:
     """Return what the records of a simulated server with these settings say of it. Raises UsageError."""
-    settings = read_settings(SimulatedSettings, env)
-    Faults.parse(settings.faults)
+    settings = _settings(env)
     return read_profile(settings.profile).simulation(settings.seed, settings.faults)
+
+
+def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
+    """Return the settings of a simulated server. Raises UsageError, also for numbers and faults that none can have."""
+    settings = read_settings(SimulatedSettings, env)
+    require_above_zero("--max_num_seqs", settings.max_num_seqs)
+    require_above_zero("--max_num_batched_tokens", settings.max_num_batched_tokens)
+    if not 0 <= settings.seed <= GREATEST:
+        raise UsageError(
+            f"--rehearse_seed={settings.seed} is not usable",
+            cause=f"it must be 0 or more, and {GREATEST:,} at most",
+            remedy="give a value in this range, or leave it out",
+        )
+    Faults.parse(settings.faults)
+    return settings
 
 
 def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
@@ -136,7 +150,7 @@ def require_rehearsal(env: Mapping[str, Any]) -> None:
     """Refuse what has no meaning with --rehearse. Raises UsageError."""
     if not env.get(PROFILE):
         return
-    Faults.parse(str(env.get("CM_MLPERF_REHEARSE_FAULTS") or ""))
+    _settings(env)
     settings = {key: f"--{field}" for field, key in env_keys(ServerSettings).items() if field not in _KNOWN}
     given = [flag for key, flag in (_REFUSED | settings).items() if str(env.get(key) or "")]
     if str(env.get("CM_MLPERF_RUN_STYLE") or "test").lower() == "valid":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
 __all__ = ["Counts", "Histogram", "metrics_page"]
 
+#: When this process started, in seconds since 1970.
+PROCESS_STARTED_S = time.time()
 #: Upper edges of the buckets in s, those of vLLM.
 _EDGES = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
 
@@ -60,7 +63,10 @@ def metrics_page(
         "generation_tokens": counts.generation_tokens,
     }
     timings = {"queue": counts.queue, "prefill": counts.prefill, "decode": counts.decode}
-    lines = [f'vllm:cache_config_info{{enable_prefix_caching="False",{labels}}} 1.0']
+    lines = [
+        f'vllm:cache_config_info{{enable_prefix_caching="False",{labels}}} 1.0',
+        f"process_start_time_seconds {PROCESS_STARTED_S:.2f}",
+    ]
     for name, value in gauges.items():
         lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {value}"]
     for name, value in counters.items():

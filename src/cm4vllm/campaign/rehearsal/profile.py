@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from cm4vllm.campaign.search.systems import Paged
+from cm4vllm.campaign.rehearsal.batching import Paged
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import opened, typed_path
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import GREATEST
 from cm4vllm.serving.records import Simulation
 
 __all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
@@ -21,6 +23,19 @@ _FOLDER = Path(__file__).with_name("profiles")
 
 #: One answer of fewer tokens makes a run with token latencies invalid ("Number of tokens need to be greater than 1").
 SHORTEST_ANSWER = 2
+
+#: From which number to which each of a server's may be. No server takes a step in less than 1 us; with a noise above 1
+#: the factors of steps span so much that a run is ruled by the longest. `nan` is in no range.
+_ALLOWED: Mapping[str, tuple[float, float]] = {
+    "step_s": (0.000001, 3600),
+    "each_s": (0, 3600),
+    "token_s": (0, 3600),
+    "noise": (0, 1),
+    "max_num_seqs": (1, GREATEST),
+    "max_num_batched_tokens": (1, GREATEST),
+    "max_model_len": (1, GREATEST),
+    "kv_tokens": (1, GREATEST),
+}
 
 
 class Lengths(Record, frozen=True, kw_only=True):
@@ -65,6 +80,14 @@ class ServerTimes(Record, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_model_len: int
     kv_tokens: int
+
+    @property
+    def fault(self) -> str:
+        """The first number that no server can have, with what is allowed; empty where all are usable."""
+        for name, (least, most) in _ALLOWED.items():
+            if not least <= getattr(self, name) <= most:
+                return f"{name} is {getattr(self, name)}; a number from {_plain(least)} to {_plain(most)} is allowed"
+        return ""
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -113,6 +136,11 @@ class Profile(Record, frozen=True, kw_only=True):
         )
 
 
+def _plain(number: float) -> str:
+    """Return a number without an exponent."""
+    return f"{number:f}".rstrip("0").rstrip(".")
+
+
 @cache
 def named_profiles() -> tuple[str, ...]:
     """Return the names of the profiles that come with cm4vllm."""
@@ -137,9 +165,13 @@ def read_profile(name: str) -> Profile:
         raise UsageError(
             f"the profile {path} cannot be used", cause=str(error), remedy="docs/rehearse.md has its fields"
         ) from error
-    for what, lengths in (("prompts", profile.prompts), ("answers", profile.answers)):
-        if lengths.fault:
-            raise UsageError(f"the profile {path} cannot be used", cause=f"{what}: {lengths.fault}")
+    for key, part in (("server", profile.server), ("prompts", profile.prompts), ("answers", profile.answers)):
+        if part.fault:
+            raise UsageError(
+                f"the profile {path} cannot be used",
+                cause=f"{key}: {part.fault}",
+                remedy="change it there; docs/rehearse.md has the fields",
+            )
     if profile.answers.tokens[0] < SHORTEST_ANSWER:
         raise UsageError(
             f"the profile {path} cannot be used",

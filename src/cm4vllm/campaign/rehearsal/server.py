@@ -14,16 +14,18 @@ import sys
 import zlib
 from array import array
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE, Faults, Kind
 from cm4vllm.campaign.rehearsal.metrics import Counts, metrics_page
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
-from cm4vllm.campaign.search.systems import Batch, step_factors
+from cm4vllm.common.settings import GREATEST
 
 __all__ = ["SimulatedServer", "answer_to", "main"]
 
@@ -282,17 +284,24 @@ def _send(writer: asyncio.StreamWriter, value: object, *, status: str = "200 OK"
         )
 
 
+def _within(least: int, most: int, text: str) -> int:
+    """Return the whole number of an argument. Raises ArgumentTypeError for one out of its range."""
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least} to {most}")
+    return int(text)
+
+
 def main(arguments: list[str]) -> None:
     """Serve by the arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--profile", required=True)
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=partial(_within, 0, 65535), required=True)
+    parser.add_argument("--seed", type=partial(_within, 0, GREATEST), default=0)
     parser.add_argument("--faults", default="")
-    parser.add_argument("--max-num-seqs", type=int)
-    parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-num-seqs", type=partial(_within, 1, GREATEST))
+    parser.add_argument("--max-num-batched-tokens", type=partial(_within, 1, GREATEST))
     options = parser.parse_args(arguments)
     server = SimulatedServer(
         read_profile(options.profile),

@@ -18,17 +18,19 @@ __all__ = ["FullLength"]
 class FullLength:
     """A run of at least `seconds`, by LoadGen's seed of the schedule.
 
-    `whole` is the size of the dataset where LoadGen issues whole datasets only, 1 elsewhere.
+    `whole` is the size of the dataset where LoadGen issues whole datasets only, 1 elsewhere; `least` is the number of
+    queries that it has at least.
     """
 
     seconds: float
     seed: int
     whole: int = 1
+    least: int = 1
 
     def queries(self, rate: float) -> int:
         unit = _unit(self.seed, self.seconds * rate)
         reached = int(np.searchsorted(unit, self.seconds * rate)) + 1
-        return -(-reached // self.whole) * self.whole
+        return -(-max(reached, self.least) // self.whole) * self.whole
 
     def duration(self, rate: float) -> float:
         """Return for how many seconds such a run issues queries."""

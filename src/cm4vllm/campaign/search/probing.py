@@ -33,7 +33,7 @@ from cm4vllm.loadgen.messages import Latencies
 from cm4vllm.loadgen.process_monitor import RunStopped
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.runner import run
-from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf
+from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
 from cm4vllm.rules import LatencyLimits
 from cm4vllm.serving.metrics import ServerMetrics, look
 from cm4vllm.serving.server import death_reason
@@ -129,7 +129,8 @@ class LoadGenProber:
         self._begun = begun
         self._number = 0
         seconds = REHEARSAL_DURATION_S if settings.rehearsal else settings.terms.min_duration_ms / 1000
-        self.full = FullLength(seconds, settings.terms.seeds.schedule)
+        least = rehearsal_queries(settings.terms) if settings.rehearsal else 1
+        self.full = FullLength(seconds, settings.terms.seeds.schedule, least=least)
 
     def probe(self, rate: float, plan: ProbePlan) -> tuple[ProbeRecord, Window]:
         """Make one probe. Raises ServerDied, ServerStuck, RunFailed and the other errors of a run."""

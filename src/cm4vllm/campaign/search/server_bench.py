@@ -25,6 +25,7 @@ from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, TRIAL, Eva
 from cm4vllm.campaign.search.space import Candidate, shown, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
+    LimitTooLow,
     ModelError,
     RunFailed,
     ServerDied,
@@ -49,8 +50,19 @@ __all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate", "pace
 #: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
 EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"
 Start = Callable[[Mapping[str, str]], Mapping[str, str]]
-#: What drops a candidate: its server does not start, ends, or cannot be measured. Any other error ends the search.
-_DROPPED = (ServerDied, ServerNotReady, ServerStuck, ServerUnsuitable, ModelError, RunFailed, InvalidResult, UsageError)
+#: What drops a candidate: its server does not start, ends, or cannot be measured, as where it takes more sequences than
+#: the machine allows open files. Any other error ends the search.
+_DROPPED = (
+    ServerDied,
+    ServerNotReady,
+    ServerStuck,
+    ServerUnsuitable,
+    ModelError,
+    LimitTooLow,
+    RunFailed,
+    InvalidResult,
+    UsageError,
+)
 #: The part of the time after which tokens are counted, and how often the server's counter is read at least.
 _WARM, _LEAST_LOOKS = 1 / 3, 3
 #: Samples of the first run, in datasets, and of each further one by the rate known: it is ended before they are spent.

@@ -13,13 +13,14 @@ import msgspec
 
 from cm4vllm import __version__
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.ledger import LEDGER_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.rehearsal import launch as simulated
 from cm4vllm.campaign.search.evidence import evidence_words, rivals
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
 from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.campaign.search.space import Candidate, Space, shown, words_of
+from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import Record, now, read_record, write_record
@@ -154,7 +155,10 @@ class _Noted:
 
     def __init__(self, results: str) -> None:
         self._out = Path(results) if results else None
-        known = read_ledger(self._out) if self._out else None
+        known = None
+        if self._out:
+            with translated_os_errors("read", self._out / LEDGER_FILE, "--output_dir"):
+                known = read_ledger(self._out)
         self._known = set(known.states) if known else set()
         self._file = LedgerFile(self._out, known.run) if self._out and known and known.run else None
 

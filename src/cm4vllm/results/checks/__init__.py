@@ -10,10 +10,17 @@ from collections.abc import Collection
 from cm4vllm.results.checks import (
     accuracy,
     accuracy_runs,
+    answers,
     campaign,
+    compliance_tests,
+    coverage,
     first_tokens,
+    log_figures,
+    log_settings,
+    log_times,
     logs,
     networks,
+    one_system,
     performance_runs,
     private_text,
     readmes,
@@ -23,6 +30,7 @@ from cm4vllm.results.checks import (
     submitted,
     summary_logs,
     system_files,
+    system_names,
     tree_files,
     weights,
 )
@@ -33,22 +41,30 @@ from cm4vllm.results.model import Submission
 __all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
 
 _MODULES = (
+    coverage,
     records,
     campaign,
     logs,
     accuracy,
     submitted,
     performance_runs,
+    log_settings,
+    log_figures,
+    log_times,
+    one_system,
     summary_logs,
     shared_logs,
     first_tokens,
     accuracy_runs,
+    answers,
     system_files,
+    system_names,
     networks,
     weights,
     served_weights,
     readmes,
     tree_files,
+    compliance_tests,
     private_text,
 )
 
@@ -67,5 +83,5 @@ def findings(submission: Submission, *, submitted: bool = False, stages: Collect
     found = list(submission.problems)
     for one in CHECKS.values():
         if one.stage in made:
-            found += one.findings(submission)
+            found += dict.fromkeys(one.findings(submission))  # a check that fails midway gives some of them twice
     return found

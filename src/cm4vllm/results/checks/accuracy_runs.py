@@ -12,13 +12,14 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Result, Submission
+from cm4vllm.rules import benchmark_terms
 
-__all__: list[str] = []
+__all__ = ["MAX_LOG", "scored", "served_tokens", "text_file"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
 #: A truncated accuracy log has this many bytes at most (MAX_ACCURACY_LOG_SIZE).
-_MAX_LOG = 10 * 1024
+MAX_LOG = 10 * 1024
 #: Scored tokens a sample over those of the performance run, between which a width was misread.
 _DOUBLED = (1.8, 2.2)
 _TOKENS = "tokens_per_sample"
@@ -27,13 +28,15 @@ _DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
 _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
 
 
-def _scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
+def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
+    """Give each result that has an accuracy run, with it."""
     for result in submission.results:
         if result.accuracy is not None:
             yield result, result.accuracy
 
 
-def _text_file(part: Accuracy) -> str:
+def text_file(part: Accuracy) -> str:
+    """Return the path of the scores, as findings name it."""
     return (Path(part.log).parent / ACCURACY_TEXT).as_posix()
 
 
@@ -46,10 +49,13 @@ def _text_file(part: Accuracy) -> str:
 )
 def targets(submission: Submission) -> Iterator[Fault]:
     severity = Severity.ERROR if is_strict(submission) else Severity.NOTE
-    for result, part in _scored(submission):
+    for result, part in scored(submission):
         for target in part.terms.targets if part.terms else ():
-            value = part.figures.value(target.label)
-            if value is not None and target.met(value) is False:
+            # The official checker compares every line that states a score.
+            stated = part.stated or part.figures.values()
+            values = [one.value for one in stated if one.name == target.label]
+            value = next((one for one in reversed(values) if target.met(one) is False), None)
+            if value is not None:
                 bounds = [
                     f"{target.lower:g} or more" if target.lower is not None else "",
                     f"{target.upper:g} or less" if target.upper is not None else "",
@@ -73,7 +79,7 @@ def targets(submission: Submission) -> Iterator[Fault]:
 )
 def readable(submission: Submission) -> Iterator[Fault]:
     severity = Severity.ERROR if is_strict(submission) else Severity.WARNING
-    for _, part in _scored(submission):
+    for _, part in scored(submission):
         path = part.folder / ACCURACY_TEXT
         if part.terms is None or not path.is_file():
             continue
@@ -82,14 +88,14 @@ def readable(submission: Submission) -> Iterator[Fault]:
         missing = [label for label in asked if part.figures.value(label) is None]
         if missing:
             yield Fault(
-                "scores are missing", _text_file(part), ", ".join(missing), "nothing", "a number", severity=severity
+                "scores are missing", text_file(part), ", ".join(missing), "nothing", "a number", severity=severity
             )
             continue
         by_numpy = dict(_NUMPY.findall(path.read_text(errors="replace", encoding="utf-8")))
         if unread := [label for label in asked if label in by_numpy]:
             yield Fault(
                 "the official checker cannot read the scores",
-                _text_file(part),
+                text_file(part),
                 ", ".join(unread),
                 f"{by_numpy[unread[0]]}...)",
                 "a number",
@@ -106,23 +112,24 @@ def readable(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def doubled(submission: Submission) -> Iterator[Fault]:
-    for result, part in _scored(submission):
-        scored, served = part.figures.value(_TOKENS), _served(result)
-        if not scored or not served:
+    for result, part in scored(submission):
+        each, served = part.figures.value(_TOKENS), served_tokens(result)
+        if not each or not served:
             continue
-        ratio = scored / served
+        ratio = each / served
         if _DOUBLED[0] < ratio < _DOUBLED[1] or (ratio > _DOUBLED[0] and _is_int64(part)):
             width = "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
             yield Fault(
                 f"the scores count each token twice{width}",
-                _text_file(part),
+                text_file(part),
                 _TOKENS,
-                f"{scored:g}",
+                f"{each:g}",
                 f"about {served:.1f}, as in the performance run",
             )
 
 
-def _served(result: Result) -> float | None:
+def served_tokens(result: Result) -> float | None:
+    """Return the tokens a sample of the performance run; None where its log has no token figures."""
     part = result.performance
     if part is None or part.tokens_per_second is None or not part.samples_per_second:
         return None
@@ -133,7 +140,7 @@ def _is_int64(part: Accuracy) -> bool:
     """Whether the answers in the log, or in what truncation left of it, have zero in every second 32-bit word."""
     try:
         with (part.folder / ACCURACY_LOG).open("rb") as file:
-            head = file.read(_MAX_LOG)
+            head = file.read(MAX_LOG)
     except OSError:
         return False
     words = [data[at : at + 8] for data in _DATA.findall(head) for at in range(8, len(data) - 7, 16)]
@@ -149,8 +156,8 @@ def _is_int64(part: Accuracy) -> bool:
     stage=Stage.TREE,
 )
 def token_range(submission: Submission) -> Iterator[Fault]:
-    for result, part in _scored(submission):
-        served, run = _served(result), result.performance
+    for result, part in scored(submission):
+        served, run = served_tokens(result), result.performance
         bounds = next((one for one in (part.terms.targets if part.terms else ()) if one.label == _TOKENS), None)
         if served is None or bounds is None or run is None or bounds.met(served) is not False:
             continue
@@ -171,7 +178,7 @@ def token_range(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def whole_dataset(submission: Submission) -> Iterator[Fault]:
-    for _, part in _scored(submission):
+    for _, part in scored(submission):
         if part.terms is None:
             continue
         for key in ("accuracy_sample_count", "qsl_reported_total_count"):
@@ -182,6 +189,31 @@ def whole_dataset(submission: Submission) -> Iterator[Fault]:
 
 
 @check(
+    "ACCURACY-FILES",
+    "an accuracy run publishes the answers to the samples that the rules name: images or videos",
+    source=f"{_CONSTANTS}, REQUIRED_ACC_BENCHMARK",
+    remedy="submit them beside the accuracy log; the rounds that MLCommons publishes are without them",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def answers(submission: Submission) -> Iterator[Fault]:
+    for _, part in scored(submission):
+        if part.terms is None:
+            continue
+        for name, samples in benchmark_terms(part.terms.round, part.terms.benchmark).accuracy_files.items():
+            folder = part.folder / name
+            found = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
+            if missing := [one for one in samples if one not in found]:
+                yield Fault(
+                    f"{len(missing)} of {len(samples)} answers are missing",
+                    f"{Path(part.log).parent.as_posix()}/{name}",
+                    "",
+                    "",
+                    ", ".join(missing),
+                )
+
+
+@check(
     "ACCURACY-HASH",
     "accuracy.txt ends with the digest of the accuracy log before it was truncated",
     source="tools/submission/truncate_accuracy_log.py",
@@ -189,11 +221,11 @@ def whole_dataset(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def digest(submission: Submission) -> Iterator[Fault]:
-    for _, part in _scored(submission):
+    for _, part in scored(submission):
         if not part.hash and (part.folder / ACCURACY_TEXT).is_file():
             yield Fault(
                 "no digest of the accuracy log",
-                _text_file(part),
+                text_file(part),
                 "hash",
                 "nothing",
                 "hash=<SHA-256>",
@@ -209,13 +241,13 @@ def digest(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def log_size(submission: Submission) -> Iterator[Fault]:
-    for _, part in _scored(submission):
+    for _, part in scored(submission):
         path = part.folder / ACCURACY_LOG
-        if path.is_file() and (size := path.stat().st_size) > _MAX_LOG:
+        if path.is_file() and (size := path.stat().st_size) > MAX_LOG:
             yield Fault(
                 "the accuracy log is not truncated",
                 (Path(part.log).parent / ACCURACY_LOG).as_posix(),
                 "",
                 f"{size} bytes",
-                f"{_MAX_LOG} bytes or less",
+                f"{MAX_LOG} bytes or less",
             )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Submission
+from cm4vllm.results.reading import PROBLEMS, reason_of
 
-__all__ = ["Check", "Fault", "Stage", "check"]
+__all__ = ["CHECK_FAILED", "Check", "Fault", "Stage", "check"]
+
+
+#: The code of what a check could not check.
+CHECK_FAILED = "CHECK-FAILED"
 
 
 class Stage(StrEnum):
@@ -40,8 +45,8 @@ Function = Callable[[Submission], Iterator[Fault]]
 class Check:
     """A function, and what its findings have in common.
 
-    The function gives a fault for each place where the rule is broken, none for what the submission does not have, and
-    raises nothing.
+    The function gives a fault for each place where the rule is broken, none for what the submission does not have.
+    Where it raises, that becomes a finding, too, and what the check finds in the other systems stays.
     """
 
     code: str
@@ -52,19 +57,71 @@ class Check:
     function: Function
 
     def findings(self, submission: Submission) -> Iterator[Finding]:
-        """Give what the check finds."""
-        for fault in self.function(submission):
-            yield Finding(
-                code=self.code,
-                severity=fault.severity or self.severity,
-                what=fault.what,
-                file=fault.file,
-                field=fault.field,
-                value=str(fault.value),
-                expected=str(fault.expected),
-                rule=self.rule,
-                remedy=self.remedy if fault.remedy is None else fault.remedy,
-            )
+        """Give what the check finds, and what it could not check."""
+        try:
+            yield from map(self.finding, self.function(submission))
+        except Exception as error:  # one file that no check expects must not hide all other findings
+            yield from self._failed(submission, error)
+
+    def finding(self, fault: Fault) -> Finding:
+        """Return a fault with what the findings of the check have in common."""
+        return Finding(
+            code=self.code,
+            severity=fault.severity or self.severity,
+            what=fault.what,
+            file=fault.file,
+            field=fault.field,
+            value=str(fault.value),
+            expected=str(fault.expected),
+            rule=self.rule,
+            remedy=self.remedy if fault.remedy is None else fault.remedy,
+        )
+
+    def _failed(self, submission: Submission, error: Exception) -> Iterator[Finding]:
+        """Give a finding for each system that the check cannot check, then what it finds in the others."""
+        alone = {one.name: _of_systems(submission, {one.name}) for one in submission.systems}
+        failing = {name: found for name, part in alone.items() if (found := self._error(part)) is not None}
+        for name, found in failing.items() or {"": error}.items():
+            yield self._not_made(submission, name, found)
+        others = _of_systems(submission, alone.keys() - failing.keys())
+        if failing and self._error(others) is None:
+            left_out = {one.file for one in submission.systems if one.name in failing}
+            yield from (self.finding(fault) for fault in self.function(others) if fault.file not in left_out)
+
+    def _error(self, submission: Submission) -> Exception | None:
+        """Return what the check raises for a submission."""
+        try:
+            for _ in self.function(submission):
+                pass
+        except Exception as error:  # the caller reports it
+            return error
+        return None
+
+    def _not_made(self, submission: Submission, system: str, error: Exception) -> Finding:
+        part = _of_systems(submission, {system})
+        files = [one.folder for one in part.results if self._error(replace(part, results=(one,), systems=()))]
+        files += [one.file for one in part.systems]
+        read = getattr(error, "filename", None)
+        file = str(read).removeprefix(f"{submission.root}/") if read else ""
+        return Finding(
+            code=CHECK_FAILED,
+            severity=Severity.ERROR,
+            what=f"the check {self.code} could not be made",
+            file=file or next(iter(files), f"{submission.division}/{submission.submitter}"),
+            field="",
+            value=reason_of(error),
+            expected="",
+            rule=PROBLEMS[CHECK_FAILED],
+            remedy="correct the file; where nothing is wrong with it, report it as an error of cm4vllm",
+        )
+
+
+def _of_systems(submission: Submission, names: Collection[str]) -> Submission:
+    return replace(
+        submission,
+        systems=tuple(one for one in submission.systems if one.name in names),
+        results=tuple(one for one in submission.results if one.system in names),
+    )
 
 
 def check(

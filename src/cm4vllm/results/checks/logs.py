@@ -9,6 +9,7 @@ from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.shared_logs import is_inferred
 from cm4vllm.results.endpoints import ENDPOINTS
+from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Submission
 
 __all__ = ["TOKENS_TOLERANCE"]
@@ -49,7 +50,7 @@ def seeds(submission: Submission) -> Iterator[Fault]:
     for part in _performances(submission):
         if part.terms is None or part.terms.round not in rules.round_names():
             continue
-        stated = rules.round_terms(part.terms.round).seeds
+        stated = rules.round_terms(part.terms.round).seeds  # not those of a record, which may state others
         expected = (stated.qsl if part.harness != ENDPOINTS else None), stated.sample_index, stated.schedule
         if part.seeds != expected:
             yield Fault(
@@ -58,6 +59,23 @@ def seeds(submission: Submission) -> Iterator[Fault]:
                 "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
                 part.seeds,
                 expected,
+            )
+    for result in submission.results:
+        accuracy = result.accuracy
+        if accuracy is None or accuracy.detail is None or not accuracy.terms:
+            continue
+        stated = rules.round_terms(accuracy.terms.round).seeds
+        expected = (stated.qsl, stated.sample_index, stated.schedule)
+        found = tuple(accuracy.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
+        if found != expected:
+            # Every sample is answered, in whatever order: no official checker reads these seeds.
+            yield Fault(
+                f"the seeds of the accuracy run are not those of round {accuracy.terms.round}",
+                accuracy.log,
+                "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
+                found,
+                expected,
+                severity=Severity.WARNING,
             )
 
 

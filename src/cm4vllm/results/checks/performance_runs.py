@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 from cm4vllm import rules
+from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.detail_log import KEPT_TEXTS
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
@@ -14,20 +13,10 @@ from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Division, Mode
 
-__all__ = ["is_strict", "measured"]
+__all__ = ["is_strict", "measured", "performance_runs"]
 
 _CHECKER = "tools/submission/submission_checker"
 _AGAIN = "measure again, and publish that run"
-#: `model.scenario.setting = value`, as user.conf has it.
-_SETTING = re.compile(r"^\s*([\w.*-]+?)\.(\w+|\*)\.(\w+)\s*=\s*([\d.eE+-]+)\s*(?:#.*)?$", re.MULTILINE)
-#: Settings that LoadGen logs as they are given, and by what they are logged in another unit.
-_LOGGED = {
-    "target_qps": ("target_qps", 1.0),
-    "min_duration": ("min_duration_ms", 1.0),
-    "performance_sample_count_override": ("performance_sample_count", 1.0),
-}
-#: The part of a setting by which log and user.conf may differ: logs have six digits.
-_ROUNDING = 1e-4
 _LOADGEN_ERROR = ("LoadGen error", "LoadGen counted")
 
 
@@ -41,6 +30,14 @@ def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
     for result in submission.results:
         if result.performance is not None:
             yield result, result.performance
+
+
+def performance_runs(submission: Submission) -> Iterator[Performance]:
+    """Give the performance runs of the results and those of their compliance tests."""
+    for result in submission.results:
+        if result.performance is not None:
+            yield result.performance
+        yield from result.test_runs.values()
 
 
 @check(
@@ -80,13 +77,14 @@ def no_errors(submission: Submission) -> Iterator[Fault]:
 
 @check(
     "LATENCY-LIMIT",
-    "the 99th percentiles of TTFT and TPOT lie below the limits of the scenario that the folder names",
-    source=f"{_CHECKER}/constants.py, LLM_LATENCY_LIMITS",
+    "the 99th percentiles of TTFT and TPOT, or of the latency, keep the limits of the scenario that the folder names",
+    source=f"{_CHECKER}/constants.py, LLM_LATENCY_LIMITS and latency-constraint",
     remedy="measure at a lower target QPS",
     stage=Stage.TREE,
 )
 def latency_limits(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):
+        yield from _whole_latency(result, part)
         for latency in part.latencies:
             if latency.met is False:
                 yield Fault(
@@ -96,6 +94,34 @@ def latency_limits(submission: Submission) -> Iterator[Fault]:
                     latency.p99,
                     f"less than {latency.limit}",
                 )
+
+
+def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
+    """Give what exceeds the limit of a benchmark that limits the latency of whole answers.
+
+    With early stopping LoadGen itself compares with the target latency that it is given.
+    """
+    terms = part.terms
+    if terms is None or terms.limits is None or (limit := terms.limits.latency_ms) is None:
+        return
+    target, p99 = part.settings.get("target_latency_ns"), part.figures.value("latency_p99")
+    if terms.early_stopping and isinstance(target, int | float):
+        if target / 1e6 > limit:
+            yield Fault(
+                f"LoadGen was given a longer target latency than {result.scenario} has",
+                part.log,
+                "effective_target_latency_ns",
+                Milliseconds(target / 1e6),
+                f"{Milliseconds(limit)} or less",
+            )
+    elif p99 is not None and p99 > limit:
+        yield Fault(
+            f"latency p99 exceeds the limit of {result.scenario}",
+            part.log,
+            part.figures["latency_p99"].source.field,
+            Milliseconds(p99),
+            f"{Milliseconds(limit)} or less",
+        )
 
 
 @check(
@@ -138,7 +164,7 @@ def _counts_tokens(result: Result) -> bool:
 @check(
     "PERFORMANCE-SAMPLES",
     "a performance run draws from all samples of the dataset, and Offline issues them all",
-    source=f"{_CHECKER}/constants.py, performance-sample-count and OFFLINE_MIN_SPQ_SINCE_V4",
+    source=f"{_CHECKER}/constants.py, performance-sample-count, OFFLINE_MIN_SPQ_SINCE_V4 and min-queries",
     remedy=_AGAIN,
     stage=Stage.TREE,
 )
@@ -155,7 +181,9 @@ def performance_samples(submission: Submission) -> Iterator[Fault]:
                 drawn,
                 f"{terms.samples} or more",
             )
-        issued = part.settings.get("samples_per_query")
+        if part.loadgen_scenario != terms.loadgen_scenario:
+            continue  # LOG-SCENARIO, or inferred
+        issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
         if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:
             yield Fault(
                 "Offline issues fewer samples than the rules ask for",
@@ -165,122 +193,11 @@ def performance_samples(submission: Submission) -> Iterator[Fault]:
                 f"{terms.min_samples} or more",
                 severity=Severity.ERROR if is_strict(submission) else Severity.WARNING,
             )
-
-
-@check(
-    "USER-CONF-DIFFERS",
-    "the settings in user.conf are those that LoadGen used",
-    source="loadgen/mlperf.conf",
-    remedy="publish the user.conf of the run whose log is published",
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-)
-def user_conf(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        for (scenario, key), value in _settings_of(result).items():
-            logged, unit = _LOGGED[key]
-            used = part.settings.get(logged)
-            if isinstance(used, int | float) and abs(used * unit - value) > _ROUNDING * max(abs(value), 1e-9):
-                yield Fault(
-                    f"user.conf states another {key} than the log",
-                    result.files.get("user_conf", ""),
-                    f"{scenario}.{key}",
-                    f"{value:g}",
-                    f"{used * unit:g}, as in {part.log}",
-                )
-
-
-def _settings_of(result: Result) -> dict[tuple[str, str], float]:
-    """Return what user.conf sets for the run: of several lines the one that is most of this model."""
-    found: dict[str, tuple[int, str, float]] = {}
-    name = (
-        result.performance.terms.loadgen_name if result.performance and result.performance.terms else result.benchmark
-    )
-    # An Interactive run may be given as LoadGen's Server scenario of a model of that name.
-    scenario = result.performance.loadgen_scenario if result.performance else result.scenario
-    for model, of, key, text in _SETTING.findall(result.user_conf):
-        if key not in _LOGGED or of not in (scenario, "*") or (model != "*" and not name.startswith(model)):
-            continue
-        try:
-            value = float(text)
-        except ValueError:
-            continue
-        weight = 2 * (model != "*") + (of != "*")
-        if key not in found or weight >= found[key][0]:
-            found[key] = weight, of, value
-    return {(of, key): value for key, (_, of, value) in found.items()}
-
-
-@check(
-    "LOG-TIMES",
-    "the times in a log are in order: the run lasted at least as long as its result says",
-    source="loadgen/loadgen.cc",
-    remedy=_AGAIN,
-    stage=Stage.TREE,
-)
-def times(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        begin, end = (_time(part.settings.get(key)) for key in ("power_begin", "power_end"))
-        if begin is None or end is None:
-            continue
-        if end < begin:
+        if not terms.early_stopping and isinstance(queries, int) and queries < terms.min_queries:
             yield Fault(
-                "the run ends before it begins", part.log, "power_end", end.isoformat(), f"after {begin.isoformat()}"
-            )
-        elif part.duration and (end - begin).total_seconds() + 2 < part.duration * 0.99:
-            yield Fault(
-                "the run was shorter than its result says",
+                "LoadGen was asked for fewer queries than the rules have",
                 part.log,
-                "power_begin, power_end",
-                f"{(end - begin).total_seconds():.0f} s",
-                f"{part.duration:.0f} s or more",
+                "effective_min_query_count",
+                queries,
+                f"{terms.min_queries} or more",
             )
-        start = _day(part.settings.get("test_datetime"))
-        if start and abs(start - begin) > timedelta(days=1, hours=2):
-            yield Fault(
-                "the log names two different days",
-                part.log,
-                "test_datetime",
-                start.isoformat(),
-                begin.isoformat(),
-                severity=Severity.WARNING,
-            )
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        return datetime.strptime(str(value), "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-
-
-def _day(value: object) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(value)).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-
-
-@check(
-    "LOADGEN-VERSIONS",
-    "the runs of a result were made by one LoadGen, of a version that has the round's seeds",
-    source="wheels of mlcommons-loadgen",
-    remedy="measure all runs of a result with one LoadGen",
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-)
-def loadgen_versions(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        other = result.accuracy.loadgen_version if result.accuracy else ""
-        if other and _number(other) != _number(part.loadgen_version):
-            yield Fault(
-                "performance and accuracy run were made by different versions of LoadGen",
-                part.log,
-                "loadgen_version",
-                part.loadgen_version,
-                f"{other}, as in {result.accuracy.log}" if result.accuracy else "",
-            )
-
-
-def _number(version: str) -> str:
-    return version.partition(" ")[0]

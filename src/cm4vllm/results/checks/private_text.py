@@ -1,4 +1,4 @@
-"""Names of machines and people, addresses and credentials in the texts of a written tree.
+"""Names of machines and people, addresses and credentials in the texts of a written tree, and in its programs.
 
 Whose tree it is and on which machine it was made is not known here: only what has the form of such a name is found.
 What cm4vllm publishes itself is also checked for the names of this machine (submission/privacy.py).
@@ -8,105 +8,112 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from cm4vllm.common.secret_forms import keys_in
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission
+from cm4vllm.results.text_files import LARGEST_TEXT, TextFiles
+from cm4vllm.results.words import is_a_person, is_a_placeholder
 
 __all__: list[str] = []
 
 _SOURCE = "docs/machine.md"
 _REMOVE = "take it out of the file, and withdraw a credential that was published"
-#: Texts that a submitter writes or a script collects; logs and programs are left out.
-_SUFFIXES = frozenset({".md", ".json", ".conf", ".txt", ".yaml", ".yml", ".out", ".sh", ".log", ".csv", ".html"})
-_PARTS = ("measurements", "results", "systems", "documentation")
-_MAX_TEXT = 2**18
-_NO_NAMES = frozenset(
-    {
-        "user",
-        "username",
-        "ubuntu",
-        "root",
-        "runner",
-        "me",
-        "you",
-        "name",
-        "cmuser",
-        "mlcuser",
-        "docker",
-        "localhost",
-        "mlperf_inf_dlrmv2",
-        "work",
-        "workspace",
-        "mlperf",
-        "your_user",
-        "yourname",
-        "admin",
-        "shared",
-        "data",
-    }
-)
+#: So many files that were not read are named.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A kind of private text: what any such text holds, its pattern, whose group 1 is the name, and how bad it is.
+    """A kind of private text, how it is found in the bytes of a text, and how bad it is.
 
-    A text that holds none of `signs` is not searched. What is `secret` is not shown.
+    What is `secret` is not shown. A form that is found in a program names an account or is secret: addresses and the
+    names of machines there are mostly examples.
     """
 
     what: str
-    signs: tuple[bytes, ...]
-    pattern: re.Pattern[str]
+    found_in: Callable[[bytes], Iterator[bytes]]
     severity: Severity = Severity.WARNING
     secret: bool = False
+    in_programs: bool = False
 
 
-_ADDRESS = "the address of a machine"
+def _matches(pattern: bytes, *signs: bytes) -> Callable[[bytes], Iterator[bytes]]:
+    """Return what gives group 1 of each match of a pattern in a text that holds one of the signs."""
+    compiled = re.compile(pattern, re.MULTILINE)
+
+    def found_in(content: bytes) -> Iterator[bytes]:
+        if any(sign in content for sign in signs):
+            yield from (match[1] for match in compiled.finditer(content))
+
+    return found_in
+
+
+def _keys(content: bytes) -> Iterator[bytes]:
+    """Give keys of services, and private keys that hold more than the words around them."""
+    for key in keys_in(content):
+        if not key.startswith(b"-----") or len(key) > 200:
+            yield key
+
+
+_ADDRESS, _HOME = "the address of a machine", "the home folder of a person"
 _FORMS = (
-    _Form(
-        "a credential",
-        (b"hf_", b"gh", b"AKIA", b"sk-", b"nvapi-", b"PRIVATE KEY"),
-        re.compile(
-            r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9]{40,}|"
-            r"nvapi-[\w-]{40,})|(-----BEGIN (?:RSA |EC |OPENSSH )?PRIVATE KEY-----)"
-        ),
-        Severity.ERROR,
-        secret=True,
-    ),
+    _Form("a credential", _keys, Severity.ERROR, secret=True, in_programs=True),
     _Form(
         "a password in an address",
-        (b"://",),
-        re.compile(r"://[^\s/:@'\"<>{}$\[\]]{1,40}:([^\s/@'\"<>{}$*]{4,80})@[\w.-]"),
+        _matches(rb"://[^\s/:@'\"<>{}$\[\]]{1,40}:([^\s/@'\"<>{}$*]{4,80})@[\w.-]", b"://"),
         Severity.ERROR,
         secret=True,
+        in_programs=True,
     ),
     _Form(
-        "the home folder of a person",
-        (b"/home/", b"/Users/"),
-        re.compile(r"(?<![\w.])/(?:home|Users)/([A-Za-z][\w.-]*)(?=[/\s\"',:]|$)"),
+        _HOME,
+        _matches(
+            rb"(?<![\w.$}-])/(?:home|Users|users)/([A-Za-z][\w.-]*)(?=[/\s\"',:]|$)", b"/home/", b"/Users/", b"/users/"
+        ),
+        in_programs=True,
     ),
-    _Form("the name of a machine", (b"CM_HOST_SYSTEM_NAME",), re.compile(r'"CM_HOST_SYSTEM_NAME": "([^"]+)"')),
-    _Form("the name of a machine", (b"Linux ",), re.compile(r"^Linux (\S+) \d+\.\d+\.\d+\S* #", re.MULTILINE)),
+    _Form(
+        "the folder of a person in a shared file system",
+        _matches(
+            rb"(?<![\w.])/(?:lustre|gpfs|beegfs|fsx)/(?:[\w.-]+/)*?(?:users?/|(?<=/fsw/)[\w.-]+/|(?<=/share/)[\w.-]+/)"
+            rb"([a-z][\w.-]*)(?=[/\s\"',:]|$)",
+            b"/lustre/",
+            b"/gpfs/",
+            b"/beegfs/",
+            b"/fsx/",
+        ),
+        in_programs=True,
+    ),
+    _Form("the name of a machine", _matches(rb'"CM_HOST_SYSTEM_NAME": "([^"]+)"', b"CM_HOST_SYSTEM_NAME")),
+    _Form("the name of a machine", _matches(rb"^Linux (\S+) \d+\.\d+\.\d+\S* #", b"Linux ")),
     _Form(
         "user and machine of a shell",
-        (b"@",),
-        re.compile(r"^(?:\([\w.-]{1,40}\)\s?)?([a-z][\w-]{0,40}@[\w-]{1,64}):[~/][^\n$#]{0,80}[$#] ", re.MULTILINE),
+        _matches(rb"^(?:\([\w.-]{1,40}\)\s?)?([a-z][\w-]{0,40}@[\w-]{1,64}):[~/][^\n$#]{0,80}[$#] ", b"@"),
     ),
     _Form(
         _ADDRESS,
-        (b"192.168.", b"172."),
-        re.compile(r"(?<![\w.=:-])(192\.168\.\d{1,3}\.\d{1,3}|172\.(?:1[6-9]|2\d|3[01])\.\d{1,3}\.\d{1,3})(?![\w.])"),
+        _matches(
+            rb"(?<![\w.=:-])(192\.168\.\d{1,3}\.\d{1,3}|172\.(?:1[6-9]|2\d|3[01])\.\d{1,3}\.\d{1,3})(?![\w.])",
+            b"192.168.",
+            b"172.",
+        ),
     ),
     _Form(
         _ADDRESS,
-        (b"://", b"@", b"inet ", b"-h "),
-        re.compile(r"(?:://|@|inet |-h )((?!127\.|0\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})\b(?!\.\d)"),
+        _matches(
+            rb"(?:://|@|inet |-h )((?!127\.|0\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})\b(?!\.\d)",
+            b"://",
+            b"@",
+            b"inet ",
+            b"-h ",
+        ),
     ),
 )
+_OF_PROGRAMS = tuple(form for form in _FORMS if form.in_programs)
 
 
 @check(
@@ -118,24 +125,61 @@ _FORMS = (
     stage=Stage.TREE,
 )
 def private(submission: Submission) -> Iterator[Fault]:
-    for path in _texts(submission.home):
-        with path.open("rb") as file:
-            content = file.read(_MAX_TEXT)
-        forms = [form for form in _FORMS if any(sign in content for sign in form.signs)]
-        text = content.decode(errors="replace") if forms else ""
-        name = path.relative_to(submission.root).as_posix()
-        for form in forms:
-            found = {next(filter(None, match.groups())) for match in form.pattern.finditer(text)}
-            for word in sorted(one for one in found if one.lower() not in _NO_NAMES):
-                shown = f"{len(word)} characters, not shown" if form.secret else word
-                yield Fault(form.what, name, "", shown, "nothing", severity=form.severity)
+    files = TextFiles(submission.home)
+    in_programs: dict[tuple[_Form, str], list[str]] = {}
+    for file in files:
+        forms = _FORMS if file.stated else _OF_PROGRAMS
+        for form, word in _searched(file.content, forms):
+            if not form.secret and not is_a_person(word, submission.submitter):
+                continue
+            if file.stated:
+                yield _fault(submission, form, word, [file.path])
+            else:
+                in_programs.setdefault((form, word), []).append(file.path)
+    for (form, word), paths in in_programs.items():
+        yield _fault(submission, form, word, paths)
+    yield from _not_read(submission, files)
 
 
-def _texts(home: Path) -> Iterator[Path]:
-    yield from (path for path in sorted(home.iterdir()) if path.is_file() and path.suffix in _SUFFIXES)
-    for part in _PARTS:
-        for folder, _, files in os.walk(home / part):
-            for name in sorted(files):
-                path = Path(folder, name)
-                if path.suffix in _SUFFIXES and not name.startswith("mlperf_log_") and path.is_file():
-                    yield path
+#: What was found in a text before, by its length and hash: partners publish the same programs, each many times.
+_known: dict[tuple[int, int, int], tuple[tuple[_Form, str], ...]] = {}
+
+
+def _searched(content: bytes, forms: tuple[_Form, ...]) -> tuple[tuple[_Form, str], ...]:
+    """Return what is private in a text, by form and in the order of the alphabet."""
+    key = len(forms), len(content), hash(content)
+    if (known := _known.get(key)) is not None:
+        return known
+    found = []
+    for form in forms:
+        for word in sorted({word.decode(errors="replace") for word in form.found_in(content)}):
+            if not (form.secret and is_a_placeholder(word)):
+                found.append((form, word))
+    return _known.setdefault(key, tuple(found))
+
+
+def _fault(submission: Submission, form: _Form, word: str, paths: list[str]) -> Fault:
+    shown = f"{len(word)} characters, not shown" if form.secret else word
+    what = form.what if len(paths) == 1 else f"{form.what}, in {len(paths)} files of programs"
+    return Fault(what, os.path.relpath(paths[0], submission.root), "", shown, "nothing", severity=form.severity)
+
+
+def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
+    """Say which files were not searched, or not to their end."""
+    place = f"{submission.division}/{submission.submitter}"
+    for paths, what in (
+        (files.binary, "binary files were not searched for private text"),
+        (files.cut, f"only the first {LARGEST_TEXT // 2**10} KiB of large texts were searched for private text"),
+        (files.unreadable, "files could not be opened, and were not searched for private text"),
+    ):
+        if paths:
+            names = [os.path.relpath(path, submission.home) for path in paths[:_NAMED]]
+            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+            yield Fault(
+                what,
+                place,
+                "",
+                f"{len(paths)}: {', '.join(names)}{more}",
+                severity=Severity.NOTE,
+                remedy="search them by other means",
+            )

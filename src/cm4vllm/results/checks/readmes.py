@@ -12,6 +12,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.words import shows_a_command
 
 __all__: list[str] = []
 
@@ -22,8 +23,10 @@ _VALUE = re.compile(
     r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
     re.IGNORECASE,
 )
-_BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?([\d.]+)`?[^\n]*?>=\s*`?([\d.]+)`?([^\n]*)")
+_BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]*?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)")
 _UNFILLED = re.compile(r"\b(TBD|TODO|TO BE (?:FILLED|ADDED|DONE)[\w ]*|FIXME|lorem ipsum)\b", re.IGNORECASE)
+#: A page, a link or a folder of programs that a page names.
+_ELSEWHERE = re.compile(r"README|\.(?:md|adoc|rst|sh|py)\b|https?://|\]\(|\b(?:code|src|documentation)/")
 _FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 #: Two numbers that are printed with six digits are equal up to this part.
 _SAME = 2e-3
@@ -81,6 +84,35 @@ def metric(submission: Submission) -> Iterator[Fault]:
 
 
 @check(
+    "README-FIGURE",
+    "a README states the figures of the logs and scores beside it",
+    source=_POLICY,
+    remedy=_WRITE,
+    stage=Stage.TREE,
+)
+def figures(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        known = [one.value for one in part.figures.values()] + [
+            float(one) for one in part.settings.values() if isinstance(one, int | float)
+        ]
+        for label, text in _VALUE.findall(result.readme):
+            value = float(text.replace(",", ""))
+            if not any(_close(value, one) for one in known):
+                yield Fault("the log has no such figure", _file(result), label, text, str(part.metric or "none"))
+        yield from _scores(result)
+
+
+def _scores(result: Result) -> Iterator[Fault]:
+    """Compare the scores in a README with those of accuracy.txt, which has more digits."""
+    scores = result.accuracy.figures if result.accuracy else {}
+    labels = {one.metric.upper(): one.label for one in _targets(result.round, result.benchmark, result.scenario)}
+    for name, text, _, _ in _BOUND.findall(result.readme):
+        figure = scores.get(labels.get(name, ""))
+        if figure is not None and not _close(float(text), figure.value):
+            yield Fault(f"{name} is not the score of the run", _file(result), name, text, f"{figure.value:g}")
+
+
+@check(
     "README-TARGET",
     "the required accuracy in a README is that of the benchmark's variant and round, with both bounds",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
@@ -94,8 +126,8 @@ def required(submission: Submission) -> Iterator[Fault]:
             target = known.get(metric_name)
             if target is None or target.lower is None:
                 continue
-            if not _close(float(text.rstrip(".")), target.lower, 1e-5):
-                other = _variant_with(result, metric_name, float(text.rstrip(".")))
+            if not _close(float(text), target.lower, 1e-5):
+                other = _variant_with(result, metric_name, float(text))
                 yield Fault(
                     f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
                     _file(result),
@@ -207,7 +239,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
         yield Fault("the command starts a short run", _file(result), "--execution_mode", "test", "valid")
     qps = given.get(f"{result.scenario.lower()}_target_qps", "")
     run = result.performance
-    if run and re.fullmatch(r"[\d.]+", qps) and run.target_qps and not _close(float(qps), run.target_qps, 1e-3):
+    if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not _close(float(qps), run.target_qps, 1e-3):
         yield Fault(
             "the command asks for another target QPS than the log",
             _file(result),
@@ -255,6 +287,24 @@ def unfilled(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         if found := _UNFILLED.search(result.readme):
             yield Fault("a README is not written yet", _file(result), "", found[0], "a text")
+
+
+@check(
+    "README-NO-COMMAND",
+    "a page shows the commands of its result, or names the page that does",
+    source=_POLICY,
+    remedy=_WRITE,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def without_command(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        page = result.readme
+        if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
+            continue
+        yield Fault(
+            "a README shows no command and names no other page", _file(result), "", page.strip()[:60], "a command"
+        )
 
 
 def _close(value: float, other: float | None, part: float = _SAME) -> bool:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.tree_files import test_folders
+from cm4vllm.results.checks.performance_runs import performance_runs
 from cm4vllm.results.model import Performance, Submission
-from cm4vllm.results.reading import Reader
 
 __all__: list[str] = []
 
@@ -34,9 +33,18 @@ _LABELS = tuple(
         (r"(\S+) latency \(ns\)", "latency", 1e6),
         (r"(\S+) [Ff]irst [Tt]oken latency \(ns\)", "ttft", 1e6),
         (r"(\S+) [Tt]ime (?:to|per) [Oo]utput [Tt]oken \(ns\)", "tpot", 1e6),
-        (r"(?:qsl|sample_index|schedule)_rng_seed|target_qps|samples_per_query", "", 1.0),
     )
 )
+#: Texts of a summary, and the setting of the detail log that has each. Others have the name that the summary has, with
+#: its unit: `min_duration (ms)` is min_duration_ms.
+_SETTINGS = {
+    "SUT name": "sut_name",
+    "Scenario": "scenario",
+    "Mode": "test_mode",
+    "ttft_latency (ns)": "requested_server_ttft_latency",
+    "tpot_latency (ns)": "requested_server_tpot_latency",
+}
+_UNIT = re.compile(r" \((ns|ms)\)$")
 
 
 class _Stated(NamedTuple):
@@ -44,12 +52,12 @@ class _Stated(NamedTuple):
 
     label: str
     text: str
-    logged: float | str
+    logged: float | int | str
 
     @property
     def same(self) -> bool:
-        if isinstance(self.logged, str):
-            return self.text == self.logged
+        if isinstance(self.logged, str) or (isinstance(self.logged, int) and self.text.isdigit()):
+            return self.text == str(self.logged)
         if not (number := _NUMBER.fullmatch(self.text)):
             return True  # LoadGen could compute no value
         digit = 10.0 ** -len(number[1] or "")
@@ -64,7 +72,7 @@ class _Stated(NamedTuple):
     stage=Stage.TREE,
 )
 def one_run(submission: Submission) -> Iterator[Fault]:
-    for part in _runs(submission):
+    for part in performance_runs(submission):
         stated = list(_stated(part))
         apart = [one for one in stated if not one.same]
         if apart:
@@ -75,19 +83,6 @@ def one_run(submission: Submission) -> Iterator[Fault]:
                 apart[0].text,
                 f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,
             )
-
-
-def _runs(submission: Submission) -> Iterator[Performance]:
-    """Give the performance runs of the results and of their compliance tests; what cannot be read is left out."""
-    reader = Reader(submission.root)
-    for result in submission.results:
-        if result.performance is not None:
-            yield result.performance
-        for test in result.compliance:
-            for place in test_folders(submission, result, test):
-                folder = place / "performance" / "run_1"
-                if (folder / SUMMARY_LOG).is_file() and (part := reader.performance(folder, None)) is not None:
-                    yield part
 
 
 def _stated(part: Performance) -> Iterator[_Stated]:
@@ -104,18 +99,16 @@ def _stated(part: Performance) -> Iterator[_Stated]:
                 yield _Stated(label, text, value)
 
 
-def _logged(part: Performance, label: str) -> float | str | None:
+def _logged(part: Performance, label: str) -> float | int | str | None:
     """Return what the detail log has for a line of the summary; None where the line is of something else."""
     if label == "Result is" and part.loadgen_valid:
         return "VALID"  # what the detail log says against it is RESULT-INVALID's
-    short = _PERCENTILE.sub(lambda one: f"p{one[1]}" + (f".{one[2].rstrip('0')}" if int(one[2]) else ""), label)
+    short = _PERCENTILE.sub(lambda one: f"p{one[1]}" + (f".{one[2].rstrip('0')}" if one[2].strip("0") else ""), label)
     for pattern, name, scale in _LABELS:
         if found := pattern.fullmatch(short):
-            if not name:
-                value = part.settings.get(label)
-                return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
             full = f"{name}_{found[1].lower()}" if found.groups() else name
             names = (f"query_{full}", full) if name == "latency" else (full,)
             figure = next((part.figures[one] for one in names if one in part.figures), None)
             return None if figure is None else float(figure.value) * scale
-    return None
+    value = part.settings.get(_SETTINGS.get(label) or _UNIT.sub(r"_\1", label))
+    return int(value) if isinstance(value, bool) else value if isinstance(value, int | float | str) else None

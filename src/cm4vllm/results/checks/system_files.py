@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cm4vllm.common.plain_text import whole_number
 from cm4vllm.hardware.description import KEYS
 from cm4vllm.hardware.known_hardware import contradictions
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
 
-__all__ = ["accelerator_count"]
+__all__ = ["accelerator_count", "described"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
 _FILL = "state what the machine has in systems/<system>.json"
@@ -34,7 +35,9 @@ _STATUSES = ("available", "preview", "rdi")
 _TYPES = ("datacenter", "edge", "datacenter,edge", "edge,datacenter")
 _NO_ANSWERS = frozenset({"undefined", "unknown", "tbd", "todo", "fixme", "xxx", "null", "none", "-", "?", "n/a", "na"})
 #: What these say where they do not apply to a machine.
-_NOT_APPLICABLE = frozenset({"n/a", "na", "none", "-"})
+_NOT_APPLICABLE = frozenset({"n/a", "na", "none"})
+#: What a text holds whose author has left a part for later.
+_LEFT_OPEN = re.compile(r"<[A-Za-z][\w -]*>|\b(?:TBD|TODO|FIXME)\b")
 #: Keys that every machine has an answer to, and those that every accelerator has one to.
 _OF_ANY_MACHINE = frozenset(
     {
@@ -56,15 +59,16 @@ _OF_ACCELERATORS = frozenset(
         "accelerator_host_interconnect",
     }
 )
+#: Keys that count; a core count may name two kinds of cores.
+_COUNTS = frozenset({"number_of_nodes", "accelerators_per_node", "host_processors_per_node"})
 #: What the template of an automation states of every machine.
 _TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A"}
-_COUNT_IN_NAME = re.compile(
-    r"(?<![\w.])(\d{1,3})x(?=[A-Za-z])|(?<=_)(\d{1,3})x(?=[A-Za-z])|(?<=[A-Za-z])x(\d{1,3})(?![\d.xA-Za-z])|(?<=[A-Za-z\d])_x(\d{1,3})(?!\d)"
-)
-_CORES = re.compile(r"L1d[^,]*\((\d+) instances?\)")
+#: Caches are listed in one text, with `,`, `;` or a line between them.
+_CORES = re.compile(r"L1d[^,;\n]*\((\d+) instances?\)")
 
 
-def _described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
+def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
+    """Give each system that has a description, and the description."""
     for system in submission.systems:
         if system.description:
             yield system, system.description
@@ -78,7 +82,7 @@ def _described(submission: Submission) -> Iterator[tuple[System, Mapping[str, An
     stage=Stage.TREE,
 )
 def keys(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         missing = [key for key in KEYS if key not in stated]
         if missing:
             yield Fault(
@@ -109,7 +113,7 @@ def values(submission: Submission) -> Iterator[Fault]:
         "status": _STATUSES,
         "system_type": _TYPES,
     }
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         for key, allowed in wanted.items():
             value = str(stated.get(key, "")).strip()
             if key not in stated or value in allowed:
@@ -134,7 +138,7 @@ def values(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def hardware(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         for one in contradictions({key: str(value) for key, value in stated.items()}):
             other_kind = one.key == "accelerator_memory_configuration" and _kind(one.said) != _kind(one.known)
             severity = Severity.NOTE if one.is_hint else Severity.ERROR if other_kind else None
@@ -162,10 +166,13 @@ def _kind(memory: str) -> str:
     stage=Stage.TREE,
 )
 def cores(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         caches = _CORES.search(str(stated.get("host_processor_caches", "")))
-        count, sockets = (_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node"))
-        if caches and count and sockets and int(caches[1]) not in (count * sockets, count):
+        count, sockets = (
+            whole_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
+        )
+        listed = whole_number(caches[1]) if caches else None
+        if caches and listed and count and sockets and listed not in (count * sockets, count):
             yield Fault(
                 "core count and cache list do not fit together",
                 system.file,
@@ -175,47 +182,10 @@ def cores(submission: Submission) -> Iterator[Fault]:
             )
 
 
-@check(
-    "SYSTEM-ACCELERATORS",
-    "as many accelerators are described as the system's names say",
-    source="inference_policies/submission_rules.adoc, system description",
-    remedy=_FILL,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-)
-def accelerators(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
-        described = accelerator_count(stated)
-        named = _named(f"{system.name} | {stated.get('system_name', '')}")
-        per_node = _number(stated.get("accelerators_per_node"))
-        if described and named and not {described, per_node} & named:
-            yield Fault(
-                "names and description differ in the number of accelerators",
-                system.file,
-                "accelerators_per_node",
-                f"{per_node} in each of {described // (per_node or 1)} nodes",
-                f"{' or '.join(str(one) for one in sorted(named))}, as the names say",
-            )
-
-
 def accelerator_count(stated: Mapping[str, Any]) -> int:
     """Return how many accelerators a description states in all; 0 where it states none."""
-    per_node, nodes = _number(stated.get("accelerators_per_node")), _number(stated.get("number_of_nodes"))
+    per_node, nodes = (whole_number(stated.get(key)) for key in ("accelerators_per_node", "number_of_nodes"))
     return (per_node or 0) * (nodes or 1)
-
-
-def _named(names: str) -> set[int]:
-    """Return the counts that a name may mean: each, their product, as in 2x8xH100, and their sum, of two kinds."""
-    counts = [int(next(filter(None, match.groups()))) for match in _COUNT_IN_NAME.finditer(names)]
-    product = 1
-    for one in dict.fromkeys(counts):
-        product *= one
-    return {*counts, product, sum(counts)} if counts else set()
-
-
-def _number(value: object) -> int | None:
-    text = str(value).strip()
-    return int(text) if text.isdigit() else None
 
 
 @check(
@@ -227,26 +197,30 @@ def _number(value: object) -> int | None:
     stage=Stage.TREE,
 )
 def unanswered(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         has_accelerators = accelerator_count(stated) > 0
         for key, value in stated.items():
             word = str(value).strip().lower()
             asked = key in _OF_ANY_MACHINE or (has_accelerators and key in _OF_ACCELERATORS)
-            if word not in _NO_ANSWERS or (word in _NOT_APPLICABLE and not asked):
-                continue
-            yield Fault("a question is not answered", system.file, key, str(value), "what the machine has")
+            if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
+                # A sign is no text that says what it means; where nothing is asked, N/A would do.
+                severity = None if asked or word[0].isalpha() else Severity.NOTE
+                expected = "what the machine has" if asked else "what the machine has, or N/A"
+                yield Fault("a question is not answered", system.file, key, str(value), expected, severity=severity)
+            elif _LEFT_OPEN.search(str(value)):
+                yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 
 
 @check(
     "SYSTEM-NUMBERS",
-    "a quantity has its unit, and no more digits than were measured",
+    "a quantity has its unit, and no more digits than were measured; a count is a whole number",
     source=_CONSTANTS,
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
 )
 def numbers(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         for key, value in stated.items():
             text = str(value).strip()
             if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
@@ -257,42 +231,8 @@ def numbers(submission: Submission) -> Iterator[Fault]:
                 r"\d{2,}(?:\.\d+)?", text
             ):
                 yield Fault("a quantity has no unit", system.file, key, text, "a unit: GHz, MHz, GB or TB")
-
-
-@check(
-    "SYSTEM-SOFTWARE",
-    "the folder's name and the description name the software that served, with the versions of what "
-    "drives the accelerators",
-    source="inference_policies/submission_rules.adoc, system description",
-    remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-)
-def software(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
-        if not accelerator_count(stated):
-            continue
-        framework = str(stated.get("framework", ""))
-        named = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
-        if named and named[1].lower() not in framework.lower():
-            yield Fault(
-                "the name says that a CPU served with other software than the description says",
-                system.file,
-                "framework",
-                framework,
-                named[0],
-            )
-        stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
-        vendor = str(stated.get("accelerator_model_name", ""))
-        if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
-            yield Fault(
-                "no version of CUDA and of the driver is stated",
-                system.file,
-                "other_software_stack",
-                str(stated.get("other_software_stack", "")),
-                "CUDA and driver",
-                severity=Severity.NOTE,
-            )
+            if key in _COUNTS and text and text.lower() not in _NO_ANSWERS and whole_number(value) is None:
+                yield Fault("a count is no whole number", system.file, key, text, "a whole number, as 8")
 
 
 @check(
@@ -304,7 +244,7 @@ def software(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def template(submission: Submission) -> Iterator[Fault]:
-    for system, stated in _described(submission):
+    for system, stated in described(submission):
         if all(str(stated.get(key)) == value for key, value in _TEMPLATE.items()):
             yield Fault(
                 "the network is described as in the automation's template",

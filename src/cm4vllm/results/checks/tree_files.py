@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.plain_text import spelled_out
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.endpoints import is_endpoints
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.listing import ListedFile
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.reading import terms_of
-from cm4vllm.rules import Mode
 
 __all__ = ["test_folders"]
 
 _PATHS = "tools/submission/submission_checker/constants.py, the paths of each round"
 _OLD_CHECKER = "tools/submission/submission_checker_old.py"
 _MAX_FILE = 50 * 2**20
+_BYTECODE = "/__pycache__/"
+_TRACE = "mlperf_log_trace.json"
+#: The folders of a submission that hold what was measured, and what is stated of it.
+_MEASURED = ("measurements", "results", "systems", "documentation", "compliance")
+#: Where a submission may have its calibration.md.
+_PAGES = (".", "documentation")
 #: What may lie beside the logs of a run (the older official checker names what it allows).
-_BESIDE = frozenset(
-    {DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, ACCURACY_TEXT, "mlperf_log_trace.json", "results.json", ".gitkeep"}
-)
+_BESIDE = frozenset({DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, ACCURACY_TEXT, _TRACE, "results.json", ".gitkeep"})
 #: What a result of LoadGen has beside its detail logs; those of the endpoints harness are read or missed by its reader.
 _OF_LOADGEN = (
     f"accuracy/{ACCURACY_TEXT}",
@@ -35,15 +38,6 @@ _OF_LOADGEN = (
     f"accuracy/{SUMMARY_LOG}",
     f"performance/run_1/{SUMMARY_LOG}",
 )
-#: What each test's verification writes: file, and the lines that must stand in it.
-_VERIFIED = {
-    "TEST06": (
-        "verify_accuracy.txt",
-        ("First token check pass:", "EOS check pass: True", "Sample length check pass: True"),
-    ),
-    "TEST07": ("verify_accuracy.txt", ("TEST PASS",)),
-    "TEST09": ("verify_output_len.txt", ("TEST PASS",)),
-}
 
 
 @check(
@@ -79,18 +73,12 @@ def present(submission: Submission) -> Iterator[Fault]:
 )
 def empty(submission: Submission) -> Iterator[Fault]:
     required = {file for result in submission.results for file in result.files.values()}
-    for path, size in _files(submission):
-        name = path.name
-        if (
-            not size
-            and name not in ("mlperf_log_trace.json", ".gitkeep", "__init__.py")
-            and (f"{submission.division}/{submission.submitter}" and _name(submission, path) not in required)
-            and (
-                _part(submission, path) in ("measurements", "results", "systems", "documentation", "compliance")
-                and name != ACCURACY_LOG
-            )
-        ):
-            yield Fault("an empty file", _name(submission, path))
+    for one in submission.listing.files:
+        if one.size or one.missing_target or one.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
+            continue
+        if one.path not in required and one.path.split("/")[2] in _MEASURED:
+            what = "an empty trace, as LoadGen leaves where tracing is off" if one.name == _TRACE else "an empty file"
+            yield Fault(what, one.path)
 
 
 @check(
@@ -103,34 +91,32 @@ def empty(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def unexpected(submission: Submission) -> Iterator[Fault]:
-    for folder, folders, files in os.walk(submission.home):
-        here = Path(folder)
-        if here.name == "__pycache__":
-            yield Fault("a folder of bytecode", _name(submission, here))
-            folders.clear()
-            continue
-        if not folders and not files:
-            yield Fault("an empty folder", _name(submission, here))
-        for name in files:
-            path = here / name
-            if " " in name:
-                yield Fault("the name has a space", _name(submission, path))
-            if name.startswith(".") and name not in (".gitkeep", ".gitignore"):
-                yield Fault("a hidden file", _name(submission, path))
-            if path.is_symlink() and not path.exists():
-                yield Fault("a link to nothing", _name(submission, path), "", str(path.readlink()))
-    for path, size in _files(submission):
-        if size > _MAX_FILE:
-            yield Fault(
-                "the file is too large",
-                _name(submission, path),
-                "",
-                f"{size / 2**20:.0f} MB",
-                "50 MB or less",
-                severity=Severity.ERROR,
-            )
+    listing = submission.listing
+    for folder in listing.folders:
+        if folder.endswith("/__pycache__"):
+            yield Fault("a folder of bytecode", folder)
+    for folder in listing.empty_folders:
+        if _BYTECODE not in f"{folder}/":
+            yield Fault("an empty folder", folder)
+    for one in listing.files:
+        yield from _unexpected(one)
     yield from _beside_logs(submission)
     yield from _beside_results(submission)
+
+
+def _unexpected(one: ListedFile) -> Iterator[Fault]:
+    if _BYTECODE not in one.path:
+        if " " in one.name:
+            yield Fault("the name has a space", one.path)
+        if one.name.startswith(".") and one.name not in (".gitkeep", ".gitignore"):
+            yield Fault("a hidden file", one.path)
+        if spelled_out(one.name) != one.name:
+            yield Fault("the name is not UTF-8", one.path, remedy="rename it")
+        if one.missing_target:
+            yield Fault("a link to nothing", one.path, "", one.missing_target)
+    if one.size > _MAX_FILE:
+        size = f"{one.size / 2**20:.0f} MB"
+        yield Fault("the file is too large", one.path, "", size, "50 MB or less", severity=Severity.ERROR)
 
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
@@ -196,18 +182,33 @@ def program(submission: Submission) -> Iterator[Fault]:
     "CALIBRATION-MISSING",
     "calibration.md says how the weights were quantised",
     source=_OLD_CHECKER,
-    remedy="write calibration.md",
+    remedy="write documentation/calibration.md",
+    severity=Severity.WARNING,
     stage=Stage.TREE,
 )
 def calibration(submission: Submission) -> Iterator[Fault]:
-    places = ("calibration.md", "documentation/calibration.md", "calibration.adoc", "documentation/calibration.adoc")
-    if is_strict(submission) and submission.results and not any((submission.home / one).is_file() for one in places):
+    if not is_strict(submission) or not submission.results:
+        return
+    home, place = submission.home, f"{submission.division}/{submission.submitter}"
+    if any((home / folder / f"calibration.{kind}").is_file() for folder in _PAGES for kind in ("md", "adoc")):
+        return
+    if other := next(_calibration_pages(home), None):
         yield Fault(
-            "calibration.md is missing",
-            f"{submission.division}/{submission.submitter}",
+            "calibration is described in another place than calibration.md, which official checkers look for",
+            place,
             "documentation/calibration.md",
-            severity=Severity.WARNING,
+            _name(submission, other),
+            severity=Severity.NOTE,
         )
+    else:
+        yield Fault("calibration.md is missing", place, "documentation/calibration.md")
+
+
+def _calibration_pages(home: Path) -> Iterator[Path]:
+    """Give the pages on calibration that a submission has under other names: calibration_nvidia.md, calibration/*."""
+    for folder in _PAGES:
+        yield from sorted(path for path in (home / folder).glob("[Cc]alibration*.*") if path.is_file())
+        yield from sorted((home / folder / "calibration").rglob("*.md"))
 
 
 @check(
@@ -219,11 +220,19 @@ def calibration(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def spelled(submission: Submission) -> Iterator[Fault]:
+    marking = _marking_checker(submission.round)
     for result in submission.results:
         if (name := result.folder.rpartition("/")[2]) != result.scenario:
-            yield Fault(
-                "the official checker marks such a result as inferred", result.folder, "", name, result.scenario
-            )
+            what = "the folder of a scenario is spelled in another way"
+            if marking:
+                what += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
+            yield Fault(what, result.folder, "", name, result.scenario)
+
+
+def _marking_checker(round_name: str) -> rules.Checker | None:
+    """Return the official checker of a round that marks a result in a folder of another spelling as inferred."""
+    checkers = rules.round_terms(round_name).checkers if round_name else ()
+    return next((one for one in checkers if one.respelled_is_inferred), None)
 
 
 @check(
@@ -241,41 +250,25 @@ def scenarios(submission: Submission) -> Iterator[Fault]:
         system = submission.system(name)
         kind = str(system.description.get("system_type", "")) if system else ""
         try:
-            required = rules.benchmark_terms(submission.round, benchmark).required_on(kind)
+            terms = rules.benchmark_terms(submission.round, benchmark)
         except UsageError:
             continue
-        found = {one.scenario for one in results}
-        missing = [str(one) for one in required.all_of if one not in found] if required else []
-        if required and required.one_of and not found & set(required.one_of):
+        place, found = results[0].folder.rpartition("/")[0], {one.scenario for one in results}
+        if not set(kind.split(",")) <= set(rules.Category):
+            continue  # SYSTEM-VALUES, or FILE-MISSING
+        if (required := terms.required_on(kind)) is None:
+            kinds = " or ".join(one.system_type for one in terms.required)
+            yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
+            continue
+        missing = [str(one) for one in required.all_of if one not in found]
+        if required.one_of and not found & set(required.one_of):
             missing.append(" or ".join(required.one_of))
         if missing:
-            yield Fault(
-                "scenarios are missing",
-                results[0].folder.rpartition("/")[0],
-                "",
-                ", ".join(sorted(found)),
-                ", ".join(missing),
-            )
-
-
-@check(
-    "COMPLIANCE",
-    "a closed result has passed the compliance tests of its benchmark",
-    source="compliance/README.md, the tests of each benchmark",
-    remedy="run the test, and publish what verifies it",
-    stage=Stage.TREE,
-)
-def compliance(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results if is_strict(submission) else ():
-        terms = terms_of(result.round, result.benchmark, result.scenario, Mode.PERFORMANCE)
-        if is_endpoints(submission.root / result.folder):
-            continue  # its tests are audits of the harness, which are optional
-        for test in terms.compliance if terms else ():
-            folder = next((one for one in test_folders(submission, result, test) if one.is_dir()), None)
-            if folder is None:
-                yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
-            elif test in _VERIFIED:
-                yield from _verified(submission, folder, *_VERIFIED[test])
+            yield Fault("scenarios are missing", place, "", ", ".join(sorted(found)), ", ".join(missing))
+        known = [*required.all_of, *required.one_of]
+        if other := sorted(found & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
+            what = f"{benchmark} has no such scenario on a system of this type"
+            yield Fault(what, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
 
 
 def test_folders(submission: Submission, result: Result, test: str) -> Iterator[Path]:
@@ -283,39 +276,6 @@ def test_folders(submission: Submission, result: Result, test: str) -> Iterator[
     folder = submission.root / result.folder
     yield folder / test
     yield submission.home / "compliance" / folder.relative_to(submission.home / "results") / test
-
-
-def _verified(submission: Submission, folder: Path, name: str, lines: tuple[str, ...]) -> Iterator[Fault]:
-    path = folder / name
-    if not path.is_file():
-        yield Fault(f"{name} is missing", _name(submission, path))
-        return
-    text = path.read_text(errors="replace", encoding="utf-8")
-    for line in lines:
-        if line not in text:
-            yield Fault(f"{folder.name} is not passed", _name(submission, path), "", _line_with(text, line), line)
-    if "First token check pass: False" in text:
-        yield Fault(
-            f"{folder.name} is not passed", _name(submission, path), "", "First token check pass: False", "True"
-        )
-
-
-def _line_with(text: str, line: str) -> str:
-    start = line.partition(":")[0]
-    return next((one.strip() for one in text.splitlines() if start in one), "no such line")
-
-
-def _files(submission: Submission) -> Iterator[tuple[Path, int]]:
-    """Give every file of the submission with its size; links to nothing are left out."""
-    for folder, _, files in os.walk(submission.home):
-        for name in files:
-            path = Path(folder, name)
-            if path.exists():
-                yield path, path.stat().st_size
-
-
-def _part(submission: Submission, path: Path) -> str:
-    return path.relative_to(submission.home).parts[0]
 
 
 def _name(submission: Submission, path: Path) -> str:

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cm4vllm import rules
+from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.words import models_served
+from cm4vllm.rules import Division
 
 __all__: list[str] = []
 
@@ -17,6 +21,12 @@ _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUI
 _KEYS = ("input_data_types", "retraining", "starting_weights_filename", "weight_data_types", "weight_transformations")
 _STATE = "state in measurements.json the weights that were served, their types and how they were made"
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECASE)
+#: The letters of a name before its first number, words of them joined by a hyphen.
+_FAMILY = re.compile(r"[a-z]+(?:-[a-z]+(?![a-z\d]))*")
+#: The version behind a family's name: 2 of llama-2-70b, 3.1 of llama3_1-8b; a size is none.
+_VERSION = r"[-_ ]?v?(\d+(?:[._]\d+)?)(?![\dbx.])"
+#: A family of fewer letters would be found in other words.
+_LEAST_LETTERS = 4
 _METHOD = re.compile(r"(?<![A-Za-z])(GPTQ|AWQ|FP8|INT8|INT4|MXFP4|NVFP4|FP4|W4A16|W8A8)(?![A-Za-z])", re.IGNORECASE)
 _NOT_QUANTISED = re.compile(r"fp32|float32|fp16|float16|bf16|bfloat16", re.IGNORECASE)
 _NONE = frozenset({"none", "no", "n/a", "na", "-"})
@@ -48,14 +58,63 @@ def of_the_model(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         weights = str(result.measurements.get("starting_weights_filename", ""))
         stated, named = set(_SIZE.findall(weights.lower())), set(_SIZE.findall(result.model.lower()))
+        what = ""
         if stated and named and not stated & named:
+            what = "the starting weights are of a model of another size"
+        elif other := _other_model(weights.lower(), result):
+            what = f"the starting weights are those of {other}"
+        if what:
             yield Fault(
-                "the starting weights are of a model of another size",
+                what,
                 result.files.get("measurements", ""),
                 "starting_weights_filename",
                 weights,
                 f"weights of {result.model}",
             )
+
+
+def _other_model(weights: str, result: Result) -> str:
+    """Return the model of the rules that the text names instead of the result's; empty where it names none of them."""
+    model = result.model if result.mapped else _model_of(result)
+    family = _family(model.lower())
+    if family not in _families().values():
+        return ""  # not a model of the rules, or one that its submitter made from others
+    if not re.search(_word(family), weights):
+        named = [one for one, other in _families().items() if re.search(_word(other), weights)]
+        return named[0] if named else ""
+    stated, expected = (_versions(family, text) for text in (weights, model.lower()))
+    return f"{family} {min(stated)}" if stated and expected and not stated & expected else ""
+
+
+def _model_of(result: Result) -> str:
+    """Return the benchmark's model; empty where the rules do not know it."""
+    try:
+        return rules.benchmark_terms(result.round, result.benchmark).model
+    except UsageError:
+        return ""
+
+
+@cache
+def _families() -> dict[str, str]:
+    """Return the models of all rounds, and of which family each is: llama of Llama-2-70b-chat-hf."""
+    models = {
+        rules.benchmark_terms(name, one).model for name in rules.round_names() for one in rules.benchmark_names(name)
+    }
+    return {model: family for model in sorted(models) if len(family := _family(model.lower())) >= _LEAST_LETTERS}
+
+
+def _family(name: str) -> str:
+    """Return the letters that a model's name begins with: gpt-oss of gpt-oss-120b, llama of llama3.1-8b."""
+    found = _FAMILY.match(name.rpartition("/")[2])
+    return found[0] if found else ""
+
+
+def _word(family: str) -> str:
+    return rf"(?<![a-z]){re.escape(family).replace('-', '-?')}"
+
+
+def _versions(family: str, name: str) -> set[str]:
+    return {one.replace("_", ".") for one in re.findall(_word(family) + _VERSION, name)}
 
 
 @check(
@@ -74,37 +133,54 @@ def types(submission: Submission) -> Iterator[Fault]:
         transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
         if not result.measurements or _METHOD.search(said) or not _NOT_QUANTISED.search(said):
             continue
-        named = _METHOD.search(f"{result.system} {result.model}")
-        if named and transformed in _NONE:
+        where, fields = result.files.get("measurements", ""), "weight_data_types, weight_transformations"
+        named = next(filter(None, map(_METHOD.search, _names(result))), None)
+        if named and (transformed in _NONE or named.string == result.measurements.get("starting_weights_filename")):
             yield Fault(
                 "the names state quantised weights, the facts do not",
-                result.files.get("measurements", ""),
-                "weight_data_types, weight_transformations",
+                where,
+                fields,
                 said,
-                named[0].lower(),
-                severity=Severity.ERROR,
+                f"{named[0].lower()}, as in {named.string}",
+                severity=Severity.ERROR if transformed in _NONE else None,
             )
         elif transformed in _NONE and (found := _calibrated(submission.home, result)):
-            yield Fault(
-                "calibration.md states quantised weights, the facts do not",
-                result.files.get("measurements", ""),
-                "weight_data_types, weight_transformations",
-                said,
-                found,
-            )
+            yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, found)
+
+
+def _names(result: Result) -> Iterator[str]:
+    """Give the names of a result that may say how its weights were quantised, where its commands serve one model."""
+    yield from (result.system, result.model, str(result.measurements.get("starting_weights_filename", "")))
+    served = models_served(result.readme)
+    yield from served if len(served) == 1 else ()
 
 
 def _calibrated(home: Path, result: Result) -> str:
-    """Return the one method that calibration.md names, where it states no choice between several."""
-    found = _methods(home)
+    """Return the one method that calibration.md names for the division, where it states no choice between several."""
+    found = _methods(home, result.division)
     return next(iter(found)) if len(found) == 1 and result.measurements else ""
 
 
 @cache
-def _methods(home: Path) -> frozenset[str]:
+def _methods(home: Path, division: str) -> frozenset[str]:
     pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = " ".join(path.read_text(errors="replace", encoding="utf-8") for path in pages if path.is_file())
-    return frozenset(one.lower() for one in _METHOD.findall(text))
+    text = "\n".join(path.read_text(errors="replace", encoding="utf-8") for path in pages if path.is_file())
+    return frozenset(one.lower() for one in _METHOD.findall(_of_division(text, division)))
+
+
+def _of_division(page: str, division: str) -> str:
+    """Return a page without the sections whose heading names another division, up to the next heading of that level."""
+    others = [str(one) for one in Division if one != division]
+    kept, left_out = [], 0  # the level of the heading that is left out, 0 for none
+    for line in page.splitlines():
+        if heading := re.match(r"(#+)\s", line):
+            level, title = len(heading[1]), line.lower()
+            if not left_out or level <= left_out:
+                of_another = any(re.search(rf"\b{one} division", title) for one in others)
+                left_out = level if of_another and f"{division} division" not in title else 0
+        if not left_out:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 @check(
@@ -147,7 +223,7 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
 )
 def mapped(submission: Submission) -> Iterator[Fault]:
     for name, benchmark in submission.mapping.items():
-        used = [one for one in submission.results if one.model == name]
+        used = [one for one in submission.results if one.model == name and one.mapped]
         sizes = set(_SIZE.findall(name.lower())), set(_SIZE.findall(benchmark.lower()))
         other = bool(sizes[0] and sizes[1] and not sizes[0] & sizes[1])
         severity = Severity.ERROR if submission.division != "open" else Severity.WARNING if other else None

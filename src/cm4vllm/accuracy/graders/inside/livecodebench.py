@@ -1,17 +1,24 @@
 """Programs of LiveCodeBench, judged as the eval_accuracy.py that is named on the command line does.
 
 A task brings its problem, the row of the data set with its tests: the script would load all of them from a hub. The
-packages `datasets`, which does that, and `anthropic`, of which prompts take two words, have a stand-in each.
+packages `datasets`, which does that, `anthropic`, of which prompts take two words, and `transformers`, which reads
+tokens, have a stand-in each. The script would run a program in the process that compares its results with the expected
+ones. Here testing_util's functions that run a program ask its own process, in another sandbox; all else is theirs.
 """
 
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+sys.path.insert(0, "/inside")
+exchange = importlib.import_module("exchange")
 
 OFFICIAL = Path("/tmp/official")  # noqa: S108 - the sandbox's own
 
@@ -23,24 +30,62 @@ def stand_in(name: str, **parts: Any) -> None:
     sys.modules[name] = module
 
 
+class Program:
+    """The program of the present task, in another process, in place of the functions that would run it here."""
+
+    channel: Any = None
+
+    def compile_code(self, code: str, timeout: int) -> "Program | None":
+        """Run its definitions."""
+        signal.alarm(timeout)
+        try:
+            return self if self.channel.ask("compile", code=code, timeout=timeout) else None
+        finally:
+            signal.alarm(0)
+
+    def get_function(self, compiled: "Program", name: str) -> Any:
+        """Return what calls its function of this name, None where it has none."""
+        return compiled.call if self.channel.ask("find", name=name) else None
+
+    def call(self, *arguments: Any) -> Any:
+        """Return what its function returns."""
+        return exchange.decoded(self.channel.ask("call", arguments=exchange.encoded(list(arguments))))
+
+    def call_method(self, method: Any, inputs: Any) -> None:
+        """Print what it prints."""
+        sys.stdout.write(str(self.channel.ask("printed", inputs=inputs)))
+
+
+def replace_running(program: Program) -> None:
+    """Have testing_util ask `program` where it would run an answer in its own process."""
+    testing = importlib.import_module("lcb_runner.evaluation.testing_util")
+    own = {name: getattr(program, name) for name in ("compile_code", "get_function", "call_method")}
+    vars(testing).update(own, reliability_guard=lambda *limits: None)
+
+
 if __name__ == "__main__":
-    verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    multiprocessing.set_start_method("fork")  # what is replaced here has to hold in the script's processes
     (OFFICIAL / "submodules").mkdir(parents=True)
     shutil.copyfile(Path("/official/inference") / sys.argv[1], OFFICIAL / "eval_accuracy.py")
     (OFFICIAL / "submodules" / "LiveCodeBench").symlink_to("/official/LiveCodeBench")
-    problems: list[dict[str, Any]] = []
+    problems: list[Any] = []
     stand_in("datasets", load_dataset=lambda *args, **named: problems)
     stand_in("anthropic", HUMAN_PROMPT="", AI_PROMPT="")
-    sys.path.insert(0, str(OFFICIAL))
+    stand_in("transformers", AutoTokenizer=None)
+    sys.path[:0] = [str(OFFICIAL), "/official/LiveCodeBench"]
+    os.chdir("/tmp")  # noqa: S108 - the sandbox's own
     script = importlib.import_module("eval_accuracy")
     evaluator = script.DATASET_EVALUATORS["livecodebench"]
-    for line in sys.stdin:
-        task = json.loads(line)
+    program = Program()
+    replace_running(program)
+
+    def judged(task: dict[str, str], channel: Any) -> tuple[bool, str]:
+        """Return the official verdict on one answer."""
+        program.channel = channel
         problems[:] = [json.loads(task["problem"])] if task["problem"] else []
         script.load_lcb_benchmark.cache_clear()
         code = evaluator["parse"](task["response"])
-        why = "" if code else "no program in the answer"
         right = bool(code) and bool(evaluator["evaluate"](code, task["question_id"]))
-        print(json.dumps({"right": right, "why": why}), file=verdicts, flush=True)
-    os._exit(0)  # the script's workers may live on
+        return right, "" if code else "no program in the answer"
+
+    exchange.judge_tasks(judged)

@@ -1,6 +1,6 @@
 """A picture of a page, made by headless Chromium, as the README has one.
 
-`python -m cm4vllm.report.screenshot mlperf-results/test/summary.html docs/pictures/report.png [WIDTH HEIGHT]`
+`python docs/tools/screenshot.py mlperf-results/test/summary.html docs/pictures/report.png [WIDTH HEIGHT]`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A picture of the live view, as the README has one: the page of a job's status.json in headless Chromium.
 
-`python -m cm4vllm.campaign.live.picture mlperf-results/test/status.json docs/pictures/live.png [WIDTH HEIGHT]`
+`python docs/tools/live_picture.py mlperf-results/test/status.json docs/pictures/live.png [WIDTH HEIGHT]`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cm4vllm.campaign.live.page import Page
 from cm4vllm.campaign.live.records import StatusRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
-from cm4vllm.report.screenshot import screenshot
+from screenshot import screenshot
 
 __all__ = ["MAX_BYTES", "live_picture"]
 

@@ -16,11 +16,11 @@ from cm4vllm.campaign.search.evidence import PARTS, interval_of_parts
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.server_bench import first_rate, paced_score
 from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation, Score, geometric_mean
-from cm4vllm.campaign.search.simulation import SimulatedProber
 from cm4vllm.campaign.search.space import Candidate
-from cm4vllm.campaign.search.systems import Paged
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
+from simulated.prober import SimulatedProber
+from simulated.systems import Paged
 
 __all__ = ["SimulatedBench", "configured", "tokens_per_s"]
 

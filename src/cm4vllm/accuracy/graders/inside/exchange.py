@@ -1,0 +1,182 @@
+"""Messages inside the sandboxes: tasks and verdicts of a grader, and what it asks of the process that runs a program.
+
+The two processes have a sandbox each and share one socket, over which they send lines of JSON. Whatever comes from the
+program's side is data: values of Python's own types are built again from it, and any other value is an `Opaque`, which
+equals nothing. So a program can change what it answers, and not how its answer is judged.
+"""
+
+import builtins
+import json
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+#: Bytes of one message, and items of one iterator, at most.
+_LONGEST = 1 << 26
+_MOST_ITEMS = 100_000
+_CHUNK = 1 << 16
+#: As lcb_runner sets it.
+_INT_DIGITS = 50_000
+_TEXT = 1000
+_COLLECTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "iterator": iter,
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
+    "dict": dict,
+    "range": lambda items: range(*items),
+    "complex": lambda items: complex(*items),
+}
+_FROM_TEXT: Mapping[str, Callable[[str], Any]] = {
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+}
+
+
+class Opaque:
+    """A value of a type that cannot be sent; equal to itself alone."""
+
+
+def encoded(value: Any) -> Any:
+    """Return a value as JSON can hold it: an object with the name of its type where JSON has none like it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return list(map(encoded, value))
+    if isinstance(value, dict):
+        return {"dict": [[encoded(key), encoded(one)] for key, one in value.items()]}
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return encoded(value.item())
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, bytes | bytearray):
+        return {type(value).__name__: value.hex()}
+    if isinstance(value, Decimal | Fraction):
+        return {type(value).__name__: str(value)}
+    kinds: tuple[tuple[type, str], ...] = (
+        (tuple, "tuple"),
+        (set, "set"),
+        (frozenset, "frozenset"),
+        (Iterator, "iterator"),
+    )
+    views: tuple[tuple[type, str], ...] = ((type({}.keys()), "keys"), (type({}.values()), "values"))
+    name = next((name for kind, name in (*kinds, *views) if isinstance(value, kind)), "")
+    items = list(islice(value, _MOST_ITEMS + 1)) if name else []
+    return {name: list(map(encoded, items))} if name and len(items) <= _MOST_ITEMS else {"opaque": None}
+
+
+def decoded(value: Any) -> Any:
+    """Return the value that `encoded` wrote. Raises ValueError, TypeError for what it cannot have written."""
+    if isinstance(value, list):
+        return list(map(decoded, value))
+    if not isinstance(value, dict):
+        return value
+    ((name, content),) = value.items()
+    if name in _FROM_TEXT:
+        return _FROM_TEXT[name](content)
+    if name not in _COLLECTIONS:
+        return Opaque()
+    return _COLLECTIONS[name](map(decoded, content))
+
+
+class Channel:
+    """One end of the socket between the process that judges and the one that runs a program."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        sys.set_int_max_str_digits(_INT_DIGITS)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises OSError where the other end is closed."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """Return the next message. Raises EOFError, TimeoutError, and ValueError for one that is too long or none."""
+        read = bytearray()
+        while not read.endswith(b"\n"):
+            if not select.select([self._fd], [], [], seconds)[0]:
+                raise TimeoutError(f"no answer within {seconds} s")
+            part = os.read(self._fd, _CHUNK)
+            if not part:
+                raise EOFError("the process of the program has ended")
+            read += part
+            if len(read) > _LONGEST:
+                raise ValueError(f"more than {_LONGEST:,} bytes")
+        message = json.loads(read)
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
+
+    def ask(self, what: str, seconds: float | None = None, **arguments: Any) -> Any:
+        """Have the other process do something, and return its result; what it raised is raised here again."""
+        self.send({"do": what, **arguments})
+        reply = self.receive(seconds)
+        if "error" in reply:
+            name, text = str(reply["error"]), str(reply.get("text"))
+            kind = getattr(builtins, name, None)
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                raise kind(text)
+            raise RuntimeError(f"{name}: {text}")
+        return reply.get("value")
+
+
+def _taken(fd: int) -> int:
+    """Return a descriptor of the same file that no program started from here inherits; `fd` becomes /dev/null."""
+    own = os.dup(fd)
+    os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+    return own
+
+
+def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
+    """Do what the judging process asks for, until it has ended; what a program raises is its answer."""
+    channel = Channel(_taken(0))
+    for fd in (1, 2):
+        _taken(fd)
+    while True:
+        try:
+            request = channel.receive()
+        except EOFError:
+            return
+        try:
+            reply = {"value": abilities[request.pop("do")](**request)}
+        except BaseException as error:  # also what ends a process, as sys.exit()
+            reply = {"error": type(error).__name__, "text": str(error)[:_TEXT]}
+        channel.send(reply)
+
+
+def judge_tasks(judged: Callable[[dict[str, str], Channel | None], tuple[bool | None, str]]) -> None:
+    """Give a verdict on each task from standard input; a task that has a program comes with the socket to its process.
+
+    A verdict repeats the task's token, which no program gets to see.
+    """
+    verdicts = os.fdopen(_taken(1), "w", encoding="utf-8")
+    tasks = socket.socket(fileno=_taken(0))
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(tasks, _CHUNK, 1)
+        read = bytearray(data)
+        while data and not read.endswith(b"\n"):
+            data = tasks.recv(_CHUNK)
+            read += data
+        if not data:
+            break
+        task = json.loads(read)
+        token = task.pop("token")
+        right, why = judged(task, Channel(descriptors[0]) if descriptors else None)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        print(json.dumps({"right": right, "why": why[:300], "token": token}), file=verdicts, flush=True)
+    os._exit(0)  # processes that the official script started may live on

@@ -1,0 +1,60 @@
+"""The side of a LiveCodeBench answer: its program runs here, as lcb_runner's testing_util runs it, on inputs alone.
+
+Of the problem this process gets the name of a method and one input at a time; it answers with what the program returned
+or printed.
+"""
+
+import importlib.util
+import signal
+import sys
+from typing import Any
+
+sys.path.insert(0, "/inside")
+exchange = importlib.import_module("exchange")
+
+
+class Solution:
+    """The program of one answer."""
+
+    def __init__(self) -> None:
+        place = "/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py"
+        spec = importlib.util.spec_from_file_location("testing_util", place)
+        if spec is None or spec.loader is None:
+            raise ImportError(place)
+        self._official = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self._official)
+        self._solution: Any = None
+        self._method: Any = None
+
+    def begin(self) -> None:
+        """Set what the official script sets in the process that runs a program."""
+        signal.signal(signal.SIGALRM, self._official.timeout_handler)
+        self._official.reliability_guard()
+
+    def compile(self, code: str, timeout: int) -> bool:
+        """Run the program's definitions; tell whether there are any."""
+        self._solution = self._official.compile_code(code, timeout)
+        return self._solution is not None
+
+    def find(self, name: str) -> bool:
+        """Tell whether the program has a function of this name, which is then the one that is called."""
+        self._method = self._official.get_function(self._solution, name)
+        return self._method is not None
+
+    def call(self, arguments: Any) -> Any:
+        """Return what the function returns."""
+        return exchange.encoded(self._method(*exchange.decoded(arguments)))
+
+    def printed(self, inputs: str) -> str:
+        """Return what the program prints when it reads these inputs."""
+        with self._official.Capturing() as captured:
+            self._official.call_method(self._method, inputs)
+        return str(captured[0])
+
+
+if __name__ == "__main__":
+    solution = Solution()
+    solution.begin()
+    exchange.run_programs(
+        {"compile": solution.compile, "find": solution.find, "call": solution.call, "printed": solution.printed}
+    )

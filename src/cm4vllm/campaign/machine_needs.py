@@ -1,0 +1,111 @@
+"""What the runs of a job may need of this machine's limits, as far as it is known before anything is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cm4vllm.campaign.rehearsal.profile import read_profile
+from cm4vllm.campaign.run_targets import given_target, run_name
+from cm4vllm.campaign.settings import Job
+from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.loadgen.limits import Demand, Load, Needs, load_of, most_open, needs
+from cm4vllm.loadgen.settings import in_flight_of, longest_answer
+from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
+from cm4vllm.rules import Mode, Scenario
+from cm4vllm.serving.launch_settings import asked_words
+from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes
+from cm4vllm.serving.site import base_urls
+
+__all__ = ["machine_notes"]
+
+#: A rate that bounds nothing: where no rate is known, what does not depend on it is found with this one, in queries/s.
+_ANY_RATE = 1e9
+
+
+def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tuple[str, ...]:
+    """Return what the job's runs may need of the machine: the run that may need most, and the rates that fit.
+
+    Raises LimitTooLow for a run that the machine's limits do not allow.
+    """
+    words = _server_words(env, job)
+    known: list[Needs] = []
+    notes: list[str] = []
+    for scenario in job.scenarios:
+        for mode in job.modes:
+            load, rate = _load(job, scenario, mode, words), given_target(job, scenario)
+            demand = _demand(job, scenario, mode, words, load, rate)
+            found = needs(demand, limits)
+            if load.at(rate) is not None:
+                known.append(found)
+            else:
+                notes.extend(_rate_notes(demand, load, limits))
+    if known:
+        most = max(known, key=lambda one: one.most_files)
+        allowed = "no limit is set" if limits.open_files is None else f"{limits.open_files:,} are allowed (ulimit -Hn)"
+        notes.insert(0, f"this machine: {most.words}; {allowed}")
+    return tuple(notes)
+
+
+def _server_words(env: Mapping[str, Any], job: Job) -> list[str]:
+    """Return the command line of the servers that the job starts, empty where they run already."""
+    if job.settings.api_server:
+        return []
+    words = asked_words(env)
+    if job.settings.rehearse:
+        words = [f"--max-num-seqs={read_profile(job.settings.rehearse).server.max_num_seqs}", *words]
+    return words
+
+
+def _load(job: Job, scenario: Scenario, mode: Mode, words: list[str]) -> Load:
+    terms, settings = job.terms(scenario, mode), job.settings
+    conf = ""
+    if terms.paced:
+        conf = user_conf(
+            terms,
+            job.execution_mode,
+            target_qps=given_target(job, scenario) or _ANY_RATE,
+            test_query_count=settings.test_query_count,
+            max_test_duration_s=settings.max_test_duration,
+        ).text
+    samples = min(settings.test_query_count or REHEARSAL_SAMPLES, terms.samples) if job.rehearsal else terms.samples
+    return load_of(
+        terms,
+        conf,
+        samples=samples,
+        max_tokens=longest_answer(terms, fixed=job.sources.dummy and not settings.rehearse),
+        max_in_flight=settings.max_in_flight or in_flight_of(words) * _servers(job),
+    )
+
+
+def _demand(job: Job, scenario: Scenario, mode: Mode, words: list[str], load: Load, rate: float | None) -> Demand:
+    urls = base_urls(job.settings.api_server) if job.settings.api_server else []
+    open_ = load.at(rate)
+    return Demand(
+        title=f"the {run_name(scenario, mode)} run",
+        open=1 if open_ is None else open_,
+        why=load.words(rate),
+        at_once=job.terms(scenario, mode).at_once,
+        servers=_servers(job),
+        api_processes=api_processes(words) if words else 0,
+        tcp=not urls or not all(url.startswith("unix:") for url in urls),
+        ring_buffer_bytes=0 if job.settings.rehearse else ring_buffer_bytes(words),
+        workers=job.settings.num_workers or 0,
+    )
+
+
+def _servers(job: Job) -> int:
+    return len(base_urls(job.settings.api_server)) if job.settings.api_server else job.settings.replicas or 1
+
+
+def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
+    """Give the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
+    most = most_open(demand, limits)
+    if most is not None and (rate := load.rate_within(most)) < math.inf:
+        fits = needs(replace(demand, open=most), limits)
+        yield (
+            f"this machine: {demand.title}, whose rate is measured before it, may have {most:,} requests open at once, "
+            f"with {fits.files_in_words}: a rate above about {rate:,.4g} queries/s is refused"
+        )

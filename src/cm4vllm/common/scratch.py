@@ -1,0 +1,52 @@
+"""Folders for files that are needed for a short time, on a disk that may be full."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cm4vllm.common.errors import DiskFull, NotWritable
+
+__all__ = ["scratch_folder"]
+
+_ELSEWHERE = "name another folder with the environment variable TMPDIR"
+
+
+@contextmanager
+def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
+    """Give a folder below the system's folder for temporary files, which is removed at the end of the block.
+
+    Raises NotWritable where no such folder can be written to, DiskFull where it is full; both name TMPDIR.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise NotWritable(
+            "no folder for temporary files can be made", cause=error.strerror or str(error), remedy=_ELSEWHERE
+        ) from error
+    with made as folder:
+        try:
+            yield Path(folder)
+        except (DiskFull, OSError) as error:
+            named = isinstance(error, DiskFull) and folder in error.what
+            if not named and (isinstance(error, DiskFull) or not _is_full(folder)):
+                raise
+            raise DiskFull(
+                f"the disk of the folder for temporary files, {Path(folder).parent}, is full",
+                cause=str(getattr(error, "what", error)),
+                remedy=f"free space there, or {_ELSEWHERE}",
+            ) from error
+
+
+def _is_full(folder: str) -> bool:
+    """Say whether a page can no longer be written in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * os.sysconf("SC_PAGE_SIZE"))
+            file.flush()
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,56 @@
+"""What this machine allows a program: open files, local ports, shared memory, memory. Read from the kernel."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.hardware.kernel_files import text
+from cm4vllm.hardware.memory import free_memory
+
+__all__ = ["MachineLimits", "local_ports", "machine_limits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLimits:
+    """The limits of each process and of the machine; None where there is none, or the kernel does not show it.
+
+    `open_files` is the hard limit (ulimit -Hn), to which a run raises the soft one, `open_files_now`. `local_ports`
+    bounds the TCP connections to one server. The bytes are those that are free: in /dev/shm, and of the memory.
+    """
+
+    open_files: int | None = None
+    open_files_now: int | None = None
+    local_ports: int | None = None
+    shared_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+
+
+def machine_limits(root: Path = Path("/")) -> MachineLimits:
+    """Return the limits of this process, and those that the machine under `root` shows."""
+    soft, hard = (None if one == resource.RLIM_INFINITY else one for one in resource.getrlimit(resource.RLIMIT_NOFILE))
+    return MachineLimits(
+        open_files=hard,
+        open_files_now=soft,
+        local_ports=local_ports(root),
+        shared_memory_bytes=_free(root / "dev/shm"),
+        memory_bytes=free_memory(root),
+    )
+
+
+def local_ports(root: Path = Path("/")) -> int | None:
+    """Return how many local ports the system gives to connections; None where the kernel does not show it."""
+    words = text(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    if len(words) != 2 or not all(map(str.isdecimal, words)):
+        return None
+    return max(0, int(words[1]) - int(words[0]) + 1)
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,82 @@
+"""The servers at --api_server through one run: the same ones as when they were probed, and the same until its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import RunFailed, ServerUnreachable, ServerUnsuitable
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.serving.identities import identities, other_content, restarts
+from cm4vllm.serving.records import ServerIdentity, ServerRecord
+
+__all__ = ["RunServers"]
+
+
+@dataclass
+class RunServers:
+    """What the servers reported of themselves when the run began, and which restarts `accepted` are; without servers
+    at --api_server, and for those that were not asked when they were probed, all of it is empty.
+    """
+
+    server: ServerRecord
+    begin: Mapping[str, ServerIdentity]
+    accept_restarted: bool = False
+    accepted: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, settings: RunSettings, *, accept_restarted: bool) -> RunServers:
+        """Ask the servers. Raises ServerUnsuitable where one is another than when it was probed."""
+        server = settings.server
+        begin = server.identities
+        if begin:
+            with suppress(ServerUnreachable):  # the client reports it
+                begin = identities(server)
+        if changed := other_content(server.identities, begin):
+            raise ServerUnsuitable(
+                f"the {settings.title} run cannot begin: the server has changed since the job began",
+                cause="\n".join(changed),
+                remedy="run the same command again: it measures the server that runs now, and what was measured on "
+                "the other one is measured again",
+            )
+        return cls(server, begin, accept_restarted)
+
+    def require_same(self, title: str, starts: Mapping[str, Sequence[float]]) -> list[str]:
+        """Return in words the restarts that are accepted, in the run and before it.
+
+        `starts` are the process starts that were sampled during the run, by endpoint. Raises RunFailed where a server
+        has become another one since the run began, or was started again and this is not accepted.
+        """
+        if not self.begin:
+            return self.accepted
+        end: Mapping[str, ServerIdentity] = {}
+        with suppress(ServerUnreachable):
+            end = identities(self.server)
+        again = list(dict.fromkeys(self._restarts(starts, end)))
+        changed = other_content(self.begin, end) if end else []
+        if changed or (again and not self.accept_restarted):
+            raise RunFailed(
+                f"the {title} run is INVALID: a server has changed during it",
+                cause="\n".join([*changed, *again]),
+                remedy="run again while the server stays as it is",
+            )
+        return [*self.accepted, *again]
+
+    def _restarts(self, starts: Mapping[str, Sequence[float]], end: Mapping[str, ServerIdentity]) -> list[str]:
+        """Return the restarts. Where starts are seen again, or become earlier, several processes answer in turn."""
+        found: list[str] = []
+        for endpoint, one in self.begin.items():
+            last = end[endpoint].process_started_s if endpoint in end else None
+            seen = [time for time in (one.process_started_s, *starts.get(endpoint, ()), last) if time is not None]
+            steps = [pair for pair in pairwise(seen) if pair[0] != pair[1]]
+            if one.process_started_s is not None and seen == sorted(seen):
+                for before, after in steps:
+                    found += restarts(
+                        {endpoint: replace(one, process_started_s=before)},
+                        {endpoint: replace(one, process_started_s=after)},
+                    )
+        return found

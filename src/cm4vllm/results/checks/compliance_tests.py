@@ -1,0 +1,117 @@
+"""The compliance tests of a written tree: those that a closed result needs, and what says that they are passed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm import rules
+from cm4vllm.loadgen.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs import SUMMARY_LOG
+from cm4vllm.results.checks import logs, performance_runs
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.tree_files import test_folders
+from cm4vllm.results.endpoints import is_endpoints
+from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.reading import Reader, scores_of, terms_of
+from cm4vllm.rules import Mode, Terms, Verification, VerifiedFile
+
+__all__: list[str] = []
+
+#: The scores of the answers that the performance run of a test logged, and of the same samples in the accuracy run.
+_SCORES = ("accuracy/compliance_accuracy.txt", "accuracy/baseline_accuracy.txt")
+_LOGS = (f"performance/run_1/{DETAIL_LOG}", f"performance/run_1/{SUMMARY_LOG}")
+
+
+@check(
+    "COMPLIANCE",
+    "a closed result has passed the compliance tests of its benchmark",
+    source="compliance/README.md, the tests of each benchmark",
+    remedy="run the test, and publish what verifies it",
+    stage=Stage.TREE,
+)
+def compliance(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results if is_strict(submission) else ():
+        terms = terms_of(result.round, result.benchmark, result.scenario, Mode.PERFORMANCE)
+        if terms is None or is_endpoints(submission.root / result.folder):
+            continue  # the harness's tests are audits of its own, which are optional
+        for test in terms.compliance:
+            wanted = rules.verification(test)
+            if (folder := _folder(submission, result, wanted)) is None:
+                yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
+            else:
+                yield from _passed(submission, result, folder, wanted, terms)
+
+
+def _folder(submission: Submission, result: Result, wanted: Verification) -> Path | None:
+    """Return the folder of a test, of several the one with its verification; None where there is none."""
+    found = [one for one in test_folders(submission, result, wanted.test) if one.is_dir()]
+    return max(found, key=lambda one: sum((one / file.name).is_file() for file in wanted.files), default=None)
+
+
+def _passed(
+    submission: Submission, result: Result, folder: Path, wanted: Verification, terms: Terms
+) -> Iterator[Fault]:
+    """Give what a test's folder lacks of a passed test."""
+    for file in wanted.files:
+        yield from _verified(submission, folder, file, terms)
+    if not wanted.performance:
+        return
+    for name in _LOGS:
+        if not (folder / name).is_file():
+            yield Fault(f"{name} of {folder.name} is missing", (folder / name).relative_to(submission.root).as_posix())
+    if (folder / _LOGS[0]).is_file():
+        yield from _run(submission, result, folder, terms)
+
+
+def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> Iterator[Fault]:
+    """Give what speaks against the run of a test, which has to keep the rules of a performance run."""
+    seeds = rules.round_terms(terms.round).test_seeds.get(folder.name, terms.seeds)
+    reader = Reader(submission.root)
+    part = reader.performance((folder / _LOGS[0]).parent, msgspec.structs.replace(terms, seeds=seeds))
+    if part is None:
+        yield from (Fault(one.what, one.file, value=one.value) for one in reader.problems)
+        return
+    run = replace(submission, results=(replace(result, performance=part, accuracy=None),))
+    for one in (logs.seeds, logs.min_duration, performance_runs.valid, performance_runs.performance_samples):
+        yield from one.function(run)
+
+
+def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: Terms) -> Iterator[Fault]:
+    path = folder / file.name
+    name = path.relative_to(submission.root).as_posix()
+    if not path.is_file():
+        yield Fault(f"{file.name} is missing", name)
+        return
+    text = path.read_text(errors="replace", encoding="utf-8")
+    missing = [line for line in file.lines if line not in text]
+    if missing and file.scores and not (apart := list(_apart(folder, terms))):
+        return
+    for line in missing:
+        what = f"{folder.name} is not passed"
+        if file.scores:
+            what += f": other answers than in the accuracy run, and {apart[0]}"
+        yield Fault(what, name, "", _line_with(text, line), line)
+    for line in file.not_lines:
+        if line in text:
+            yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+
+
+def _apart(folder: Path, terms: Terms) -> Iterator[str]:
+    """Give what speaks against the scores of a test's answers: they are missing, or other than the accuracy run's."""
+    scores = [scores_of(folder / name) for name in _SCORES]
+    for target in terms.targets:
+        tested, baseline = (found.get(target.label) for found in scores)
+        if not tested or not baseline:
+            yield f"{' or '.join(_SCORES)} has no {target.label}"
+        elif (percent := abs(1 - baseline / tested) * 100) > target.tolerance:
+            yield f"{target.label} is {percent:.2g} % apart, more than {target.tolerance:g} %"
+
+
+def _line_with(text: str, line: str) -> str:
+    start = line.partition(":")[0]
+    return next((one.strip() for one in text.splitlines() if start in one), "no such line")

@@ -1,0 +1,225 @@
+"""The figures in one detail log against each other: LoadGen computes most of them from the same few quantities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from cm4vllm.loadgen.detail_log import DetailLog
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import performance_runs
+from cm4vllm.results.model import Submission
+
+__all__: list[str] = []
+
+#: The part by which two figures may differ: each rate has six digits.
+_DIGITS = 2e-5
+_PERCENTILES = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")
+#: Distributions that LoadGen logs: least value, percentiles, largest value, mean.
+_DISTRIBUTIONS = (
+    ("result_min_latency_ns", "result_{}_percentile_latency_ns", "result_max_latency_ns", "result_mean_latency_ns"),
+    (
+        "result_first_token_min_latency_ns",
+        "result_first_token_{}_percentile_latency_ns",
+        "result_first_token_max_latency_ns",
+        "result_first_token_mean_latency_ns",
+    ),
+    (
+        "result_time_to_output_token_min",
+        "result_time_per_output_token_{}_percentile_ns",
+        "result_time_to_output_token_max",
+        "result_time_to_output_token_mean",
+    ),
+    (
+        "result_min_query_latency_ns",
+        "result_{}_percentile_per_query_latency_ns",
+        "result_max_query_latency_ns",
+        "result_mean_query_latency_ns",
+    ),
+)
+#: LoadGen adds latencies in ns up to this sum; larger ones make its mean a wrong number.
+_SUM_END = 2**63
+
+
+class _Apart(NamedTuple):
+    """Two statements of a log that cannot both be true."""
+
+    what: str
+    field: str
+    value: object
+    expected: object
+
+
+@check(
+    "LOG-FIGURES",
+    "the figures of a log agree with each other: rates, counts, durations, latencies and verdicts are of one run",
+    source="loadgen/results.cc, PerformanceSummary",
+    remedy="publish the log as LoadGen wrote it",
+    stage=Stage.TREE,
+)
+def agree(submission: Submission) -> Iterator[Fault]:
+    for part in performance_runs(submission):
+        if part.detail is None:
+            continue
+        apart = list(_contradictions(_Log(part.detail)))
+        if apart:
+            first, more = apart[0], f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
+            yield Fault(f"{first.what}{more}", part.log, first.field, first.value, first.expected)
+
+
+class _Log:
+    """The numbers of a detail log; 0 for one that it does not have."""
+
+    def __init__(self, log: DetailLog) -> None:
+        self.values = log.values
+        self.scenario = str(log.values.get("effective_scenario", ""))
+
+    def __getitem__(self, key: str) -> float:
+        value = self.values.get(key)
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if usable and value is not None else 0.0
+
+    def flag(self, key: str) -> bool | None:
+        value = self.values.get(key)
+        return value if isinstance(value, bool) else None
+
+    @property
+    def samples(self) -> float:
+        return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
+
+
+def _contradictions(log: _Log) -> Iterator[_Apart]:
+    yield from _ordered(log)
+    yield from _counts(log)
+    yield from _rates(log)
+    yield from _tokens(log)
+    yield from _verdicts(log)
+
+
+def _ordered(log: _Log) -> Iterator[_Apart]:
+    for least, percentile, largest, mean in _DISTRIBUTIONS:
+        keys = [least, *(percentile.format(one) for one in _PERCENTILES), largest]
+        values = [(key, log[key]) for key in keys if key in log.values]
+        for (low, below), (high, above) in pairwise(values):
+            if below > above:
+                yield _Apart("a percentile is below a lower one", high, above, f"{below:.15g} or more, {low}")
+        if len(values) < 2 or mean not in log.values or log.samples * values[-1][1] >= _SUM_END:
+            continue
+        if not values[0][1] <= log[mean] <= values[-1][1]:
+            yield _Apart("a mean is not between least and largest value", mean, log[mean], values[-1][0])
+    for one in ("min", "mean", "max", *(f"{part}_percentile" for part in _PERCENTILES)):
+        first, whole = f"result_first_token_{one}_latency_ns", f"result_{one}_latency_ns"
+        if first in log.values and whole in log.values and 0 < log[whole] < log[first] < _SUM_END:
+            yield _Apart("first tokens come after whole answers", first, log[first], f"{log[whole]:.15g}, {whole}")
+
+
+def _counts(log: _Log) -> Iterator[_Apart]:
+    made, issued = log["generated_query_count"], log["result_query_count"]
+    if log.scenario == "Server" and made and made != issued:
+        yield _Apart("not as many queries as were generated", "result_query_count", issued, made)
+    if log.scenario == "Offline":
+        least, each = log["effective_min_sample_count"], log["effective_samples_per_query"]
+        if least and each and each != least:
+            yield _Apart("not as many samples as are asked for", "effective_samples_per_query", each, least)
+        if log["effective_min_query_count"] > 1:
+            yield _Apart("Offline has one query", "effective_min_query_count", log["effective_min_query_count"], 1)
+
+
+def _rates(log: _Log) -> Iterator[_Apart]:
+    samples = log.samples
+    if log.scenario == "Offline" and (rate := log["result_samples_per_second"]):
+        done = rate * log["result_max_latency_ns"] / 1e9
+        # LoadGen before 5.0 counts whole data sets of a run that issues all samples equally often.
+        whole = log["effective_performance_sample_count"] or log["qsl_reported_performance_count"] or 1
+        whole = math.ceil(samples / whole) * whole
+        rounded = log.flag("effective_sample_concatenate_permutation") is not False and _close(done, whole)
+        if not _close(done, samples) and not rounded:
+            yield _Apart(
+                "samples/s times the duration is not the number of samples",
+                "result_samples_per_second",
+                f"{done:,.1f} samples",
+                f"{samples:,.0f}",
+            )
+    if log.scenario == "Server" and (rate := log["result_scheduled_samples_per_sec"]):
+        planned, made = (samples - 1) / rate, log["generated_query_duration"] / 1e9
+        # The last query is scheduled before the end of what was generated, by a few mean intervals.
+        if made and not made * (1 - _DIGITS - _LAST / max(samples, 1)) <= planned <= made * (1 + _DIGITS):
+            yield _Apart(
+                "the scheduled rate is not that of the generated queries",
+                "result_scheduled_samples_per_sec",
+                f"{planned:,.3f} s",
+                f"{made:,.3f} s, generated_query_duration",
+            )
+        ended = log["result_completed_samples_per_sec"] and (samples - 1) / log["result_completed_samples_per_sec"]
+        latest = planned + log["result_max_latency_ns"] / 1e9
+        if ended and not planned * (1 - _DIGITS) <= ended <= latest * (1 + _DIGITS) + 0.1:
+            yield _Apart(
+                "the last answer is before the last query, or later than the largest latency allows",
+                "result_completed_samples_per_sec",
+                f"{ended:,.3f} s",
+                f"{planned:,.3f} to {latest:,.3f} s",
+            )
+    alone, mean = log["result_qps_without_loadgen_overhead"], log["result_mean_latency_ns"]
+    if alone and mean and log.samples * log["result_max_latency_ns"] < _SUM_END and not _close(alone * mean / 1e9, 1.0):
+        yield _Apart(
+            "samples/s without overhead is not one over the mean latency",
+            "result_qps_without_loadgen_overhead",
+            alone,
+            f"{1e9 / mean:.6g}",
+        )
+
+
+#: By how many mean intervals the last query may be earlier than the end of the generated schedule.
+_LAST = 40.0
+
+
+def _tokens(log: _Log) -> Iterator[_Apart]:
+    """Compare the number of tokens that each of LoadGen's token rates makes."""
+    rate, samples = log["result_completed_samples_per_sec"], log.samples
+    if not rate or not (per_second := log["result_completed_tokens_per_second"]):
+        return
+    tokens = per_second * (samples - 1) / rate
+    by_latency = log["result_token_throughput"] * log["result_mean_latency_ns"] * samples
+    if by_latency and samples * log["result_max_latency_ns"] < _SUM_END and not _close(tokens, by_latency):
+        yield _Apart(
+            "tokens/s and samples/s make another number of tokens than the mean latency",
+            "result_completed_tokens_per_second",
+            f"{tokens:,.0f} tokens",
+            f"{by_latency:,.0f}, result_token_throughput",
+        )
+
+
+def _verdicts(log: _Log) -> Iterator[_Apart]:
+    lasted = _lasted(log)
+    least = log["effective_min_duration_ms"] / 1e3
+    said = log.flag("result_min_duration_met")
+    if lasted and least and said is not None and abs(lasted - least) > 1e-5 * least and said != (lasted >= least):
+        yield _Apart("the verdict on the duration is wrong", "result_min_duration_met", said, f"{lasted:,.1f} s")
+    said, asked = log.flag("result_min_queries_met"), log["effective_min_query_count"]
+    if said and asked and log["result_query_count"] < asked:
+        yield _Apart("the verdict on the number of queries is wrong", "result_min_queries_met", said, False)
+    said = log.flag("result_perf_constraints_met")
+    for key, limit in (
+        ("result_first_token_99.00_percentile_latency_ns", "requested_server_ttft_latency"),
+        ("result_time_per_output_token_99.00_percentile_ns", "requested_server_tpot_latency"),
+    ):
+        if said and log.scenario == "Server" and log[limit] and log[key] > log[limit]:
+            yield _Apart("the verdict on the limits is wrong", key, log[key], f"{log[limit]:.15g} or less")
+    verdicts = ("result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met")
+    missed = [key for key in verdicts if log.flag(key) is False]
+    if missed and log.values.get("result_validity") == "VALID":
+        yield _Apart("a valid result missed a condition", missed[0], False, True)
+
+
+def _lasted(log: _Log) -> float:
+    """Return in s what LoadGen compares with the minimum duration; 0 where the log does not tell."""
+    if log.scenario == "Offline":
+        return log["result_max_latency_ns"] / 1e9
+    rate = log["result_scheduled_samples_per_sec"] or log["result_qps_with_loadgen_overhead"]
+    return (log.samples - 1) / rate if rate else 0.0
+
+
+def _close(value: float, other: float) -> bool:
+    return abs(value - other) <= _DIGITS * max(abs(value), abs(other))

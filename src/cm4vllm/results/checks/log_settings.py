@@ -1,0 +1,309 @@
+"""The settings in the logs of a written tree: as they were requested, as the rules and the files beside them say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cm4vllm import rules
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import opened
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import is_strict, measured, performance_runs
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission
+
+__all__: list[str] = []
+
+_AGAIN = "measure again with the settings of the rules, and publish that run"
+_PUBLISH = "publish the files of the run whose log is published"
+_INTERNAL = "loadgen/test_settings_internal.cc, LogRequestedTestSettings and LogEffectiveSettings"
+#: `model.scenario.setting = value`, as in user.conf and mlperf.conf.
+_SETTING = re.compile(r"^\s*([\w.*-]+?)\.(\w+|\*)\.(\w+)\s*=\s*([\d.eE+-]+)\s*(?:#.*)?$", re.MULTILINE)
+#: A longer mlperf.conf is none.
+_MAX_CONF = 2**20
+_NS = 1e6
+#: Settings as the conf files name them, by what their value is multiplied, and the entries that log them: the first
+#: that a log has.
+_LOGGED: dict[str, tuple[float, tuple[str, ...]]] = {
+    "target_qps": (1.0, ("target_qps",)),
+    "min_duration": (1.0, ("min_duration_ms",)),
+    "max_duration": (1.0, ("max_duration_ms",)),
+    "min_query_count": (1.0, ("requested_min_query_count",)),
+    "max_query_count": (1.0, ("max_query_count",)),
+    "performance_sample_count_override": (1.0, ("performance_sample_count",)),
+    "accuracy_log_sampling_target": (1.0, ("accuracy_log_sampling_target",)),
+    "performance_issue_unique": (1.0, ("performance_issue_unique",)),
+    "performance_issue_same": (1.0, ("performance_issue_same",)),
+    "sample_concatenate_permutation": (1.0, ("sample_concatenate_permutation",)),
+    "use_token_latencies": (1.0, ("requested_use_token_latencies",)),
+    "ttft_latency": (_NS, ("requested_server_ttft_latency",)),
+    "tpot_latency": (_NS, ("requested_server_tpot_latency",)),
+    "target_latency": (_NS, ("requested_server_target_latency_ns",)),
+    "target_latency_percentile": (0.01, ("requested_server_target_latency_percentile",)),
+}
+#: The limits of a benchmark: the setting in a conf file, the entry of a log in ns, and the field of the rules in ms.
+_LIMITS = (
+    ("ttft_latency", "requested_server_ttft_latency", "ttft_ms"),
+    ("tpot_latency", "requested_server_tpot_latency", "tpot_ms"),
+    ("target_latency", "target_latency_ns", "latency_ms"),
+)
+#: What mlperf.conf fixes and a submitter does not choose.
+_FIXED = {
+    "ttft_latency",
+    "tpot_latency",
+    "target_latency",
+    "target_latency_percentile",
+    "use_token_latencies",
+    "sample_concatenate_permutation",
+    "performance_issue_unique",
+    "performance_issue_same",
+}
+#: Entries of one setting under two names, besides requested_X and effective_X. LoadGen derives min_query_count.
+_REQUESTED = {
+    "requested_server_target_qps": "target_qps",
+    "requested_offline_expected_qps": "target_qps",
+    "requested_server_target_latency_ns": "target_latency_ns",
+    "requested_server_target_latency_percentile": "target_latency_percentile",
+    "requested_single_stream_target_latency_percentile": "target_latency_percentile",
+    "requested_multi_stream_target_latency_percentile": "target_latency_percentile",
+    "requested_multi_stream_samples_per_query": "samples_per_query",
+    "requested_server_max_async_queries": "max_async_queries",
+}
+_DERIVED = "requested_min_query_count"
+#: The part by which a setting may differ: logs have six digits.
+_ROUNDING = 1e-4
+
+
+def _same(value: object, other: object) -> bool:
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return abs(value - other) <= _ROUNDING * abs(value) if isinstance(value, float) else value == other
+    return value == other
+
+
+@check(
+    "LOG-MODE",
+    "a performance run was made in LoadGen's performance mode, an accuracy run in its accuracy mode",
+    source="loadgen/test_settings.h, TestMode",
+    remedy="publish each run's log in its own folder",
+    stage=Stage.TREE,
+)
+def modes(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        runs = ((result.performance, "PerformanceOnly"), (result.accuracy, "AccuracyOnly"))
+        for part, mode in runs:
+            found = part.settings.get("test_mode") if part else None
+            if part and found and found not in (mode, "SubmissionRun"):
+                yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", found, mode)
+
+
+@check(
+    "LOG-REQUESTED",
+    "LoadGen used the settings that were requested: a log states both",
+    source=_INTERNAL,
+    remedy=_PUBLISH,
+    stage=Stage.TREE,
+)
+def as_requested(submission: Submission) -> Iterator[Fault]:
+    parts: list[Performance | Accuracy] = [*performance_runs(submission)]
+    parts += [one.accuracy for one in submission.results if one.accuracy]
+    for part in parts:
+        apart = list(_apart(part.settings))
+        if apart:
+            key, requested, used = apart[0]
+            more = f"; {len(apart) - 1} more settings differ" if len(apart) > 1 else ""
+            yield Fault(f"the log requests another value than it used{more}", part.log, key, requested, used)
+
+
+def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
+    for key, value in settings.items():
+        if not key.startswith("requested_") or key == _DERIVED:
+            continue
+        used = settings.get(_REQUESTED.get(key, key.removeprefix("requested_")))
+        if used is not None and not _same(value, used):
+            yield key, value, used
+    asked, issued = settings.get(_DERIVED), settings.get("min_sample_count")
+    if isinstance(asked, int) and isinstance(issued, int) and issued < asked:
+        yield _DERIVED, asked, f"min_sample_count {issued}"
+
+
+@check(
+    "EQUAL-ISSUE",
+    "runs of benchmarks whose samples differ in length issue all samples equally often",
+    source="tools/submission/submission_checker.py at tag v5.1.1, requires_equal_issue",
+    remedy=f"{_AGAIN}: LoadGen's own name of the benchmark sets sample_concatenate_permutation",
+    stage=Stage.TREE,
+)
+def equal_issue(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        if part.settings.get("sample_concatenate_permutation") is False and _issues_equally(result):
+            yield Fault(
+                "the run does not issue all samples equally often",
+                part.log,
+                "effective_sample_concatenate_permutation",
+                "false",
+                "true",
+            )
+
+
+def _issues_equally(result: Result) -> bool:
+    try:
+        return rules.issues_equally(result.round, result.benchmark)
+    except UsageError:
+        return False
+
+
+@check(
+    "AUDIT-SETTINGS",
+    "the settings of compliance tests are for these alone: a result's run draws its samples as LoadGen does",
+    source="compliance, audit.config of each test; loadgen/test_settings.h",
+    remedy="remove audit.config, measure again, and publish that run",
+    stage=Stage.TREE,
+)
+def no_audit(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        for part in (result.performance, result.accuracy):
+            for key in ("performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"):
+                value = part.settings.get(key) if part else None
+                if part and value:
+                    # LoadGen logs a part of the answers, and measures as without: the checkers take such a log.
+                    mild = isinstance(value, int) and not isinstance(value, bool) and isinstance(part, Performance)
+                    yield Fault(
+                        "the run was made with a setting of compliance tests",
+                        part.log,
+                        f"effective_{key}",
+                        value,
+                        "false" if isinstance(value, bool) else 0,
+                        severity=Severity.WARNING if mild else Severity.ERROR,
+                    )
+
+
+@check(
+    "LOG-LIMITS",
+    "LoadGen judged a run by the limits of the rules, not by larger ones",
+    source="loadgen/mlperf.conf, ttft_latency, tpot_latency and target_latency of each benchmark",
+    remedy=_AGAIN,
+    stage=Stage.TREE,
+)
+def limits(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        stated = part.terms.limits if part.terms else None
+        if stated is None or part.loadgen_scenario != (part.terms.loadgen_scenario if part.terms else ""):
+            continue
+        confs = {file: _settings_in(text, part, exact) for file, text, exact in _confs(submission, result)}
+        for key, entry, name in _LIMITS:
+            limit = getattr(stated, name)
+            used = part.settings.get(entry)
+            if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
+                yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
+            for file, found in confs.items():
+                if limit and key in found and found[key].value > limit * (1 + _ROUNDING):
+                    yield Fault(
+                        "the file states a larger limit than the rules have",
+                        file,
+                        found[key].name,
+                        f"{found[key].value:g}",
+                        f"{limit:g} or less",
+                    )
+
+
+@check(
+    "USER-CONF-DIFFERS",
+    "the settings in user.conf, and those that mlperf.conf fixes, are those that LoadGen used",
+    source="loadgen/mlperf.conf",
+    remedy=_PUBLISH,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def confs(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        known: set[str] = set()
+        for file, text, fixed in _confs(submission, result):
+            found = _settings_in(text, part, exact=fixed)
+            for key, setting in found.items():
+                factor, entries = _LOGGED[key]
+                used = next((part.settings[one] for one in entries if one in part.settings), None)
+                if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
+                    continue
+                if abs(used / factor - setting.value) > _ROUNDING * max(abs(setting.value), 1e-9):
+                    yield Fault(
+                        f"{file.rpartition('/')[2]} states another {key} than the log",
+                        file,
+                        setting.name,
+                        f"{setting.value:g}",
+                        f"{used / factor:g}, as in {part.log}",
+                    )
+            known |= set(found)
+
+
+def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, bool]]:
+    """Give user.conf, then mlperf.conf: its name, its text, and whether it is the one that fixes settings."""
+    name = result.files.get("user_conf", "")
+    if not name:
+        return
+    yield name, result.user_conf, False
+    path = (submission.root / name).with_name("mlperf.conf")
+    try:
+        with opened(path) as file:
+            yield f"{name.rpartition('/')[0]}/mlperf.conf", file.read(_MAX_CONF).decode(errors="replace"), True
+    except OSError:
+        return
+
+
+class _Setting(NamedTuple):
+    """A line of a conf file: how closely it names the run, its name there, and its value."""
+
+    weight: tuple[bool, int]
+    name: str
+    value: float
+
+
+def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Setting]:
+    """Return what a conf file sets for a run: of several lines the one that LoadGen takes.
+
+    A line of the scenario comes before one of the model. Lines for all models, and those of a model that LoadGen's name
+    begins with, count unless those of this model alone are `exact`.
+    """
+    found: dict[str, _Setting] = {}
+    name = part.terms.loadgen_name if part.terms else part.log.split("/")[4]
+    for model, of, key, number in _SETTING.findall(text):
+        if exact:
+            close = 2 if model == name else -1
+        else:
+            close = 2 if model == name else 0 if model == "*" else 1 if name.startswith(model) else -1
+        if key not in _LOGGED or of not in (part.loadgen_scenario, "*") or close < 0:
+            continue
+        try:
+            value = float(number)
+        except ValueError:
+            continue
+        weight = (of != "*", close)
+        if key not in found or weight >= found[key].weight:
+            found[key] = _Setting(weight, f"{of}.{key}", value)
+    return found
+
+
+@check(
+    "MIN-SAMPLES",
+    "an Offline run is asked to issue every sample of the dataset at least once",
+    source="loadgen/mlperf.conf, Offline.min_query_count",
+    remedy=_AGAIN,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def min_samples(submission: Submission) -> Iterator[Fault]:
+    for _, part in measured(submission):
+        asked = part.settings.get(_DERIVED)
+        terms = part.terms
+        if terms is None or not terms.at_once or part.loadgen_scenario != terms.loadgen_scenario:
+            continue  # another scenario's log, as that of an inferred result
+        if isinstance(asked, int) and asked < terms.min_samples:
+            yield Fault(
+                "LoadGen was asked for fewer samples than the dataset has",
+                part.log,
+                _DERIVED,
+                asked,
+                f"{terms.min_samples} or more",
+                severity=None if is_strict(submission) else Severity.NOTE,
+            )

@@ -1,0 +1,182 @@
+"""The times in logs: in order, of one clock, not shorter than what they time, and of runs that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured, performance_runs
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Accuracy, Performance, Submission
+
+__all__: list[str] = []
+
+_AGAIN = "measure again, and publish that run"
+_AS_WRITTEN = "publish the log as LoadGen wrote it"
+#: Rounds are half a year apart, each with seeds of its own.
+_ROUND = timedelta(days=183)
+#: Clocks of machines, and time zones that a log does not state.
+_ZONES = timedelta(hours=26)
+#: Local times are whole multiples of this from UTC.
+_ZONE_S = 900.0
+#: How long before LoadGen's own clock, and after it, the local time of a run's end may be in s: test_datetime has whole
+#: seconds, and power_end is taken some time before it is logged (of 7,725 published logs: 42 s before, 2.4 s after).
+_BEFORE_S, _AFTER_S = 60.0, 5.0
+#: In s, by how much a time may be short of a duration that has six digits.
+_SLACK_S = 0.05
+_DIGITS = 1e-5
+
+
+def _logs(submission: Submission) -> Iterator[Performance | Accuracy]:
+    yield from performance_runs(submission)
+    for result in submission.results:
+        if result.accuracy is not None:
+            yield result.accuracy
+
+
+@check(
+    "LOG-ORDER",
+    "the entries of a log are in the order in which LoadGen wrote them",
+    source="loadgen/logging.cc",
+    remedy=_AS_WRITTEN,
+    stage=Stage.TREE,
+)
+def in_order(submission: Submission) -> Iterator[Fault]:
+    for part in _logs(submission):
+        if part.detail is not None and part.detail.unordered:
+            key = part.detail.unordered
+            yield Fault(
+                "an entry is older than the one before it",
+                part.log,
+                key,
+                f"{part.detail.times_ms.get(key, 0):.6f} ms",
+                "a later time",
+            )
+
+
+@check(
+    "LOG-TIMES",
+    "the times in a log are in order: the run lasted at least as long as its result says",
+    source="loadgen/loadgen.cc",
+    remedy=_AGAIN,
+    stage=Stage.TREE,
+)
+def times(submission: Submission) -> Iterator[Fault]:
+    for _, part in measured(submission):
+        yield from _times(part)
+    for result in submission.results:
+        for run in (*result.test_runs.values(), *((result.accuracy,) if result.accuracy else ())):
+            yield from _clock(run)
+
+
+def _times(part: Performance) -> Iterator[Fault]:
+    begin, end = (_time(part.settings.get(key)) for key in ("power_begin", "power_end"))
+    if begin is None or end is None:
+        return
+    lasted = (end - begin).total_seconds()
+    if end < begin:
+        yield Fault(
+            "the run ends before it begins", part.log, "power_end", end.isoformat(), f"after {begin.isoformat()}"
+        )
+        return
+    if part.duration and lasted + _SLACK_S < part.duration * (1 - _DIGITS):
+        yield Fault(
+            "the run was shorter than its result says",
+            part.log,
+            "power_begin, power_end",
+            f"{lasted:.0f} s",
+            f"{part.duration:.0f} s or more",
+        )
+    else:
+        yield from _clock(part)
+    start = _day(part.settings.get("test_datetime"))
+    if start and abs(start - begin) > _ZONES:
+        yield Fault(
+            "the log names two different days",
+            part.log,
+            "test_datetime",
+            start.isoformat(),
+            begin.isoformat(),
+            severity=Severity.WARNING,
+        )
+
+
+def _clock(part: Performance | Accuracy) -> Iterator[Fault]:
+    """Compare the time that each entry has, in ms since LoadGen started, with the local times in the log."""
+    begin, end = (_time(part.settings.get(key)) for key in ("power_begin", "power_end"))
+    stamps = part.detail.times_ms if part.detail else {}
+    logged = stamps.get("power_end")
+    if begin is None or end is None or logged is None:
+        return
+    lasted, elapsed = (end - begin).total_seconds(), logged / 1e3
+    results = [stamp for key, stamp in stamps.items() if key.startswith("result_")]
+    duration = part.duration if isinstance(part, Performance) else None
+    if elapsed + _SLACK_S < lasted:
+        yield Fault(
+            "the entries of the log span less time than the run",
+            part.log,
+            "time_ms",
+            f"{elapsed:.1f} s",
+            f"{lasted:.1f} s",
+        )
+    elif duration and results and min(results) / 1e3 + _SLACK_S < duration * (1 - _DIGITS):
+        yield Fault(
+            "the result was logged before the run could end",
+            part.log,
+            "time_ms",
+            f"{min(results) / 1e3:.1f} s",
+            f"{duration:.1f} s or more",
+        )
+    elif start := _day(part.settings.get("test_datetime")):
+        apart = (end - start).total_seconds() - elapsed
+        apart = (apart + _BEFORE_S) % _ZONE_S - _BEFORE_S
+        if apart > _AFTER_S:
+            yield Fault(
+                "the entries of the log are of another clock than its dates",
+                part.log,
+                "time_ms of power_end",
+                f"{elapsed:.1f} s after test_datetime",
+                f"{elapsed + apart:.1f} s, or that and a time zone",
+            )
+
+
+@check(
+    "RUN-DATES",
+    "the runs of a result are of one round, later than the LoadGen that made them, and not of the future",
+    source="inference_policies/submission_rules.adoc, schedule of a round",
+    remedy=_AGAIN,
+    stage=Stage.TREE,
+)
+def dates(submission: Submission) -> Iterator[Fault]:
+    now = datetime.now(UTC)
+    for result in submission.results:
+        runs = [one for one in (result.performance, result.accuracy, *result.test_runs.values()) if one is not None]
+        dated = [(one, _day(one.settings.get("test_datetime"))) for one in runs]
+        first = dated[0][1] if dated else None
+        for part, day in dated:
+            if day is None:
+                continue
+            built = _day(part.detail.values.get("loadgen_build_date_utc")) if part.detail else None
+            for wrong, what, bound in (
+                (day > now + _ZONES, "the run is of the future", now),
+                (built and day < built - _ZONES, "the run is older than its LoadGen", built),
+                (first and abs(day - first) > _ROUND, "the runs of the result are not of one round", first),
+            ):
+                if wrong and bound:
+                    yield Fault(what, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
+                    break
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        return datetime.strptime(str(value), "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _day(value: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(value)).replace(tzinfo=UTC)
+    except ValueError:
+        return None

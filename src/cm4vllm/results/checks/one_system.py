@@ -1,0 +1,100 @@
+"""The runs of one result: performance, accuracy and compliance tests state one system, one LoadGen and one scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm import rules
+from cm4vllm.common.errors import UsageError
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission
+
+__all__: list[str] = []
+
+_TOGETHER = "publish the logs of runs that were made on one system for this result"
+#: What all runs of a result state alike, by its entry in the log; the accuracy run may be that of another scenario.
+_SHARED = ("sut_name", "qsl_name")
+_SCENARIO = "effective_scenario"
+
+
+@check(
+    "RUNS-APART",
+    "performance, accuracy and compliance runs of a result are of one system under test and one sample library",
+    source="compliance/README.md; inference_policies/inference_rules.adoc, Results",
+    remedy=_TOGETHER,
+    stage=Stage.TREE,
+)
+def one_system(submission: Submission) -> Iterator[Fault]:
+    for result, performance in measured(submission):
+        for part in _others(result):
+            if part.detail is None or performance.detail is None:
+                continue
+            for key in (*_SHARED, *((_SCENARIO,) if isinstance(part, Performance) else ())):
+                stated, expected = part.detail.values.get(key), performance.detail.values.get(key)
+                if stated and expected and stated != expected:
+                    yield Fault(
+                        "the run is not of the system and scenario of the performance run",
+                        part.log,
+                        key,
+                        stated,
+                        f"{expected}, as in {performance.log}",
+                    )
+                    break
+
+
+def _others(result: Result) -> Iterator[Accuracy | Performance]:
+    if result.accuracy is not None:
+        yield result.accuracy
+    yield from result.test_runs.values()
+
+
+@check(
+    "LOADGEN-VERSIONS",
+    "the runs of a result were made by one LoadGen, of a version that has the round's seeds",
+    source="wheels of mlcommons-loadgen, and LoadGen as built from the sources of the round",
+    remedy="measure all runs of a result with one LoadGen of the round",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def loadgen_versions(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        if (
+            part.detail is not None
+            and (known := _known(result.round))
+            and not _fits(part.loadgen_version, result.round)
+        ):
+            yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
+        for other in _others(result):
+            if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
+                yield Fault(
+                    "the runs of a result were made by different versions of LoadGen",
+                    part.log,
+                    "loadgen_version",
+                    part.loadgen_version,
+                    f"{other.loadgen_version}, as in {other.log}",
+                )
+                break
+
+
+def _known(round_name: str) -> str:
+    try:
+        found = rules.round_terms(round_name)
+    except UsageError:
+        return ""
+    return " or ".join((f"{found.loadgen.first} to {found.loadgen.last}", *found.builds))
+
+
+def _fits(version: str, round_name: str) -> bool:
+    found, number = rules.round_terms(round_name), _number(version)
+    first, last = _parts(found.loadgen.first), _parts(found.loadgen.last)
+    return number in found.builds or first <= _parts(number) <= last
+
+
+def _number(version: str) -> str:
+    return version.partition(" ")[0]
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isascii() and part.isdigit())

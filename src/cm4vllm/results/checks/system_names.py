@@ -1,0 +1,120 @@
+"""Names of systems against their descriptions: how many accelerators, and which software served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.system_files import accelerator_count, described
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Submission, System
+from cm4vllm.results.words import accelerators_named, is_no_framework, serving_software
+
+__all__: list[str] = []
+
+_SOURCE = "inference_policies/submission_rules.adoc, system description"
+
+
+@check(
+    "SYSTEM-ACCELERATORS",
+    "as many accelerators are described as each of the system's names says: its folder's and system_name",
+    source=_SOURCE,
+    remedy="state what the machine has in systems/<system>.json",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def accelerators(submission: Submission) -> Iterator[Fault]:
+    for system, stated in described(submission):
+        total = accelerator_count(stated)
+        per_node = str(stated.get("accelerators_per_node")).strip()
+        for name in dict.fromkeys((system.name, str(stated.get("system_name", "")))):
+            named = accelerators_named(name)
+            if total and named and not {str(total), per_node} & {str(one) for one in named}:
+                yield Fault(
+                    "a name and the description differ in the number of accelerators",
+                    system.file,
+                    "accelerators_per_node",
+                    f"{per_node} in each of {total // int(per_node)} nodes",
+                    f"{' or '.join(str(one) for one in sorted(named))}, as {name!r} says",
+                )
+
+
+@check(
+    "SYSTEM-SOFTWARE",
+    "the names and the description of a system state the software that served, with the versions of what "
+    "drives the accelerators",
+    source=_SOURCE,
+    remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def software(submission: Submission) -> Iterator[Fault]:
+    for system, stated in described(submission):
+        if not accelerator_count(stated):
+            continue
+        framework = str(stated.get("framework", ""))
+        stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
+        yield from _used(submission, system, framework, stack)
+        if not is_no_framework(framework):
+            yield from _named(system, stated, framework, stack)
+        else:
+            yield Fault(
+                "the framework is not named, only what lies below it",
+                system.file,
+                "framework",
+                framework,
+                "the software that served, with its version",
+            )
+        vendor = str(stated.get("accelerator_model_name", ""))
+        if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
+            yield Fault(
+                "no version of CUDA and of the driver is stated",
+                system.file,
+                "other_software_stack",
+                str(stated.get("other_software_stack", "")),
+                "CUDA and driver",
+                severity=Severity.NOTE,
+            )
+
+
+def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:
+    """Give the software that a name states and the description does not."""
+    names = f"{system.name} {stated.get('system_name', '')}"
+    on_cpu = re.search(r"reference-cpu-([a-z]+)(?:-v([\d.]+))?", system.name)
+    if on_cpu and on_cpu[1].lower() not in framework.lower():
+        yield Fault(
+            "the name says that a CPU served with other software than the description says",
+            system.file,
+            "framework",
+            framework,
+            on_cpu[0],
+        )
+    for one in serving_software():
+        if one.is_named_in(names) and not one.is_named_in(stack):
+            yield Fault(
+                "a name states software that the description does not",
+                system.file,
+                "framework",
+                framework,
+                f"{one.name}, or another name",
+            )
+
+
+def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
+    """Give the software that the command of a README starts or asks, and the description does not name."""
+    for one in serving_software():
+        used = (
+            result.files["readme"]
+            for result in submission.results
+            if result.system == system.name and "readme" in result.files and one.is_used_in(result.readme)
+        )
+        if not one.is_named_in(stack) and (readme := next(used, "")):
+            yield Fault(
+                "the description names other software than the commands that were run",
+                system.file,
+                "framework",
+                framework,
+                f"{one.name}, as in {readme}",
+            )

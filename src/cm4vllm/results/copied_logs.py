@@ -1,0 +1,200 @@
+"""One run under several submitters or systems of a tree: found by figures that no two runs have in common.
+
+Latencies and times have up to twelve digits: of 5,700 published values none stands in the logs of two submitters. Bytes
+are not compared, so that white space, dates or a changed rate do not hide a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.files import opened
+from cm4vllm.loadgen.detail_log import DetailLog
+from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.model import Result, Submission
+
+__all__ = ["ACROSS", "LogMarks", "copied", "marks_of"]
+
+_SOURCE = "inference_policies/submission_rules.adoc: a submitter measures what it submits"
+#: What is found across the submissions of a tree: rule, severity and remedy, by code.
+ACROSS = {
+    "LOG-COPIED": (
+        Rule("a log is that of one run, of one submitter and one system", _SOURCE),
+        Severity.ERROR,
+        "publish each result with the logs of its own runs",
+    ),
+    "TEST-ALIKE": (
+        Rule(
+            "tests of different systems are different runs, unless a model has but one answer to each sample",
+            "compliance/README.md",
+        ),
+        Severity.NOTE,
+        "publish each result with the compliance test of its own system",
+    ),
+}
+
+#: Figures in ns of which two logs of different runs never share this many.
+_ENOUGH = 3
+_LATENCIES = (
+    "result_min_latency_ns",
+    "result_max_latency_ns",
+    "result_mean_latency_ns",
+    "result_50.00_percentile_latency_ns",
+    "result_99.00_percentile_latency_ns",
+    "result_first_token_max_latency_ns",
+    "result_first_token_mean_latency_ns",
+    "result_time_to_output_token_mean",
+)
+#: Smaller figures have too few digits, in ns and in ms.
+_LEAST_NS, _LEAST_MS = 10**6, 1000.0
+#: As much of a file of answers is compared, at its beginning and at its end.
+_BLOCK = 4096
+#: A file of answers that is shorter may be alike by chance.
+_LEAST_ANSWERS = 2048
+
+
+class LogMarks(msgspec.Struct, frozen=True):
+    """A published log, whose it is, and what tells its run from others: `times` each alone, `latencies` together.
+
+    `answers` are those of a compliance test: a model that has one answer to each sample gives the same ones elsewhere.
+    """
+
+    file: str
+    submitter: str
+    system: str
+    test: bool
+    times: tuple[str, ...] = ()
+    latencies: tuple[str, ...] = ()
+    answers: str = ""
+
+
+def marks_of(submission: Submission) -> tuple[LogMarks, ...]:
+    """Return the marks of all logs of a submission: results, accuracy runs and compliance tests."""
+    return tuple(mark for result in submission.results for mark in _marks(submission, result))
+
+
+def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
+    parts = [(part, False) for part in (result.performance, result.accuracy) if part is not None]
+    for part, test in [*parts, *((part, True) for part in result.test_runs.values())]:
+        if part.detail is not None:
+            yield LogMarks(
+                file=part.log,
+                submitter=submission.submitter,
+                system=result.system,
+                test=test,
+                times=tuple(_times(part.detail)),
+                latencies=tuple(_latencies(part.detail.values)),
+            )
+    for name in result.compliance:
+        for folder in (
+            submission.root / result.folder / name,
+            submission.home
+            / "compliance"
+            / (submission.root / result.folder).relative_to(submission.home / "results")
+            / name,
+        ):
+            path = folder / "accuracy" / ACCURACY_LOG
+            if digest := _answers(path):
+                yield LogMarks(
+                    file=path.relative_to(submission.root).as_posix(),
+                    submitter=submission.submitter,
+                    system=result.system,
+                    test=True,
+                    answers=digest,
+                )
+
+
+def _times(log: DetailLog) -> Iterator[str]:
+    stamp = log.times_ms.get("power_end", 0.0)
+    if stamp >= _LEAST_MS:
+        yield f"{stamp:.6f}"
+
+
+def _latencies(values: Mapping[str, object]) -> Iterator[str]:
+    for key in _LATENCIES:
+        value = values.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= _LEAST_NS:
+            yield f"{key}={value}"
+
+
+def _answers(path: Path) -> str:
+    """Return a digest of the answers that a compliance test logged; empty where there are none, or few."""
+    try:
+        with opened(path) as file:
+            size = path.stat().st_size
+            if size < _LEAST_ANSWERS:
+                return ""
+            digest = hashlib.sha256(file.read(_BLOCK))
+            file.seek(max(0, size - _BLOCK))
+            digest.update(file.read(_BLOCK))
+            return f"{digest.hexdigest()} {size}"
+    except OSError:
+        return ""
+
+
+def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
+    """Give each log whose run stands under another submitter, or as a compliance test under another system, too."""
+    known = list(logs)
+    for number, other in sorted(_same_run(known).items()):
+        foreign = known[number].submitter != known[other].submitter
+        what = f"the same run stands under another {'submitter' if foreign else 'system'}"
+        yield _finding("LOG-COPIED", what, known[number], known[other])
+    answers: dict[str, list[LogMarks]] = defaultdict(list)
+    for log in known:
+        if log.answers:
+            answers[log.answers].append(log)
+    for group in answers.values():
+        for one in group[1:]:
+            if (one.submitter, one.system) != (group[0].submitter, group[0].system):
+                yield _finding("TEST-ALIKE", "the test's answers are those of another system, too", one, group[0])
+
+
+def _finding(code: str, what: str, one: LogMarks, other: LogMarks) -> Finding:
+    rule, severity, remedy = ACROSS[code]
+    return Finding(
+        code=code,
+        severity=severity,
+        what=what,
+        file=one.file,
+        field="",
+        value=f"{one.submitter}, {one.system}",
+        expected=f"another run than that of {other.file}",
+        rule=rule,
+        remedy=remedy,
+    )
+
+
+def _same_run(logs: list[LogMarks]) -> dict[int, int]:
+    """Return the logs that are of one run with a log of another submitter or system, each with one of these."""
+    by_time: dict[str, list[int]] = defaultdict(list)
+    by_latency: dict[str, list[int]] = defaultdict(list)
+    for number, log in enumerate(logs):
+        for mark in log.times:
+            by_time[mark].append(number)
+        for mark in log.latencies:
+            by_latency[mark].append(number)
+    found: dict[int, int] = {}
+    shared: dict[tuple[int, int], int] = defaultdict(int)
+    for group in by_time.values():
+        for pair in combinations(group, 2):
+            shared[pair] += _ENOUGH
+    for group in by_latency.values():
+        for pair in combinations(group, 2):
+            shared[pair] += 1
+    for (one, other), count in shared.items():
+        if count >= _ENOUGH and _apart(logs[one], logs[other]):
+            found.setdefault(one, other)
+            found.setdefault(other, one)
+    return found
+
+
+def _apart(one: LogMarks, other: LogMarks) -> bool:
+    """Whether two logs may not be of one run. Within a submission, LOG-TWICE is of the runs of results."""
+    return one.submitter != other.submitter or (one.test and other.test and one.system != other.system)

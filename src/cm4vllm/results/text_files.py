@@ -1,0 +1,85 @@
+"""The text files of a submission: pages and records that are published, and the programs beside them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["LARGEST_TEXT", "TextFile", "TextFiles"]
+
+#: So many bytes of a file are read: all of nearly every program, and the beginning of a long log.
+LARGEST_TEXT = 2**18
+#: A file with a zero byte among its first ones is no text.
+_FIRST = 2**13
+#: Texts that a submitter writes or a script collects.
+_SUFFIXES = frozenset({".md", ".json", ".conf", ".txt", ".yaml", ".yml", ".out", ".sh", ".log", ".csv", ".html"})
+_PARTS = frozenset({"measurements", "results", "systems", "documentation"})
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file and its first bytes. `stated` says whether it belongs to what was measured or stated, not to a program."""
+
+    path: str
+    content: bytes
+    stated: bool
+
+
+@dataclass
+class TextFiles:
+    """The texts below a submitter's folder, in a fixed order, without LoadGen's logs and without what links point to.
+
+    While they are read, `binary` collects the files that are no text, `cut` those of which only the beginning was read,
+    `unreadable` those that could not be opened. Paths are texts: of tens of thousands, objects would take seconds.
+    """
+
+    home: Path
+    binary: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[TextFile]:
+        for folder, folders, names in os.walk(self.home):
+            folders.sort()
+            below = os.path.relpath(folder, self.home)
+            part = "" if below == "." else below.partition(os.sep)[0]
+            for name in sorted(names):
+                if name.startswith("mlperf_log_"):
+                    continue
+                path = f"{folder}{os.sep}{name}"
+                content = self._content(path)
+                if content is not None:
+                    stated = f".{name.rpartition('.')[2]}" in _SUFFIXES and (not part or part in _PARTS)
+                    yield TextFile(path, content, stated)
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a link
+                self.unreadable.append(path)
+            return None
+        try:
+            state = os.fstat(file)
+            return self._text(file, path, state.st_size) if stat.S_ISREG(state.st_mode) else None
+        except OSError:
+            self.unreadable.append(path)
+            return None
+        finally:
+            os.close(file)
+
+    def _text(self, file: int, path: str, size: int) -> bytes | None:
+        content = os.read(file, _FIRST)
+        if b"\0" in content:
+            self.binary.append(path)
+            return None
+        wanted = min(size, LARGEST_TEXT)
+        while len(content) < wanted and (more := os.read(file, wanted - len(content))):
+            content += more
+        if size > LARGEST_TEXT:
+            self.cut.append(path)
+        return content

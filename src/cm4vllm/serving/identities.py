@@ -1,0 +1,115 @@
+"""What running servers report of themselves, and its changes: another server, or one that was started again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.serving.site import Site, ask, sites_of
+
+__all__ = ["identities", "identity", "other_content", "process_start", "restarts"]
+
+_SHORT_S = 10.0
+#: How often a server is asked when its process started: behind one address there may be several processes.
+_ASKED = 5
+#: What changes from one answer to the next (`created` is the time of asking, `permission` has a random id), or from one
+#: start to the next with the memory that is free.
+_NO_CONTENT = ("created", "permission", "num_gpu_blocks", "num_cpu_blocks")
+_START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
+_CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SHOWN = 60
+
+
+def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
+    """Return what each server at --api_server reports of itself, by its endpoint; none of servers that the job started.
+
+    Raises ServerUnreachable.
+    """
+    if server.owned:
+        return {}
+    return {site.endpoint: identity(site, server.model_name) for site in sites_of(server)}
+
+
+def identity(site: Site, model: str) -> ServerIdentity:
+    """Return what a server reports of itself and of the model. Raises ServerUnreachable."""
+    reported = dict(_leaves(_page(site, "/version"), "version"))
+    listed = _page(site, "/v1/models")
+    models = listed.get("data") if isinstance(listed, dict) else None
+    for entry in models if isinstance(models, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            reported |= _leaves(entry, "model")
+    metrics = _text(site, "/metrics")
+    labels = [dict(_LABEL.findall(found)) for found in _CACHE.findall(metrics)]
+    for label in labels:
+        reported |= _leaves(label, f"cache of engine {label.get('engine', 0)}")
+    starts = {process_start(metrics), *(process_start(_text(site, "/metrics")) for _ in range(_ASKED - 1) if metrics)}
+    return ServerIdentity(reported=reported, process_started_s=starts.pop() if len(starts) == 1 else None)
+
+
+def process_start(metrics: str) -> float | None:
+    """Return when the process of this /metrics page started, in seconds since 1970; None where it is not reported."""
+    found = _START.search(metrics)
+    with suppress(ValueError):
+        return float(found[1]) if found else None
+    return None
+
+
+def other_content(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
+    """Return in words what servers report otherwise than before; nothing where no server was asked before."""
+    return [
+        f"the server at {endpoint} is another one: {name} was {_short(one.get(name))}, now {_short(other.get(name))}"
+        for endpoint in before
+        for one, other in [(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})]
+        for name in {**one, **other}
+        if one.get(name) != other.get(name)
+    ]
+
+
+def restarts(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
+    """Return in words which servers were started again, as far as they report their process's start."""
+    return [
+        f"the server at {endpoint} was started again: its process began at {_time(one)}, now {_time(other)}"
+        for endpoint in before
+        if endpoint in now
+        for one, other in [(before[endpoint].process_started_s, now[endpoint].process_started_s)]
+        if one is not None and other is not None and one != other
+    ]
+
+
+def _short(value: str | None) -> str:
+    return "not reported" if value is None else value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _text(site: Site, path: str) -> str:
+    """Return what a server answers at a path; empty where it has no such page, or wants a key that it was not given."""
+    with suppress(ServerUnsuitable):
+        status, answer = ask(site, "GET", path, None, _SHORT_S)
+        return answer.decode(errors="replace") if status == 200 else ""
+    return ""
+
+
+def _page(site: Site, path: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(_text(site, path))
+    return None
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Give the fields of nested objects with their names, as text; a list is one value."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if key not in _NO_CONTENT:
+                yield from _leaves(one, f"{name}.{key}")
+    elif value is not None:
+        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)

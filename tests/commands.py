@@ -1,0 +1,21 @@
+"""Commands that a new machine does not have. A test that needs one is skipped with a reason of one form, by which
+`.ci/run` finds the tests to run where the command is installed."""
+
+import re
+import shutil
+
+import pytest
+
+__all__ = ["missing_command", "need"]
+
+
+def need(*names: str) -> str:
+    """Return the path of the first of these commands that is installed; skip the test where none is."""
+    found = next(filter(None, map(shutil.which, names)), "")
+    return found or pytest.skip(f"{names[0]} not found on PATH")
+
+
+def missing_command(reason: str) -> str:
+    """Return the command that a skipped test lacks, empty where it was skipped for another reason."""
+    found = re.search(r"(\S+) not found on PATH", reason)
+    return found[1] if found else ""

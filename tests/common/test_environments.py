@@ -1,0 +1,34 @@
+"""What an installation that failed says of its cause."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cm4vllm.common.environments import checked
+from cm4vllm.common.errors import InstallError
+from cm4vllm.common.processes import Completed
+
+INDEX = "http://127.0.0.1:9"  # the discard port: no program listens there
+
+
+def pip(*words):
+    argv = [sys.executable, "-m", "pip", "install", "--isolated", "--no-cache-dir", "--dry-run", *words]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return Completed(tuple(argv), done.returncode, done.stdout)
+
+
+def test_a_machine_without_a_network_is_named_as_the_cause():
+    with pytest.raises(InstallError) as failed:
+        checked(pip("--retries=1", f"--index-url={INDEX}", "cm4vllm-none==1"), "it cannot be installed", "--my_index")
+    assert failed.value.what == "it cannot be installed"
+    assert failed.value.cause == "pip has no connection to the package index: [Errno 111] Connection refused"
+    assert (
+        "where the machine has a network" in failed.value.remedy and "--my_index or `pip config`" in failed.value.remedy
+    )
+
+
+def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_path):
+    with pytest.raises(InstallError) as failed:
+        checked(pip("--no-index", f"--find-links={tmp_path}", "cm4vllm-none==1"), "it cannot be installed")
+    assert "No matching distribution found for cm4vllm-none==1" in failed.value.cause

@@ -1,0 +1,61 @@
+"""Temporary files on a disk that is full, or that cannot be written to."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cm4vllm.common.errors import DiskFull, NotWritable
+from cm4vllm.common.files import write_text
+from cm4vllm.common.scratch import scratch_folder
+
+WRITE = """
+import sys
+from pathlib import Path
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import write_text
+from cm4vllm.common.scratch import scratch_folder
+try:
+    with scratch_folder() as folder:
+        {}
+except CmError as error:
+    print(type(error).__name__, error)
+"""
+#: A file system of 64 KiB in a mount namespace of its own, of which other processes see nothing.
+MOUNTED = 'mount -t tmpfs -o size=64k none "$TMPDIR" && exec "$@"'
+
+
+@pytest.mark.parametrize(
+    "write", ["write_text(folder / 'x', 'x' * 2**18)", "(folder / 'x').write_bytes(b'x' * 2**18)"], ids=["ours", "raw"]
+)
+def test_a_full_disk_for_temporary_files_is_named_with_the_variable_that_names_another(tmp_path, write):
+    unshare = ["unshare", "--mount", "--map-root-user"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no mount namespace can be made here")
+    done = subprocess.run(
+        [*unshare, "sh", "-c", MOUNTED, "-", sys.executable, "-c", WRITE.format(write)],
+        env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"DiskFull the disk of the folder for temporary files, {tmp_path}, is full"), done
+    assert "TMPDIR" in done.stdout
+
+
+def test_where_no_temporary_folder_can_be_made_the_variable_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(NotWritable, match="no folder for temporary files can be made") as failed, scratch_folder():
+        pass
+    assert "TMPDIR" in failed.value.remedy
+
+
+def test_a_full_disk_elsewhere_is_not_blamed_on_the_temporary_folder():
+    with pytest.raises(DiskFull, match="another disk"), scratch_folder() as folder:
+        write_text(folder / "small", "x")
+        raise DiskFull("another disk")
+    assert not folder.exists()

@@ -1,0 +1,142 @@
+"""What a run may need of the machine: workers, open files on both sides, ports, memory; and what is refused."""
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from fake_vllm import FakeVllm
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import LimitTooLow
+from cm4vllm.common.records import write_record
+from cm4vllm.hardware.machine_limits import MachineLimits
+from cm4vllm.loadgen.limits import FILES_BESIDE, WORKER_BYTES, Load, demand_of, most_open, needs
+from cm4vllm.loadgen.runner import run
+
+MANY = MachineLimits(open_files=2**20, local_ports=60_000, memory_bytes=2**40)
+
+
+@pytest.fixture
+def demand(make_settings):
+    """Return what a run asks for, of a server that the job started unless `owned` is False."""
+
+    def make(scenario="Server", owned=True, argv=(), endpoint="http://a:1", replicas=(), **more):
+        settings = make_settings(endpoint, scenario, "performance", **more)
+        server = replace(settings.server, owned=owned, argv=list(argv), replicas=list(replicas))
+        return demand_of(replace(settings, server=server))
+
+    return make
+
+
+def test_open_requests_are_bounded_by_the_rate_the_limits_and_the_number_of_queries(demand):
+    assert demand("Offline", max_in_flight=700).open == 700
+    assert demand("SingleStream", benchmark="llama3.1-8b-edge", target_qps=3).open == 1
+    # 2 s to the first token, 128 tokens at 0.1 s: a run of 5,000 queries may have 1,480 open, one of 64 has them all
+    assert demand(target_qps=100, test_query_count=5000).open == 1480
+    assert demand(target_qps=100).open == 64
+
+
+def test_a_rehearsal_of_ten_seconds_has_no_more_open_than_it_issues():
+    load = Load(count=256, duration_s=10, answer_s=822.2)
+    assert load.at(28.8) == 288 + 68  # four standard deviations of 288 arrivals
+    assert load.at(1) == 256 and load.at(0.1) == 83
+    assert Load(count=256, duration_s=600, answer_s=822.2).at(28.8) < 28.8 * 822.2
+    assert Load(duration_s=600, answer_s=822.2).at(28.8) == 23680
+    assert load.at(None) is None and Load(count=256, answer_s=822.2).at(None) == 256
+
+
+def test_one_process_is_enough_where_the_limit_is_high(demand):
+    found = needs(demand("Offline", max_in_flight=3000), MANY)
+    assert (found.workers, found.client_files) == (1, 3000 + FILES_BESIDE)
+    assert found.server_files == 3000 + 64
+
+
+@pytest.mark.parametrize(("files", "workers"), [(20_000, 2), (4096, 6), (1024, 25)])
+def test_the_client_has_more_processes_where_one_may_open_too_few_files(demand, files, workers):
+    found = needs(demand("Offline", max_in_flight=23_694, owned=False), MachineLimits(open_files=files))
+    assert found.workers == workers
+    assert found.client_files <= files < found.demand.client_files(workers - 1)
+
+
+def test_the_number_that_is_asked_for_is_used_and_refused_with_the_one_that_would_do(demand):
+    limits = MachineLimits(open_files=20_000)
+    assert needs(demand("Offline", max_in_flight=23_694, owned=False, num_workers=5), limits).workers == 5
+    with pytest.raises(LimitTooLow, match="23,758 open files in a process of the client, 20,000 are") as refused:
+        needs(demand("Offline", max_in_flight=23_694, owned=False, num_workers=1), limits)
+    assert "--num_workers=2;" in refused.value.remedy and "ulimit -Hn 23758" in refused.value.remedy
+
+
+def test_what_the_server_of_the_job_needs_is_refused_too_and_both_needs_are_named(demand):
+    asked = demand("Offline", max_in_flight=23_694)
+    with pytest.raises(LimitTooLow, match="may need 23,758 open files in a process of the server, 20,000") as refused:
+        needs(asked, MachineLimits(open_files=20_000))
+    assert "11,911 open files in each of 2 processes of the client" in refused.value.cause
+    assert "23,758 in a process of the server" in refused.value.cause
+    assert "--api-server-count=2" in refused.value.remedy and "--max_in_flight" in refused.value.remedy
+    spread = demand("Offline", max_in_flight=23_694, argv=["serve", "m", "--api-server-count=2"])
+    assert needs(spread, MachineLimits(open_files=20_000)).server_files == 23_694 / 2 + 64
+    shared = demand("Offline", max_in_flight=23_694, replicas=["http://a:2"])
+    assert needs(shared, MachineLimits(open_files=20_000)).server_files == 23_694 / 2 + 64
+
+
+def test_no_number_of_processes_is_proposed_where_none_would_do(demand):
+    with pytest.raises(LimitTooLow) as refused:
+        needs(demand("Offline", max_in_flight=23_694), MachineLimits(open_files=64))
+    assert "--num_workers" not in refused.value.remedy and "--api-server-count" not in refused.value.remedy
+
+
+def test_spare_connections_count_on_both_sides(demand):
+    found = needs(demand(num_workers=3), MANY)
+    assert found.client_files == 22 + 32 + FILES_BESIDE
+    assert found.server_files == 64 + 3 * 32 + 64
+    assert found.ports == 64 + 3 * 32
+
+
+def test_ports_bound_the_connections_over_tcp_alone(demand):
+    few = dataclasses.replace(MANY, local_ports=28_232)
+    with pytest.raises(LimitTooLow, match="30,000 connections to a server, the system has 28,232 local ports"):
+        needs(demand("Offline", max_in_flight=30_000), few)
+    needs(demand("Offline", max_in_flight=30_000, endpoint="unix:///socket"), few)
+    needs(demand("Offline", max_in_flight=30_000, replicas=["http://a:2"]), few)
+
+
+def test_memory_of_the_workers_is_refused_where_it_is_not_free(demand):
+    with pytest.raises(LimitTooLow, match="may need 129 MiB of memory, 100 MiB are free"):
+        needs(demand("Offline", max_in_flight=64), dataclasses.replace(MANY, memory_bytes=100 * 2**20))
+    assert needs(demand("Offline", max_in_flight=64), MANY).memory_bytes == WORKER_BYTES + 2**20
+
+
+def test_the_most_that_fits_is_what_is_not_refused(demand):
+    asked, limits = demand("Offline"), MachineLimits(open_files=4096)
+    assert most_open(asked, limits) == 4096 - 64
+    assert most_open(asked, MachineLimits()) is None
+    load = Load(count=2, duration_s=600, answer_s=14.8)
+    assert load.at(load.rate_within(4032)) == pytest.approx(4032, abs=1)
+
+
+def test_a_run_is_refused_before_it_asks_the_server(make_settings, tmp_path):
+    """Its own process checks again: its rate is known there."""
+    settings = make_settings("http://127.0.0.1:1", "Offline", "performance", max_in_flight=10**9)
+    with pytest.raises(LimitTooLow, match="the Offline performance run may need"):
+        run(settings, tmp_path / "run")
+
+
+def test_a_run_where_a_process_may_open_few_files_has_more_workers(make_settings, tmp_path):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Offline", "performance", max_in_flight=256)
+        write_record(tmp_path / "settings.json", settings)
+        (tmp_path / "user.conf").write_text(settings.user_conf)
+        done = subprocess.run(
+            [sys.executable, "-m", "cm4vllm.loadgen.process", str(tmp_path / "settings.json"), str(tmp_path)],
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (100, 150)),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    ended = json.loads(done.stdout.splitlines()[-1])
+    assert [one["name"] for one in ended["client"]["processes"]] == ["LoadGen", "worker 1", "worker 2", "worker 3"]
+    assert ended["client"]["completed"] == ended["client"]["requests"] > 0

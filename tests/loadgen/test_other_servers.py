@@ -1,0 +1,170 @@
+"""Another server at the same --api_server, or the same one started again, is noticed: answers of two never mix."""
+
+import json
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import RunFailed, ServerUnsuitable
+from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.kept_answers import file_of, kept_answers
+from cm4vllm.loadgen.runner import run
+from cm4vllm.serving.identities import identities, other_content, restarts
+
+KEPT = 20
+
+
+def pages(*, started=1000.0, version="0.32.0", created=1, **model):
+    """Return what a server reports of itself; `created` is the time of asking."""
+    entry = {"id": "tiny", "root": "hub/tiny", "max_model_len": 2048, "created": created, "permission": [created]}
+    cache = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{int(started)}"}} 1.0'
+    return {
+        "/v1/models": json.dumps({"data": [{**entry, **model}]}),
+        "/version": json.dumps({"version": version}),
+        "/metrics": f"{cache}\nprocess_start_time_seconds {started}\n",
+    }
+
+
+def settings_with(make_settings, endpoint, mode="accuracy"):
+    """Return the settings of a run, whose server was probed when the job began."""
+    settings = make_settings(endpoint, "Offline", mode, max_in_flight=4)
+    server = replace(settings.server, owned=False, model_name="tiny")
+    return replace(settings, server=replace(server, identities=identities(server)))
+
+
+@pytest.fixture
+def stopped(tmp_path, make_settings):
+    """An accuracy run that was stopped after 20 answers, on a server that is up: its folder and the server."""
+    dies = Behaviour(fault=lambda number: Fault.STATUS_400 if number >= KEPT else Fault.NONE, pages=pages())
+    with FakeVllm(dies) as server:
+        folder = tmp_path / "run"
+        with pytest.raises(RunFailed):
+            run(settings_with(make_settings, server.endpoint), folder, keep_answers=True)
+        assert len(kept_answers(file_of(folder))) == KEPT
+        server.behaviour.fault = lambda number: Fault.NONE
+        server.bodies.clear()
+        yield folder, server
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"root": "hub/other"}, "model.root was hub/tiny, now hub/other"),
+        ({"max_model_len": 4096}, "model.max_model_len was 2048, now 4096"),
+        ({"version": "0.31.0"}, "version.version was 0.32.0, now 0.31.0"),
+        ({"id": "another"}, "model.id was tiny, now not reported"),
+        ({"sha256": "12" * 32}, "model.sha256 was not reported, now 1212"),
+    ],
+    ids=["model", "length", "version", "name", "digest"],
+)
+@pytest.mark.parametrize("accept", [False, True], ids=["", "accepted"])
+def test_answers_of_another_server_are_removed_and_the_reason_is_shown(
+    stopped, make_settings, capsys, other, why, accept
+):
+    folder, server = stopped
+    server.behaviour.pages = pages(**other)
+    record = run(settings_with(make_settings, server.endpoint), folder, keep_answers=True, accept_restarted=accept)
+    assert (len(server.bodies), record.client.kept, record.pieces) == (64, 0, [])
+    shown = capsys.readouterr()
+    assert f"the server at {server.endpoint} is another one: " in shown.out + shown.err
+    assert why in shown.out + shown.err
+
+
+def test_answers_of_a_server_that_was_started_again_are_removed(stopped, make_settings, capsys):
+    folder, server = stopped
+    server.behaviour.pages = pages(started=2000.0)
+    record = run(settings_with(make_settings, server.endpoint), folder, keep_answers=True)
+    assert (len(server.bodies), record.client.kept, record.accepted_restarts) == (64, 0, [])
+    shown = capsys.readouterr()
+    assert "was started again" in shown.out + shown.err and "--accept_restarted_server" in shown.out + shown.err
+
+
+def test_a_server_that_was_started_again_can_be_accepted_and_the_record_says_so(stopped, make_settings):
+    folder, server = stopped
+    server.behaviour.pages = pages(started=2000.0, created=2)
+    record = run(settings_with(make_settings, server.endpoint), folder, keep_answers=True, accept_restarted=True)
+    assert (len(server.bodies), record.client.kept) == (64 - KEPT, KEPT)
+    (words,) = record.accepted_restarts
+    assert "its process began at 1970-01-01T00:16:40.000+00:00, now 1970-01-01T00:33:20.000+00:00" in words
+
+
+def test_the_same_server_goes_on_without_a_word(stopped, make_settings, capsys):
+    folder, server = stopped
+    server.behaviour.pages = pages(created=3)
+    record = run(settings_with(make_settings, server.endpoint), folder, keep_answers=True)
+    assert (len(server.bodies), record.client.kept, record.accepted_restarts) == (64 - KEPT, KEPT, [])
+    shown = capsys.readouterr()
+    assert "started again" not in shown.out + shown.err and "another one" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize(("mode", "accept"), [("performance", True), ("accuracy", False)])
+@pytest.mark.parametrize("change", [{"started": 2000.0}, {"version": "0.31.0"}], ids=["restart", "other"])
+def test_a_server_that_changes_during_a_run_makes_it_invalid(tmp_path, make_settings, mode, accept, change):
+    behaviour = Behaviour(pages=pages())
+
+    def changes(number):
+        if number == 30:
+            behaviour.pages = pages(**change)
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with FakeVllm(behaviour) as server:
+        settings = settings_with(make_settings, server.endpoint, mode)
+        with pytest.raises(RunFailed, match="is INVALID: a server has changed during it") as refused:
+            run(settings, tmp_path / "run", accept_restarted=accept)
+    assert ("was started again" if "started" in change else "version.version was 0.32.0") in refused.value.cause
+    assert not (tmp_path / "run").exists() and (tmp_path / "run.failed" / "failure.json").exists()
+
+
+def test_a_server_that_changed_since_the_job_began_is_refused(tmp_path, make_settings):
+    with FakeVllm(Behaviour(pages=pages())) as server:
+        settings = settings_with(make_settings, server.endpoint)
+        server.behaviour.pages = pages(root="hub/other")
+        with pytest.raises(ServerUnsuitable, match="has changed since the job began"):
+            run(settings, tmp_path / "run")
+        assert not server.bodies
+
+
+def test_several_processes_behind_one_address_are_no_restart(tmp_path, make_settings):
+    behaviour = Behaviour(pages=pages())
+    turns = iter(range(10**6))
+
+    class Turns(dict):
+        def get(self, path, default=None):
+            return (
+                pages(started=1000.0 + next(turns) % 2)["/metrics"]
+                if path == "/metrics"
+                else super().get(path, default)
+            )
+
+    behaviour.pages = Turns(pages())
+    with FakeVllm(behaviour) as server:
+        settings = settings_with(make_settings, server.endpoint, "performance")
+        assert settings.server.identities[server.endpoint].process_started_s is None
+        run(settings, tmp_path / "run")
+
+
+def test_finished_runs_count_by_content_and_not_by_the_start_of_the_process(make_settings):
+    with FakeVllm(Behaviour(pages=pages())) as server:
+        before = settings_with(make_settings, server.endpoint)
+        server.behaviour.pages = pages(started=2000.0, created=9)
+        again = settings_with(make_settings, server.endpoint)
+        server.behaviour.pages = pages(max_model_len=4096)
+        other = settings_with(make_settings, server.endpoint)
+    digests = [settings_sha256(one) for one in (before, again, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert restarts(before.server.identities, again.server.identities)
+    assert other_content(before.server.identities, again.server.identities) == []
+
+
+def test_each_of_several_servers_is_compared(make_settings, tmp_path):
+    with FakeVllm(Behaviour(pages=pages())) as one, FakeVllm(Behaviour(pages=pages())) as other:
+        settings = make_settings(one.endpoint, "Offline", "accuracy")
+        server = replace(settings.server, owned=False, model_name="tiny", replicas=[other.endpoint])
+        before = identities(server)
+        other.behaviour.pages = pages(version="0.31.0", started=2000.0)
+        now = identities(server)
+    assert list(before) == [one.endpoint, other.endpoint]
+    assert [words.split(" is ")[0] for words in other_content(before, now)] == [f"the server at {other.endpoint}"]
+    assert len(restarts(before, now)) == 1

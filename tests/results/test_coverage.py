@@ -1,0 +1,312 @@
+"""What the rules are applied to: benchmarks of every kind under every official name, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.results.inspection import CheckedTree, check_tree, report_checks
+from cm4vllm.results.trees import read_tree
+
+Logs = dict[tuple[str, str], Path]
+#: LoadGen's defaults are those of its newest round.
+ROUND = "v6.1"
+SCORES = "accuracy=76\nmAP=53\n{'exact_match': 82.1}\n'CLIP_SCORE': 31.7, 'FID_SCORE': 23.5}\nhash=ab12\n"
+
+
+def put(
+    root: Path,
+    logs: Logs,
+    folder: str,
+    ran: str = "",
+    *,
+    kind: str = "samples",
+    division: str = "closed",
+    system_type: str = "edge",
+) -> Path:
+    """Put a result into a tree, and return its folder."""
+    home, scenario = root / division / "Somebody", folder.rpartition("/")[2]
+    place = home / "results" / "System" / folder
+    shutil.copytree(logs[ran or scenario, kind], place / "performance" / "run_1")
+    shutil.copytree(logs["Offline", "accuracy"], place / "accuracy")
+    (place / "accuracy" / "accuracy.txt").write_text(SCORES)
+    (home / "systems").mkdir(exist_ok=True)
+    (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
+    return place
+
+
+def log_values(place: Path, **values: object) -> None:
+    """Change values of the detail log of a performance run."""
+    path = place / "performance" / "run_1" / "mlperf_log_detail.txt"
+    text = path.read_text()
+    for key, value in values.items():
+        text, count = re.subn(rf'("key": "{key}", "value": )[^,]+', rf"\g<1>{value}", text)
+        assert count == 1, key
+    path.write_text(text)
+
+
+def codes(checked: CheckedTree, *wanted: str) -> dict[str, list[str]]:
+    """Return for each code the files, the fields and what is expected there."""
+    found: dict[str, list[str]] = {}
+    for one in checked.findings:
+        if one.code in wanted:
+            found.setdefault(f"{one.code} {one.severity}", []).append(
+                " ".join(filter(None, (one.file.rpartition("/results/System/")[2], one.field, one.expected)))
+            )
+    return found
+
+
+RULES = (
+    "SCENARIO-REQUIRED",
+    "COMPLIANCE",
+    "LOG-MIN-DURATION",
+    "PERFORMANCE-SAMPLES",
+    "ACCURACY-SAMPLES",
+    "ACCURACY-TARGET",
+)
+
+
+def test_the_rules_of_a_vision_benchmark_are_applied_under_its_official_names(
+    any_scenario: Logs, tmp_path: Path
+) -> None:
+    for scenario in ("SingleStream", "MultiStream"):
+        put(tmp_path, any_scenario, f"resnet50/{scenario}")
+    place = tmp_path / "closed" / "Somebody" / "results" / "System" / "resnet50" / "SingleStream"
+    (place / "accuracy" / "accuracy.txt").write_text("accuracy=75.6%, good=1, total=2\nhash=ab12\n")
+    checked = check_tree(tmp_path)
+    single, log = "resnet50/SingleStream", "performance/run_1/mlperf_log_detail.txt"
+    found = codes(checked, *RULES)
+    assert found["SCENARIO-REQUIRED error"] == ["resnet50 Offline"]
+    assert f"{single} TEST01 TEST01" in found["COMPLIANCE error"] and len(found["COMPLIANCE error"]) == 4
+    assert f"{single}/{log} effective_min_duration_ms 600000" in found["LOG-MIN-DURATION error"]
+    wanted = f"{single}/{log} effective_performance_sample_count 1024 or more"
+    assert wanted in found["PERFORMANCE-SAMPLES error"]
+    assert found["ACCURACY-TARGET error"] == [f"{single}/accuracy/accuracy.txt accuracy 75.6954 or more"]
+    assert any(one.endswith("50000") for one in found["ACCURACY-SAMPLES error"])
+    assert checked.coverage == {"results": 2, "rules_applied": 2}
+
+
+@pytest.mark.parametrize("folder", ["llama3_1-8b", "llama3.1-8b"])
+def test_a_language_model_is_known_by_its_other_name(any_scenario: Logs, tmp_path: Path, folder: str) -> None:
+    put(tmp_path, any_scenario, f"{folder}/Offline", kind="tokens", system_type="datacenter")
+    found = codes(check_tree(tmp_path), *RULES, "RULES-UNKNOWN")
+    assert found["SCENARIO-REQUIRED error"] == [f"{folder} Server or Interactive"]
+    assert found["COMPLIANCE error"] == [f"{folder}/Offline TEST06 TEST06"]
+    (submission,) = read_tree(tmp_path)
+    assert [(one.benchmark, one.mapped, one.covered) for one in submission.results] == [("llama3.1-8b", False, True)]
+
+
+def test_a_system_may_be_of_both_types_in_either_order(any_scenario: Logs, tmp_path: Path) -> None:
+    put(tmp_path, any_scenario, "resnet/Offline", system_type="edge,datacenter")
+    assert codes(check_tree(tmp_path), "SCENARIO-REQUIRED") == {
+        "SCENARIO-REQUIRED error": ["resnet SingleStream, MultiStream, Server"]
+    }
+
+
+def test_a_scenario_of_another_type_of_system_is_found(any_scenario: Logs, tmp_path: Path) -> None:
+    for scenario in ("Offline", "SingleStream", "MultiStream", "Server"):
+        put(tmp_path, any_scenario, f"resnet50/{scenario}")
+    (found,) = (one for one in check_tree(tmp_path).findings if one.code == "SCENARIO-REQUIRED")
+    assert (found.value, found.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
+
+
+def test_a_benchmark_of_the_other_category_is_found(any_scenario: Logs, tmp_path: Path) -> None:
+    put(tmp_path, any_scenario, "rgat/Offline", system_type="edge")
+    found = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
+    assert found == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
+
+
+@pytest.mark.parametrize(("target_ms", "kept"), [(15, True), (15.1, False)])
+def test_loadgen_may_be_given_the_latency_of_the_scenario_at_most(
+    any_scenario: Logs, tmp_path: Path, target_ms: float, kept: bool
+) -> None:
+    place = put(tmp_path, any_scenario, "resnet50/Server", system_type="datacenter,edge")
+    log_values(place, effective_target_latency_ns=int(target_ms * 1e6))
+    assert bool(codes(check_tree(tmp_path), "LATENCY-LIMIT")) != kept
+
+
+def test_an_inferred_result_has_the_counts_of_the_scenario_that_ran(any_scenario: Logs, tmp_path: Path) -> None:
+    put(tmp_path, any_scenario, "yolo-95/Offline", "SingleStream")
+    files = codes(check_tree(tmp_path), "PERFORMANCE-SAMPLES", "LOG-SCENARIO")
+    assert files == {}  # 64 samples are drawn, as asked for; SingleStream issues one at a time
+    own = tmp_path / "own"
+    log_values(put(own, any_scenario, "yolo-95/Offline"), effective_samples_per_query=1524, effective_min_query_count=0)
+    assert [one.rpartition(" effective_")[2] for one in codes(check_tree(own), "PERFORMANCE-SAMPLES").popitem()[1]] == [
+        "min_query_count 1 or more",
+        "samples_per_query 1525 or more",
+    ]
+
+
+PASSED = {"verify_performance.txt": "TEST PASS", "verify_accuracy.txt": "TEST PASS"}
+#: What the rules ask of an Offline run of yolo.
+ASKED = {"effective_min_duration_ms": 600000, "effective_samples_per_query": 1525}
+BASELINE, TESTED = "accuracy/baseline_accuracy.txt", "accuracy/compliance_accuracy.txt"
+DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (PASSED, []),
+        ({"verify_accuracy.txt": "TEST PASS"}, ["verify_performance.txt"]),
+        ({**PASSED, "verify_performance.txt": "TEST FAIL"}, ["verify_performance.txt TEST PASS"]),
+        ({**PASSED, "verify_accuracy.txt": "TEST FAIL"}, ["verify_accuracy.txt TEST PASS"]),
+        ({**DIFFERS, TESTED: "mAP=52.5%"}, []),
+        ({**DIFFERS, TESTED: "mAP=52.4%"}, ["verify_accuracy.txt TEST PASS"]),
+    ],
+)
+def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(
+    any_scenario: Logs, tmp_path: Path, files: dict[str, str], missing: list[str]
+) -> None:
+    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
+    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
+    for name, text in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    found = [one for one in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"] if "verify" in one]
+    assert found == [f"yolo-95/Offline/TEST01/{one}" for one in missing]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("effective_min_duration_ms", 599999),
+        ("effective_samples_per_query", 1524),
+        ("effective_performance_sample_count", 63),
+        ("effective_qsl_rng_seed", 1),
+    ],
+)
+def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
+    any_scenario: Logs, tmp_path: Path, key: str, value: object
+) -> None:
+    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
+    shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
+    for name, text in PASSED.items():
+        (place / name).write_text(text)
+    log_values(place, **ASKED)
+    log = "yolo-95/Offline/TEST01/performance/run_1/mlperf_log_detail.txt"
+    before = codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]
+    assert before == [f"{log} result_validity VALID"]  # it lasted for a part of a second
+    log_values(place, **{key: value})
+    (found,) = {*codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"], ""} - {*before, ""}
+    assert found.startswith(log) and key in found
+
+
+def test_the_run_of_a_compliance_test_is_published(any_scenario: Logs, tmp_path: Path) -> None:
+    place = put(tmp_path, any_scenario, "yolo-95/Offline") / "TEST01"
+    place.mkdir()
+    for name, text in PASSED.items():
+        (place / name).write_text(text)
+    assert [one.rpartition("/")[2] for one in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]] == [
+        "mlperf_log_detail.txt",
+        "mlperf_log_summary.txt",
+    ]
+
+
+def test_an_accuracy_run_publishes_the_named_answers(any_scenario: Logs, tmp_path: Path) -> None:
+    place = put(tmp_path, any_scenario, "stable-diffusion-xl/Offline") / "accuracy" / "images"
+    names = ["1311", "2476", "3644", "2188", "4114", "52", "388", "1195", "3427"]
+    place.mkdir()
+    for name in names:
+        (place / f"{name}.png").write_bytes(b"png")
+    found = codes(check_tree(tmp_path, round_name="v6.0"), "ACCURACY-FILES")
+    assert found == {"ACCURACY-FILES warning": ["stable-diffusion-xl/Offline/accuracy/images 2289"]}
+    (place / "2289.png").write_bytes(b"png")
+    assert codes(check_tree(tmp_path, round_name="v6.0"), "ACCURACY-FILES") == {}
+
+
+@pytest.mark.parametrize(("division", "severity"), [("open", "warning"), ("closed", "error")])
+def test_a_benchmark_without_rules_is_named(any_scenario: Logs, tmp_path: Path, division: str, severity: str) -> None:
+    put(tmp_path, any_scenario, "my-own-net/Offline", division=division)
+    put(tmp_path, any_scenario, "pointpainting/SingleStream", division=division)
+    put(tmp_path, any_scenario, "resnet50/SingleStream", division=division)
+    checked = check_tree(tmp_path)
+    places = ["my-own-net/Offline", "pointpainting/SingleStream"]  # the second left before this round
+    assert codes(checked, "RULES-UNKNOWN") == {f"RULES-UNKNOWN {severity}": places}
+    assert checked.coverage == {"results": 3, "rules_applied": 1}
+
+
+def test_a_submission_whose_seeds_are_of_no_round_is_an_error(any_scenario: Logs, tmp_path: Path) -> None:
+    place = put(tmp_path, any_scenario, "resnet50/Offline")
+    log_values(place, effective_qsl_rng_seed=1, effective_sample_index_rng_seed=2, effective_schedule_rng_seed=3)
+    checked = check_tree(tmp_path)
+    assert len(codes(checked, "ROUND-UNKNOWN", "RULES-UNKNOWN")["ROUND-UNKNOWN error"]) == 1
+    assert checked.coverage == {"results": 1, "rules_applied": 0} and checked.errors
+    named = check_tree(tmp_path, round_name="6.1")
+    assert "LOG-SEEDS error" in codes(named, "LOG-SEEDS", "ROUND-UNKNOWN") and named.coverage["rules_applied"] == 1
+
+
+def test_a_submission_without_a_log_that_can_be_read_is_an_error(any_scenario: Logs, tmp_path: Path) -> None:
+    place = put(tmp_path, any_scenario, "resnet50/Offline")
+    (place / "performance" / "run_1" / "mlperf_log_detail.txt").unlink()
+    assert "ROUND-UNKNOWN error" in codes(check_tree(tmp_path), "ROUND-UNKNOWN")
+    put(tmp_path, any_scenario, "resnet50/SingleStream")
+    checked = check_tree(tmp_path)
+    assert codes(checked, "ROUND-UNKNOWN", "RULES-UNKNOWN") == {}
+    assert checked.coverage == {"results": 2, "rules_applied": 1}  # FILE-MISSING names the other
+
+
+def test_scores_without_their_log_are_compared_with_the_targets(any_scenario: Logs, tmp_path: Path) -> None:
+    place = put(tmp_path, any_scenario, "rgat/Offline", system_type="datacenter") / "accuracy"
+    (place / "mlperf_log_detail.txt").unlink()
+    (place / "accuracy.txt").write_text("accuracy=71.803%, good=3038, total=4231\nhash=ab12\n")
+    assert codes(check_tree(tmp_path), "ACCURACY-TARGET", "FILE-MISSING").keys() == {
+        "ACCURACY-TARGET error",
+        "FILE-MISSING error",
+    }
+
+
+def test_an_unknown_round_is_refused(any_scenario: Logs, tmp_path: Path) -> None:
+    put(tmp_path, any_scenario, "resnet50/Offline")
+    with pytest.raises(UsageError, match="unknown round 'v9.9'"):
+        check_tree(tmp_path, round_name="v9.9")
+
+
+@pytest.mark.parametrize("inside", ["", "System", "System/resnet50", "System/resnet50/nothing"])
+def test_a_submission_without_results_is_an_error(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "closed" / "Somebody" / "results" / inside).mkdir(parents=True)
+    checked = check_tree(tmp_path)
+    assert "RESULTS-NONE error" in codes(checked, "RESULTS-NONE") and checked.errors
+    with pytest.raises(SubmissionError):
+        report_checks(tmp_path)
+
+
+def test_several_rounds_in_one_tree_are_named(any_scenario: Logs, tmp_path: Path) -> None:
+    seeds = {
+        "effective_qsl_rng_seed": 2465351861681999779,
+        "effective_sample_index_rng_seed": 14276810075590677512,
+        "effective_schedule_rng_seed": 3936089224930324775,
+    }
+    for folder in ("resnet50/Offline", "resnet50/SingleStream"):
+        put(tmp_path, any_scenario, folder)
+    assert codes(check_tree(tmp_path), "ROUND-MIXED") == {}
+    log_values(put(tmp_path, any_scenario, "resnet50/MultiStream"), **seeds)
+    checked = check_tree(tmp_path)
+    assert [one.round for one in checked.submissions] == [ROUND]  # that of most logs
+    assert codes(checked, "ROUND-MIXED", "LOG-SEEDS").keys() == {"ROUND-MIXED warning", "LOG-SEEDS error"}
+    two = tmp_path / "two"
+    put(two, any_scenario, "resnet50/Offline")
+    log_values(put(two, any_scenario, "resnet50/Offline", division="open"), **seeds)
+    (mixed,) = (one for one in check_tree(two).findings if one.code == "ROUND-MIXED")
+    assert mixed.value == "1 of v6.0, 1 of v6.1"
+
+
+def test_the_first_and_the_last_line_say_what_was_covered(
+    any_scenario: Logs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, any_scenario, "resnet50/Offline")
+    put(tmp_path, any_scenario, "my-own-net/Offline")
+    with pytest.raises(SubmissionError) as refused:
+        report_checks(tmp_path, sarif=tmp_path / "found.sarif")
+    said = "rules applied to 1 of 2 results"
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0].endswith(said) and lines[-1].endswith(said)
+    coverage = {"results": 2, "rules_applied": 1}
+    assert refused.value.state["coverage"] == coverage
+    (run,) = json.loads((tmp_path / "found.sarif").read_text())["runs"]
+    assert run["properties"]["coverage"] == coverage

@@ -1,0 +1,185 @@
+"""Trees that hold what no reader expects: each such thing is a finding, and all other findings stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import good_tree
+import pytest
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.results import kept_findings, listing
+from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.checks.check import Check, Fault, Stage
+from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.index import read_index
+from cm4vllm.results.inspection import check_tree, report_checks
+from cm4vllm.results.model import Submission
+
+RESULT = Path("results", good_tree.SYSTEM, good_tree.MODEL)
+
+
+@pytest.fixture
+def home(neural_magic: Path, tmp_path: Path) -> Path:
+    """A good tree with one finding of its own, which must stay."""
+    home = good_tree.make(tmp_path / "closed" / "Somebody", neural_magic)
+    (home / RESULT / "Offline" / "README.md").write_text("TO BE FILLED\n")
+    return home
+
+
+def found_in(home: Path) -> dict[str, Finding]:
+    found = {one.code: one for one in check_tree(home.parents[1]).findings}
+    assert "README-UNFILLED" in found
+    return found
+
+
+def reported(home: Path, sarif: Path) -> Mapping[str, object]:
+    try:
+        return report_checks(home.parents[1], sarif=sarif)
+    except SubmissionError as error:
+        return error.state
+
+
+def explored(home: Path, kept: Path) -> int:
+    return len(read_index(home.parents[1], kept).rows)
+
+
+@pytest.mark.parametrize("text", ['"\u00b2"', f'"{"9" * 5000}"', '"eight"', '"-1"', "-1"])
+def test_a_count_that_is_none_is_a_finding(home: Path, tmp_path: Path, text: str) -> None:
+    path = home / "systems" / f"{good_tree.SYSTEM}.json"
+    stated = json.loads(path.read_text())
+    for key in ("number_of_nodes", "accelerators_per_node", "host_processor_core_count"):
+        path.write_text(json.dumps({**stated, key: "COUNT"}).replace('"COUNT"', text))
+        found = found_in(home)
+        assert "CHECK-FAILED" not in found
+        assert ("SYSTEM-NUMBERS" in found) is (key != "host_processor_core_count")
+        assert explored(home, tmp_path / "kept") == 2
+
+
+def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_path: Path) -> None:
+    path = home / "systems" / f"{good_tree.SYSTEM}.json"
+    path.write_text(path.read_text().replace('"number_of_nodes": ', f'"n": {"9" * 5000}, "number_of_nodes": ', 1))
+    found = found_in(home)
+    assert found["FILE-UNREADABLE"].file == f"closed/Somebody/systems/{good_tree.SYSTEM}.json"
+    assert explored(home, tmp_path / "kept") == 2
+
+
+@pytest.mark.parametrize("place", ["src", str(RESULT / "Server" / "accuracy"), "systems", "measurements", "."])
+def test_a_name_that_is_not_utf8_is_a_finding(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(kept_findings, "_LARGE", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (home / place).mkdir(exist_ok=True)
+    Path(os.fsdecode(os.fsencode(home / place / "caf") + b"\xe9.json")).write_text("{}")
+    state = json.loads(json.dumps(reported(home, tmp_path / "found.sarif"), ensure_ascii=False).encode())
+    named = [one for one in state["findings"] if one["file"].endswith("caf\\xe9.json")]
+    assert "FILE-UNEXPECTED" in {one["code"] for one in named}
+    assert "README-UNFILLED" in {one["code"] for one in state["findings"]}
+    assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+    assert explored(home, tmp_path / "kept") == 2
+
+
+def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Path, tmp_path: Path) -> None:
+    other = os.fsdecode(os.fsencode(home.with_name("Z")) + b"\xfcrich")
+    system = os.fsdecode(b"Syst\xe8me")
+    shutil.copytree(home, other)
+    Path(other, RESULT.parent).rename(Path(other, "results", system))
+    Path(other, "systems", f"{good_tree.SYSTEM}.json").rename(Path(other, "systems", f"{system}.json"))
+    found = check_tree(home.parents[1], keep=tmp_path / "kept")
+    files = {one.file for one in found.findings if one.code == "README-UNFILLED"}
+    assert f"closed/Z\\xfcrich/results/Syst\\xe8me/{good_tree.MODEL}/Offline/README.md" in files
+    assert explored(home, tmp_path / "kept") == 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        RESULT / "Server" / "README.md",
+        RESULT / "Server" / "user.conf",
+        RESULT / "Server" / "measurements.json",
+        RESULT / "Server" / "accuracy" / "accuracy.txt",
+        RESULT / "Server" / "accuracy" / "mlperf_log_accuracy.json",
+        RESULT / "Server" / "performance" / "run_1" / "mlperf_log_detail.txt",
+        RESULT / "Server" / "performance" / "run_1" / "mlperf_log_summary.txt",
+        RESULT / "Server" / "TEST06" / "verify_accuracy.txt",
+        Path("systems", f"{good_tree.SYSTEM}.json"),
+        Path("documentation", "calibration.md"),
+        Path("model_mapping.json"),
+    ],
+    ids=lambda name: name.name,
+)
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself", "bytes"])
+def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
+    home: Path, tmp_path: Path, name: Path, kind: str
+) -> None:
+    path = home / name
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "bytes":
+        path.write_bytes(b"\xff\x00\xfe{[:=" * 100)
+    else:
+        path.symlink_to(path.name)
+    assert "CHECK-FAILED" not in found_in(home)
+    assert explored(home, tmp_path / "kept") == 2
+
+
+def test_a_readme_of_many_dots_is_read(home: Path) -> None:
+    readme = home / RESULT / "Server" / "README.md"
+    command = "cm run script --tags=run-mlperf --scenario=Server --server_target_qps=1.2.3"
+    readme.write_text(f"```\n{command}\n```\nROUGE1: 1.2.3 >= 4.5.6.\nSamples per second: 1.2.3\n")
+    scores = home / RESULT / "Server" / "accuracy" / "accuracy.txt"
+    scores.write_text("accuracy = 1.2.3\nhash=1\n")
+    assert "CHECK-FAILED" not in found_in(home)
+
+
+def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(home / RESULT.parent, home / "results" / "Another")
+    shutil.copy(home / "systems" / f"{good_tree.SYSTEM}.json", home / "systems" / "Another.json")
+
+    def broken(submission: Submission) -> Iterator[Fault]:
+        for result in submission.results:
+            if result.system != "Another" and result.scenario == "Offline":
+                raise ValueError("no such\nthing")
+            yield Fault("it was checked", result.folder)
+
+    one = Check("BROKEN", Rule("it holds", "a test"), "mend it", Severity.NOTE, Stage.TREE, broken)
+    before = {found.code for found in check_tree(home.parents[1]).findings}
+    monkeypatch.setitem(CHECKS, "BROKEN", one)
+    found = check_tree(home.parents[1]).findings
+    assert {found.code for found in found} == before | {"BROKEN", "CHECK-FAILED"}
+    (failed,) = [one for one in found if one.code == "CHECK-FAILED"]
+    assert failed.file == f"closed/Somebody/{RESULT}/Offline"
+    assert failed.what == "the check BROKEN could not be made" and failed.value == "ValueError: no such thing"
+    checked = {one.file for one in found if one.code == "BROKEN"}
+    assert {f"closed/Somebody/results/Another/{good_tree.MODEL}/{one}" for one in ("Offline", "Server")} <= checked
+
+
+def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(submission: Submission) -> Iterator[Fault]:
+        raise PermissionError(13, "Permission denied", str(submission.home / "code" / "a.py"))
+        yield
+
+    monkeypatch.setitem(CHECKS, "REFUSED", Check("REFUSED", Rule("", ""), "", Severity.NOTE, Stage.TREE, refused))
+    failed = found_in(home)["CHECK-FAILED"]
+    assert (failed.file, failed.value) == ("closed/Somebody/code/a.py", "Permission denied")
+
+
+def test_a_folder_that_cannot_be_listed_is_a_finding(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("/documentation"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(listing.os, "scandir", refusing)  # root may list all: the refusal is made here
+    found = found_in(home)["FILE-UNREADABLE"]
+    assert (found.file, found.value) == ("closed/Somebody/documentation", "Permission denied")

@@ -1,0 +1,129 @@
+"""Private text in a tree: what is found in pages and in programs, what is not shown, and what is not read."""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.secret_forms import keys_in
+from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.model import Submission
+from cm4vllm.results.text_files import LARGEST_TEXT
+from cm4vllm.results.words import is_a_person
+
+#: Not whole in this file: the program that is published with a submission is searched for it.
+KEY = " ".join(["PRIVATE", "KEY"])
+
+
+def made_up(length: int) -> str:
+    """Return letters and digits that no file of the project holds."""
+    return "".join(random.Random(7).choices(string.ascii_letters + string.digits, k=length))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "closed" / "Somebody"
+    (home / "src" / "llama").mkdir(parents=True)
+    return home
+
+
+def found(home: Path) -> list[Finding]:
+    submission = Submission(home.parents[1], "v6.0", home.parent.name, home.name, (), ())
+    return list(CHECKS["PRIVATE-TEXT"].findings(submission))
+
+
+@pytest.mark.parametrize("folder", ["src/llama", "code", "scripts", "documentation"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        f"hf_{made_up(34)}",
+        f"ghp_{made_up(36)}",
+        f"nvapi-{made_up(60)}",
+        f"-----BEGIN {KEY}-----\n{made_up(300)}\n-----END {KEY}-----",
+    ],
+    ids=["Hugging Face", "GitHub", "NVIDIA", "private key"],
+)
+def test_a_credential_is_found_in_programs_and_never_shown(home: Path, folder: str, secret: str) -> None:
+    (home / folder).mkdir(parents=True, exist_ok=True)
+    (home / folder / "start.sh").write_text(f"#!/bin/sh\nexport TOKEN={secret}\n")
+    (one,) = found(home)
+    assert (one.severity, one.what) == (Severity.ERROR, "a credential")
+    assert one.file == f"closed/Somebody/{folder}/start.sh"
+    assert one.value == f"{len(secret)} characters, not shown"
+    assert secret[10:20] not in str(one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"hf_{'X' * 34}",
+        "hf_token",
+        "https://user:password@example.org",
+        "task-specific-parameters-of-the-model",
+        f"-----BEGIN {KEY}-----",
+        "begins with -----BEGIN and ends",
+    ],
+)
+def test_what_only_shows_where_a_secret_belongs_is_none(home: Path, text: str) -> None:
+    (home / "src" / "llama" / "main.py").write_text(f'token = "{text}"\n')
+    assert found(home) == []
+
+
+def test_a_name_in_many_files_of_programs_is_one_finding(home: Path) -> None:
+    for number in range(3):
+        (home / "src" / "llama" / f"{number}.py").write_text(f"{number}, /home/scratch.jdoe/x\n")
+    (one,) = found(home)
+    assert one.what == "the home folder of a person, in 3 files of programs"
+    assert (one.file, one.value) == ("closed/Somebody/src/llama/0.py", "scratch.jdoe")
+
+
+def test_what_was_not_read_is_said(home: Path) -> None:
+    (home / "src" / "llama" / "model.bin").write_bytes(b"\0\1" + f"hf_{made_up(34)}".encode())
+    (home / "src" / "llama" / "long.txt").write_text("." * LARGEST_TEXT + f" hf_{made_up(34)}")
+    (home / "src" / "llama" / "exact.txt").write_text("." * LARGEST_TEXT)
+    assert [(one.severity, one.what, one.value) for one in found(home)] == [
+        (Severity.NOTE, "binary files were not searched for private text", "1: src/llama/model.bin"),
+        (
+            Severity.NOTE,
+            "only the first 256 KiB of large texts were searched for private text",
+            "1: src/llama/long.txt",
+        ),
+    ]
+
+
+def test_links_and_what_is_no_file_are_left_out(home: Path) -> None:
+    (home / "src" / "llama" / "link.txt").symlink_to("/etc/hostname")
+    os.mkfifo(home / "src" / "llama" / "pipe.txt")
+    assert found(home) == []
+
+
+def test_a_key_is_found_only_where_a_word_begins() -> None:
+    key = f"hf_{made_up(34)}".encode()
+    assert list(keys_in(b"a " + key + b" b " + key)) == [key, key]
+    assert list(keys_in(b"half_" + key)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "person"),
+    [
+        ("rhel", False),
+        ("nvidia", False),
+        ("mlperf_inference_storage", False),
+        ("mlperf_inference_storage_01", False),
+        ("delluser", False),
+        ("user01", False),
+        ("Somebody", False),
+        ("jane", True),
+        ("jdoe", True),
+        ("scratch.jdoe_sw", True),
+        ("daniel", True),
+        ("amdahl", True),
+    ],
+)
+def test_accounts_that_are_no_persons_are_known_by_their_words(name: str, person: bool) -> None:
+    assert is_a_person(name, "somebody") is person

