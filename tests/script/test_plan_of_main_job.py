@@ -175,7 +175,8 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
     request = asked(tmp_path, variations, flags, files)
     listed = planned(tmp_path, request)
     done = executed(monkeypatch, request, duration_s=duration_s)
-    entered = [state.last for state in read_ledger(tmp_path / "out" / flags.get("execution_mode", "test")).of_last_run]
+    mode = flags.get("execution_mode", "test")
+    entered = [state.last for state in read_ledger(tmp_path / "out" / mode).of_last_run]
     assert [(step.step, step.tags) for step in entered] == [(node.name, node.tags) for node in listed]
     taken = iter(done)
     for node, step in zip(listed, entered, strict=True):
@@ -186,7 +187,9 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
         assert tags == node.tags
         for key, value in node.env.items():
             value = value.replace("<<<CM_SUT_NAME>>>", "sut").replace("<<<CM_ML_MODEL_NAME>>>", "model")
-            assert value == env[key] == step.inputs[key] or value == f"<{key}>", key
+            recorded = step.inputs[key]  # a path in the results folder is stored relative to it
+            assert value == env[key] or value == f"<{key}>", key
+            assert recorded == env[key] or str(tmp_path / "out" / mode / recorded) == env[key], key
     assert list(taken) == [], "not listed"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised
@@ -99,6 +100,13 @@ def test_what_has_only_a_like_name_is_left_alone(temporary):
     remove_abandoned()
     assert other.read_text() == "mine"
     other.unlink()
+
+
+def test_a_folder_for_temporary_files_of_another_job_is_left_alone(temporary, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with scratch_folder() as folder:
+        remove_abandoned()
+        assert folder.exists()
 
 
 def test_a_place_for_sockets_that_cannot_be_made_is_told(tmp_path, monkeypatch):

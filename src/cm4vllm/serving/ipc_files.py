@@ -24,7 +24,8 @@ __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
-_PREFIX = "cm4vllm-"
+#: Not a prefix of the names of folders for temporary files, which nobody locks.
+_PREFIX = "cm4vllm-ipc-"
 _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as tempfile does
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
