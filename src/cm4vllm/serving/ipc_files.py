@@ -24,7 +24,7 @@ __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
 #: The environment key that says where vLLM's processes put their sockets; each is named by a uuid.
 BASE = "VLLM_RPC_BASE_PATH"
-#: Not a prefix of the names of folders for temporary files, which nobody locks.
+#: Not a prefix of the names of folders for temporary files: those have no lock, and would be removed.
 _PREFIX = "cm4vllm-ipc-"
 _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as tempfile does
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
