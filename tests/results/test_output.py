@@ -72,11 +72,21 @@ def submission(name: str, *found: Finding) -> CheckedSubmission:
 
 
 def test_the_table_has_a_line_for_each_submission_that_with_most_errors_first() -> None:
-    table = counts([submission("open/Them"), submission("open/Us", *dict.fromkeys(FOUND))])
+    ours = list(dict.fromkeys(FOUND))
+    table = counts([submission("open/Them"), submission("open/Us", *ours)], ours)
     assert [line.split() for line in table] == [
         ["submission", "rules", "of", "results", "rules", "applied", "errors", "warnings", "notes"],
         ["open/Us", "v6.0", "3", "2", "2", "1", "1"],
         ["open/Them", "v6.0", "3", "2", "0", "0", "0"],
+        ["all", "6", "4", "2", "1", "1"],
+    ]
+
+
+def test_findings_of_no_single_submission_have_a_line_of_their_own() -> None:
+    ours = list(dict.fromkeys(FOUND))
+    table = list(counts([submission("open/Them"), submission("open/Us", *ours[1:])], ours))
+    assert [line.split() for line in table[-2:]] == [
+        ["between", "submissions", "0", "0", "1"],
         ["all", "6", "4", "2", "1", "1"],
     ]
 
@@ -205,8 +215,9 @@ def test_the_first_screen_of_several_submissions_is_the_counts_then_the_errors(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert lines[0] == lines[-1] and " in 20 results of 2 submissions (v4.1)" in lines[0]
-    assert lines[2].startswith("submission ") and lines[5].startswith("all ")
-    assert lines[7].startswith("open/Another: ") and lines[7].endswith(" errors")
+    assert lines[2].startswith("submission ") and lines[6].startswith("all ")
+    assert lines[5].startswith("between submissions ")  # the logs of one submission are copies of the other's
+    assert lines[8].startswith("open/Another: ") and lines[8].endswith(" errors")
     assert not [line for line in lines if line.startswith(("  warning ", "  note "))]
     assert any(line.startswith("Warnings and notes by code") for line in lines)
 

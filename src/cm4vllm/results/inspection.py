@@ -235,7 +235,7 @@ def report_checks(
     state = {"findings": as_objects(shown), "summary": summary(shown), **about}
     if checked.errors:
         raise SubmissionError(
-            f"{checked.errors} {'error' if checked.errors == 1 else 'errors'} in {root}",
+            f"{checked.errors:,} {'error' if checked.errors == 1 else 'errors'} in {root}",
             cause=_rehearsal_words(checked),
             remedy="correct what the findings name; docs/checks.md describes every code",
             state=state,
@@ -246,7 +246,7 @@ def report_checks(
 def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
     """Give what is printed: the counts, the errors, then warnings and notes, of many submissions by code alone."""
     heading = _heading(checked)
-    yield from (heading, "", *overview.counts(checked.submissions))
+    yield from (heading, "", *overview.counts(checked.submissions, checked.findings))
     found = checked.by_place(filters)
     yield from overview.by_submission(found, Severity.ERROR)
     others = (Severity.WARNING, Severity.NOTE)

@@ -27,7 +27,7 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 def summary(findings: Sequence[Finding]) -> str:
     """Return how many errors, warnings and notes there are."""
     counted = Counter(one.severity for one in findings)
-    return ", ".join(f"{counted[one]} {one}{'' if counted[one] == 1 else 's'}" for one in Severity)
+    return ", ".join(f"{counted[one]:,} {one}{'' if counted[one] == 1 else 's'}" for one in Severity)
 
 
 def coverage(applied: int, results: int) -> str:

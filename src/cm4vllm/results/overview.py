@@ -20,14 +20,22 @@ WIDTH = 120
 _MOST = 300
 
 
-def counts(checked: Sequence[CheckedSubmission]) -> Iterator[str]:
-    """Give the table of the submissions, those with most errors first: round, results, and findings by severity."""
+def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) -> Iterator[str]:
+    """Give the table of the submissions, those with most errors first: round, results, and findings by severity.
+
+    The last line adds up all `findings`; a line before it counts those that belong to no single submission.
+    """
     numbers = {one.name: (one.results, one.covered, *one.counts) for one in checked}
     rounds = {one.name: one.round or "unknown" for one in checked}
     order = sorted(numbers, key=lambda name: (*(-number for number in numbers[name][2:]), name))
     rows = [(name, rounds[name], *map(_written, numbers[name])) for name in order]
     if len(rows) > 1:
-        rows.append(("all", "", *(_written(sum(column)) for column in zip(*numbers.values(), strict=True))))
+        results, covered, *own = (sum(column) for column in zip(*numbers.values(), strict=True))
+        number = Counter(finding.severity for finding in findings)
+        between = [number[level] - count for level, count in zip(Severity, own, strict=True)]
+        if any(between):
+            rows.append(("between submissions", "", "", "", *map(_written, between)))
+        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in Severity)))
     head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in Severity))
     yield from _table([head, *rows], numbers=5)
 
