@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import textwrap
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +31,7 @@ from cm4vllm.rules import (
     terms,
     verification,
 )
+from offenders import offenders
 
 NEWEST = "b66003e1"
 #: SHA-256 of `numbers()`, taken when the comparison with both checkers passed.
@@ -227,116 +229,143 @@ class TestEachRound:
             assert ours == theirs or not {ours, theirs} & set(checker["models"]), folder
 
 
-@pytest.mark.parametrize(("round_name", "name"), [(r, n) for r in round_names() for n in benchmark_names(r)])
-class TestEachBenchmark:
-    def test_accuracy(self, request, round_name, name):
-        checker, _ = config(request, round_name)
-        unit = 100 if name in PARTS_FOR_PERCENT else 1
-        lower, upper = checker["accuracy-target"][name], checker["accuracy-upper-limit"].get(name, ())
-        for scenario in benchmark_terms(round_name, name).scenarios:
-            values = lower[scenario] if isinstance(lower, dict) else lower
-            ours = targets_of(round_name, name, scenario)
-            least = {metric: bound for metric, bound, _ in ours if bound is not None}
-            most = {metric: bound for metric, _, bound in ours if bound is not None}
-            assert least == pytest.approx({key: bound * unit for key, bound in pairs(values).items()}, rel=1e-12)
-            assert most == pytest.approx(pairs(upper), rel=1e-12)
+def check_accuracy(request, round_name, name):
+    checker, _ = config(request, round_name)
+    unit = 100 if name in PARTS_FOR_PERCENT else 1
+    lower, upper = checker["accuracy-target"][name], checker["accuracy-upper-limit"].get(name, ())
+    for scenario in benchmark_terms(round_name, name).scenarios:
+        values = lower[scenario] if isinstance(lower, dict) else lower
+        ours = targets_of(round_name, name, scenario)
+        least = {metric: bound for metric, bound, _ in ours if bound is not None}
+        most = {metric: bound for metric, _, bound in ours if bound is not None}
+        assert least == pytest.approx({key: bound * unit for key, bound in pairs(values).items()}, rel=1e-12)
+        assert most == pytest.approx(pairs(upper), rel=1e-12)
 
-    def test_tolerance_of_a_compliance_test(self, request, round_name, name):
-        checker, source = config(request, round_name)
-        asked = method(source["methods"], "get_delta_perc")
-        for target in accuracy_targets(round_name, name, benchmark_terms(round_name, name).scenarios[0]):
-            if "TEST01" in benchmark_terms(round_name, name).compliance:
-                state = SimpleNamespace(accuracy_delta_perc=checker["accuracy-delta-perc"])
-                assert target.tolerance == asked(state, name, target.metric)
 
-    def test_scores_are_read_where_the_checker_reads_them(self, request, round_name, name, tmp_path):
-        _, source = config(request, round_name)
-        for target in accuracy_targets(round_name, name, benchmark_terms(round_name, name).scenarios[0]):
-            plain = f"{{'{target.label}': 31.5, 'other': 2}}"
-            line = PRINTED.get(f"{target.metric} {target.label}") or PRINTED.get(target.metric, plain)
-            (tmp_path / "accuracy.txt").write_text(f"log\n{line}\nhash=12\n")
-            theirs = re.match(source["ACC_PATTERN"][target.metric], line)
-            assert scores_of(tmp_path / "accuracy.txt")[target.label] == float(theirs[1])
+def check_tolerances(request, round_name, name):
+    checker, source = config(request, round_name)
+    asked = method(source["methods"], "get_delta_perc")
+    for target in accuracy_targets(round_name, name, benchmark_terms(round_name, name).scenarios[0]):
+        if "TEST01" in benchmark_terms(round_name, name).compliance:
+            state = SimpleNamespace(accuracy_delta_perc=checker["accuracy-delta-perc"])
+            assert target.tolerance == asked(state, name, target.metric)
 
-    def test_scenarios(self, request, round_name, name):
-        checker, _ = config(request, round_name)
-        found = benchmark_terms(round_name, name)
-        for kind in KINDS:
-            key = kind.replace(",", "-")
-            required = checker[f"required-scenarios-{key}"].get(name)
-            optional = checker[f"optional-scenarios-{key}"].get(name, [])
-            ours = found.required_on(kind)
-            assert ours == found.required_on(",".join(reversed(kind.split(","))))
-            assert (ours is None) == (required is None), kind
-            if ours is not None:
-                assert set(ours.all_of) == set(required) and set(ours.one_of) == set(optional)
-        # A benchmark of both categories is one of the datacenter unless a user says otherwise.
-        kinds = [kind for kind in Category if name in checker[f"required-scenarios-{kind}"]]
-        assert found.category == [*kinds, Category.DATACENTER][0]
 
-    def test_samples(self, request, round_name, name):
-        checker, source = config(request, round_name)
-        sizes = checker.get("dataset-size") or config(request, "v5.0")[0]["dataset-size"]  # v4.1 has none
-        whole = checker.get("accuracy-sample-count", {}).get(name, sizes.get(name))
-        found = benchmark_terms(round_name, name)
-        for scenario in found.scenarios:
-            performance, accuracy = (terms(round_name, name, scenario, mode) for mode in Mode)
-            assert performance.samples == checker["performance-sample-count"].get(name, whole)
-            assert accuracy.samples == (whole[scenario] if isinstance(whole, dict) else whole)
-            least = checker["min-queries"].get(name, {}).get(scenario)
-            assert scenario is Scenario.INTERACTIVE or performance.min_queries == least
-            stops = method(source["methods"], "uses_early_stopping")(None, performance.loadgen_scenario)
-            assert performance.early_stopping == stops
-        if Scenario.OFFLINE in found.scenarios:
-            ours = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE).min_samples
-            least = source["OFFLINE_MIN_SPQ_SINCE_V4"].get(name)
-            # The newest checker has dropped GPT-J's, which round v5.0 still had.
-            assert ours == (checker["dataset-size"][name] if least is None and name.startswith("gptj") else least)
-        else:
-            assert name in WITHOUT_OFFLINE or name not in source["OFFLINE_MIN_SPQ_SINCE_V4"]
+def check_score_lines(request, round_name, name):
+    _, source = config(request, round_name)
+    for target in accuracy_targets(round_name, name, benchmark_terms(round_name, name).scenarios[0]):
+        plain = f"{{'{target.label}': 31.5, 'other': 2}}"
+        line = PRINTED.get(f"{target.metric} {target.label}") or PRINTED.get(target.metric, plain)
+        path = request.getfixturevalue("tmp_path") / "accuracy.txt"
+        path.write_text(f"log\n{line}\nhash=12\n")
+        theirs = re.match(source["ACC_PATTERN"][target.metric], line)
+        assert scores_of(path)[target.label] == float(theirs[1])
 
-    def test_duration(self, request, round_name, name):
-        _, source = config(request, round_name)
-        free = re.search(r'self\.model in \(("e2e-rag[^)]*)\):\s+return True', source.get("performance", ""))
-        least = 0 if free and f'"{name}"' in free[1] else source["TEST_DURATION_MS"]
-        for scenario in benchmark_terms(round_name, name).scenarios:
-            assert terms(round_name, name, scenario, Mode.PERFORMANCE).min_duration_ms == least
 
-    def test_limits(self, request, round_name, name):
-        checker, source = config(request, round_name)
-        found = benchmark_terms(round_name, name)
-        limits = source["LLM_LATENCY_LIMITS"].get(name, {})
-        if "conversational" in limits:
-            limits = {"Server": limits["conversational"]}
-        for scenario in found.scenarios:
-            one = terms(round_name, name, scenario, Mode.PERFORMANCE)
-            whole = checker["latency-constraint"].get(name, {}).get(scenario)
-            if one.limits is None or one.limits.ttft_ms is None:
-                assert (one.limits.latency_ms * 1e6 if one.limits else None) == whole
-                assert scenario not in limits
-                continue
-            assert {"ttft": one.limits.ttft_ms * 1e6, "tpot": one.limits.tpot_ms * 1e6} == limits[scenario]
-            # LoadGen gets no target latency where the latencies of tokens are limited: the checker's limits nothing.
-            assert not whole or f"{one.loadgen_name}.Server.target_latency = 0" in source["mlperf.conf"]
+def check_scenarios(request, round_name, name):
+    checker, _ = config(request, round_name)
+    found = benchmark_terms(round_name, name)
+    for kind in KINDS:
+        key = kind.replace(",", "-")
+        required = checker[f"required-scenarios-{key}"].get(name)
+        optional = checker[f"optional-scenarios-{key}"].get(name, [])
+        ours = found.required_on(kind)
+        assert ours == found.required_on(",".join(reversed(kind.split(","))))
+        assert (ours is None) == (required is None), kind
+        if ours is not None:
+            assert set(ours.all_of) == set(required) and set(ours.one_of) == set(optional)
+    # A benchmark of both categories is one of the datacenter unless a user says otherwise.
+    kinds = [kind for kind in Category if name in checker[f"required-scenarios-{kind}"]]
+    assert found.category == [*kinds, Category.DATACENTER][0]
 
-    def test_files_of_the_accuracy_run(self, request, round_name, name):
-        _, source = config(request, round_name)
-        theirs = source["REQUIRED_ACC_BENCHMARK"].get(name, {}).get(round_name, {})
-        assert benchmark_terms(round_name, name).accuracy_files == {key: tuple(one) for key, one in theirs.items()}
 
-    def test_compliance(self, request, round_name, name):
-        checker, source = config(request, round_name)
-        ours = benchmark_terms(round_name, name).compliance
-        assert all(verification(one).files for one in ours)
-        if round_name == "v4.1":  # its code takes tests off a list, model by model
-            run = {"model": name, "config": SimpleNamespace(version=round_name)}
-            exec(source["tests"], run)
-            assert list(ours) == run["test_list"]
-            return
-        theirs = {key.removeprefix("models_") for key in checker if key.startswith("models_") and name in checker[key]}
-        if (round_name, name) in TEST06_BY_THE_OLDER_CHECKER:
-            theirs.add("TEST06")
-        assert set(ours) == theirs
+def check_samples(request, round_name, name):
+    checker, source = config(request, round_name)
+    sizes = checker.get("dataset-size") or config(request, "v5.0")[0]["dataset-size"]  # v4.1 has none
+    whole = checker.get("accuracy-sample-count", {}).get(name, sizes.get(name))
+    found = benchmark_terms(round_name, name)
+    for scenario in found.scenarios:
+        performance, accuracy = (terms(round_name, name, scenario, mode) for mode in Mode)
+        assert performance.samples == checker["performance-sample-count"].get(name, whole)
+        assert accuracy.samples == (whole[scenario] if isinstance(whole, dict) else whole)
+        least = checker["min-queries"].get(name, {}).get(scenario)
+        assert scenario is Scenario.INTERACTIVE or performance.min_queries == least
+        stops = method(source["methods"], "uses_early_stopping")(None, performance.loadgen_scenario)
+        assert performance.early_stopping == stops
+    if Scenario.OFFLINE in found.scenarios:
+        ours = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE).min_samples
+        least = source["OFFLINE_MIN_SPQ_SINCE_V4"].get(name)
+        # The newest checker has dropped GPT-J's, which round v5.0 still had.
+        assert ours == (checker["dataset-size"][name] if least is None and name.startswith("gptj") else least)
+    else:
+        assert name in WITHOUT_OFFLINE or name not in source["OFFLINE_MIN_SPQ_SINCE_V4"]
+
+
+def check_duration(request, round_name, name):
+    _, source = config(request, round_name)
+    free = re.search(r'self\.model in \(("e2e-rag[^)]*)\):\s+return True', source.get("performance", ""))
+    least = 0 if free and f'"{name}"' in free[1] else source["TEST_DURATION_MS"]
+    for scenario in benchmark_terms(round_name, name).scenarios:
+        assert terms(round_name, name, scenario, Mode.PERFORMANCE).min_duration_ms == least
+
+
+def check_limits(request, round_name, name):
+    checker, source = config(request, round_name)
+    found = benchmark_terms(round_name, name)
+    limits = source["LLM_LATENCY_LIMITS"].get(name, {})
+    if "conversational" in limits:
+        limits = {"Server": limits["conversational"]}
+    for scenario in found.scenarios:
+        one = terms(round_name, name, scenario, Mode.PERFORMANCE)
+        whole = checker["latency-constraint"].get(name, {}).get(scenario)
+        if one.limits is None or one.limits.ttft_ms is None:
+            assert (one.limits.latency_ms * 1e6 if one.limits else None) == whole
+            assert scenario not in limits
+            continue
+        assert {"ttft": one.limits.ttft_ms * 1e6, "tpot": one.limits.tpot_ms * 1e6} == limits[scenario]
+        # LoadGen gets no target latency where the latencies of tokens are limited: the checker's limits nothing.
+        assert not whole or f"{one.loadgen_name}.Server.target_latency = 0" in source["mlperf.conf"]
+
+
+def check_accuracy_files(request, round_name, name):
+    _, source = config(request, round_name)
+    theirs = source["REQUIRED_ACC_BENCHMARK"].get(name, {}).get(round_name, {})
+    assert benchmark_terms(round_name, name).accuracy_files == {key: tuple(one) for key, one in theirs.items()}
+
+
+def check_compliance(request, round_name, name):
+    checker, source = config(request, round_name)
+    ours = benchmark_terms(round_name, name).compliance
+    assert all(verification(one).files for one in ours)
+    if round_name == "v4.1":  # its code takes tests off a list, model by model
+        run = {"model": name, "config": SimpleNamespace(version=round_name)}
+        exec(source["tests"], run)
+        assert list(ours) == run["test_list"]
+        return
+    theirs = {key.removeprefix("models_") for key in checker if key.startswith("models_") and name in checker[key]}
+    if (round_name, name) in TEST06_BY_THE_OLDER_CHECKER:
+        theirs.add("TEST06")
+    assert set(ours) == theirs
+
+
+CHECKS = (
+    check_accuracy,
+    check_tolerances,
+    check_score_lines,
+    check_scenarios,
+    check_samples,
+    check_duration,
+    check_limits,
+    check_accuracy_files,
+    check_compliance,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_each_benchmark_of_each_round_is_that_of_the_checker(request, check):
+    cases = [(round_name, name) for round_name in round_names() for name in benchmark_names(round_name)]
+    assert len(cases) > 90
+    assert offenders(partial(check, request), cases) == []
 
 
 def test_language_models_are_those_that_generate_text():
