@@ -7,8 +7,8 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
-    from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule
-    from cm4vllm.submission.replay import capsules_at
+    from cm4vllm.submission.capsule.replay import capsules_at
+    from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]
     if not (given := env.get("CM_MLPERF_CAPSULE_SOURCE", "")):

@@ -21,10 +21,10 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.command_lines import stored_command
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
-    from cm4vllm.submission.capsule import CAPSULE_FILE, write_capsule
-    from cm4vllm.submission.capsule_of_results import capsule_of_results
-    from cm4vllm.submission.comparison import ACCURACY_TOLERANCE, compare, environment, judge, report
-    from cm4vllm.submission.replay import this_place, with_scenarios
+    from cm4vllm.submission.capsule.comparison import ACCURACY_TOLERANCE, compare, environment, judge, report
+    from cm4vllm.submission.capsule.from_records import capsule_of_results
+    from cm4vllm.submission.capsule.replay import this_place, with_scenarios
+    from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]
     capsule, words = _command(i, asks=True)
@@ -52,8 +52,8 @@ def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
     import os
 
     from cm4vllm.common.errors import UsageError
-    from cm4vllm.submission.consent import Consent, question
-    from cm4vllm.submission.replay import capsule_at, replay_words
+    from cm4vllm.submission.capsule.consent import Consent, question
+    from cm4vllm.submission.capsule.replay import capsule_at, replay_words
 
     env = i["env"]
     if not env.get("CM_MLPERF_CAPSULE"):

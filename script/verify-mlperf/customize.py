@@ -8,8 +8,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from cm4vllm.common.errors import UsageError
-    from cm4vllm.submission.comparison import ACCURACY_TOLERANCE, compare, judge, report
-    from cm4vllm.submission.replay import capsule_at
+    from cm4vllm.submission.capsule.comparison import ACCURACY_TOLERANCE, compare, judge, report
+    from cm4vllm.submission.capsule.replay import capsule_at
 
     env = i["env"]
     given = [env.get(key, "") for key in ("CM_MLPERF_CAPSULE", "CM_MLPERF_OTHER_CAPSULE")]

@@ -8,9 +8,9 @@ from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.runner import run
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.submission.capsule import read_capsule, write_capsule
-from cm4vllm.submission.capsule_of_results import capsule_of_results
-from cm4vllm.submission.comparison import compare, judge
+from cm4vllm.submission.capsule.comparison import compare, judge
+from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from cm4vllm.report.comparison import compare
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.uncertainty import Verdict
-from cm4vllm.submission.capsule import read_capsule, write_capsule
-from cm4vllm.submission.capsule_of_results import capsule_of_results
+from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.submission.capsule import Capsule, CapsuleServer, write_capsule
+from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleServer, write_capsule
 
 REPLAY = ("run", "script", "--tags=replay,mlperf", "--capsule=rerun.yaml")
 

@@ -15,7 +15,7 @@ from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Result
 from cm4vllm.results.reading import SCORE_UNITS
 from cm4vllm.results.uncertainty import Basis, Estimate
 from cm4vllm.rules import Division, Mode, Scenario, Terms, terms
-from cm4vllm.submission.capsule import RUN_RECORDS, Capsule, CapsuleRun, read_capsule
+from cm4vllm.submission.capsule.rerun_file import RUN_RECORDS, Capsule, CapsuleRun, read_capsule
 
 __all__ = ["NO_INTERVAL", "CapsuleSide", "open_capsule"]
 

@@ -17,8 +17,8 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 from cm4vllm.results.trees import read_tree
 from cm4vllm.rules import Mode
-from cm4vllm.submission.capsule import Capsule, CapsuleFigure, CapsuleRun, CapsuleServer, unknown_fields
-from cm4vllm.submission.capsule_of_results import answer_digests, machine_of, plain_settings, scripts_of
+from cm4vllm.submission.capsule.from_records import answer_digests, machine_of, plain_settings, scripts_of
+from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleFigure, CapsuleRun, CapsuleServer, unknown_fields
 from cm4vllm.submission.checker import is_rehearsal
 from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.software import SCRIPTS_FILE

@@ -18,10 +18,7 @@ from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.results.records import CAMPAIGN_FILE
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.searchable import searchable_options, searched_name
-from cm4vllm.submission.capsule import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
-from cm4vllm.submission.capsule_of_results import capsule_of_results, machine_of
-from cm4vllm.submission.capsule_of_tree import capsules_of_tree
-from cm4vllm.submission.consent import (
+from cm4vllm.submission.capsule.consent import (
     Asked,
     Consent,
     asked_of,
@@ -32,6 +29,9 @@ from cm4vllm.submission.consent import (
     require_consent,
     variables_in,
 )
+from cm4vllm.submission.capsule.from_records import capsule_of_results, machine_of
+from cm4vllm.submission.capsule.from_tree import capsules_of_tree
+from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
 from cm4vllm.submission.software import detect_software
 from cm4vllm.submission.sources import program_digest
 

@@ -25,7 +25,7 @@ from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.run_folders import SYSTEM_FILE, chosen_folder, read_runs
 from cm4vllm.results.uncertainty import from_samples
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.capsule import (
+from cm4vllm.submission.capsule.rerun_file import (
     ANSWER_BYTES,
     RUN_RECORDS,
     Capsule,

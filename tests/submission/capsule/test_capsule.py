@@ -12,12 +12,12 @@ from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.submission.capsule import Capsule, CapsuleFigure, as_yaml, read_capsule, write_capsule
-from cm4vllm.submission.capsule_of_results import capsule_of_results
-from cm4vllm.submission.capsule_of_tree import capsules_of_tree
-from cm4vllm.submission.comparison import Judgement, compare, environment, judge, report
-from cm4vllm.submission.consent import Consent
-from cm4vllm.submission.replay import capsule_at, replay_words, this_place
+from cm4vllm.submission.capsule.comparison import Judgement, compare, environment, judge, report
+from cm4vllm.submission.capsule.consent import Consent
+from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.submission.capsule.from_tree import capsules_of_tree
+from cm4vllm.submission.capsule.replay import capsule_at, replay_words, this_place
+from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleFigure, as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.tree import build_tree, system_folder
 
 COMMAND = (

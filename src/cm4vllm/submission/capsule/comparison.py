@@ -23,7 +23,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.uncertainty import LEVEL
-from cm4vllm.submission.capsule import ANSWER_BYTES, Capsule, CapsuleFigure, CapsuleRun
+from cm4vllm.submission.capsule.rerun_file import ANSWER_BYTES, Capsule, CapsuleFigure, CapsuleRun
 
 __all__ = ["ACCURACY_TOLERANCE", "Compared", "Judgement", "compare", "environment", "judge", "report"]
 

@@ -105,7 +105,7 @@ class _Replayed(Record, frozen=True, kw_only=True):
 @cache
 def replayed() -> _Replayed:
     """Return what replayed.yaml says."""
-    text = resources.files("cm4vllm.submission").joinpath("replayed.yaml").read_text(encoding="utf-8")
+    text = resources.files("cm4vllm.submission.capsule").joinpath("replayed.yaml").read_text(encoding="utf-8")
     return msgspec.convert(yaml.safe_load(text), _Replayed)
 
 

@@ -12,12 +12,12 @@ import pytest
 from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.serving.options import parse_help
-from cm4vllm.submission.capsule import Capsule, CapsuleServer
-from cm4vllm.submission.capsule_of_tree import capsules_of_tree
-from cm4vllm.submission.consent import Consent, question, replayed
-from cm4vllm.submission.replay import replay_words
+from cm4vllm.submission.capsule.consent import Consent, question, replayed
+from cm4vllm.submission.capsule.from_tree import capsules_of_tree
+from cm4vllm.submission.capsule.replay import replay_words
+from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleServer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MAIN = load_script(str(ROOT / "script/run-mlperf-inference-app"), "cm4vllm")
 HELP = {name: str(one.get("desc", "")) for name, one in MAIN.input_description.items()}
 TAGS = "--tags=run-mlperf,inference,_vllm,_r6.1"
