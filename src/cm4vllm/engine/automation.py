@@ -20,6 +20,8 @@ from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.index import protect, slim
 from cm4vllm.engine.cache.reuse import CachedScripts
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.run.dependencies import asked_by_code
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
@@ -91,7 +93,7 @@ class ScriptAutomation(_OwnAutomation):
 
     def _nested(self, session: Session, i: Result) -> Result:
         try:
-            return run(session, Request.of(i, working_folder())).as_result()
+            return run(session, asked_by_code(i, working_folder())).as_result()
         except CmError as error:
             return {"return": error.exit_code, "error": str(error)}
 
@@ -107,7 +109,9 @@ class ScriptAutomation(_OwnAutomation):
                 folder = working_folder()
                 _require_result_file(self.cmind)
                 free = free_bytes(folder)
-                result = run(session, Request.of(i, folder, from_person=bool(i.get("cmd")))).as_result()
+                request = Request.of(i, folder, from_person=bool(i.get("cmd")))
+                _warn_of_names(session, request)
+                result = run(session, request).as_result()
                 _tell_more(session, i, result, folder, free)
                 session.catalogue.metas.keep()
                 slim(self.cmind)
@@ -135,6 +139,14 @@ class ScriptAutomation(_OwnAutomation):
     def prepare(self, i: Result) -> Result:
         """Run the dependencies of a script, not the script itself."""
         return self.run({**i, "prepare": True})
+
+    @_answering
+    def reach(self, i: Result) -> Result:
+        """Return what --adr can change of the scripts with these tags: their inputs, and the names below them."""
+        from cm4vllm.engine.plan.chain import reach
+
+        session = self.cmind.state.get(_SESSION)
+        return {"return": 0, **reach(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
 
     @_answering
     def plan(self, i: Result) -> Result:
@@ -230,6 +242,15 @@ def _require_result_file(cmind: Any) -> None:
             remedy="create the folder first",
         )
     cmind.save_to_json = target
+
+
+def _warn_of_names(session: Session, request: Request) -> None:
+    """Print a warning for each name of --adr that has no effect."""
+    if request.adr:
+        from cm4vllm.engine.plan.chain import unmatched_names
+
+        for warning in unmatched_names(session.catalogue, request, session.near):
+            session.tell(warning)
 
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:

@@ -34,7 +34,10 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 class Dependency(Value):
-    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names."""
+    """One entry of deps. `inputs` are the keys that are none of the dependency's own: flags for the script it names.
+
+    `replacing` are the variations that each amendment has added, in their order: each replaces those of its group.
+    """
 
     tags: tuple[str, ...]
     names: frozenset[str]
@@ -54,6 +57,7 @@ class Dependency(Value):
     skip_if_fake_run: bool
     inputs: Raw
     raw: Raw
+    replacing: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, raw: Raw) -> Dependency:
@@ -78,15 +82,19 @@ class Dependency(Value):
             skip_if_fake_run=bool(raw.get("skip_if_fake_run")),
             inputs={key: value for key, value in raw.items() if key not in DEPENDENCY_KEYS},
             raw=raw,
+            replacing=(),
         )
 
     def amended(self, change: Raw) -> Dependency:
         """Return this dependency with `change` merged in: tags appended, mappings merged, all else replaced."""
         rest = {key: value for key, value in change.items() if key != "tags"}
         raw = merged(self.raw, rest)
-        if "tags" in change:
-            raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *split_tags(change["tags"]))))}
-        return Dependency.of(raw)
+        added = split_tags(change.get("tags"))
+        if added:
+            raw = {**raw, "tags": list(dict.fromkeys((*self.tags, *added)))}
+        variations = tuple(tag[1:] for tag in added if tag.startswith("_") and not tag.startswith("_-"))
+        replacing = (*self.replacing, variations) if variations else self.replacing
+        return Dependency.of(raw).but(replacing=replacing)
 
 
 DEPENDENCY_KEYS = frozenset(

@@ -9,7 +9,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.meta import ScriptMeta, Variation
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["Resolution", "as_typed", "definition", "known", "resolve"]
+__all__ = ["Resolution", "as_typed", "definition", "known", "replaced", "resolve"]
 
 
 class Resolution(Value):
@@ -60,6 +60,21 @@ def as_typed(names: Iterable[str]) -> list[str]:
 def known(script: ScriptMeta, names: Collection[str]) -> bool:
     """Tell whether a script defines all these variations."""
     return all(definition(script.variations, name) for name in names)
+
+
+def replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the chosen variations without those that a later batch replaces with others of the same group."""
+    added = {name for batch in batches for name in batch}
+    found = tuple(name for name in chosen if name not in added)
+    for batch in batches:
+        groups = {_group(script, name) for name in batch} - {""}
+        found = (*(name for name in found if name not in batch and _group(script, name) not in groups), *batch)
+    return found
+
+
+def _group(script: ScriptMeta, name: str) -> str:
+    raw = script.variations.get(definition(script.variations, name)) or {}
+    return str(raw.get("group") or "")
 
 
 def resolve(script: ScriptMeta, chosen: Sequence[str], excluded: Collection[str] = ()) -> Resolution:

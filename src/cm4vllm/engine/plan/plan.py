@@ -21,7 +21,7 @@ from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
-from cm4vllm.engine.format.versions import Wanted
+from cm4vllm.engine.plan.chain import unmatched_names
 from cm4vllm.engine.plan.costs import Brought, brought_by
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
@@ -33,7 +33,7 @@ from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import remarks
-from cm4vllm.engine.run.selection import candidates, select
+from cm4vllm.engine.run.selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 __all__ = ["plan"]
@@ -63,6 +63,7 @@ def plan(session: Session, request: Request) -> Node:
     planner.fill(root, lambda: request, certain=True)
     if root.error is not None:
         raise root.error
+    root.notes += unmatched_names(session.catalogue, request, session.near)
     return root
 
 
@@ -87,14 +88,13 @@ class _Planner:
         `added` are facts whose values, if there are any, become tags.
         """
         try:
-            request = asked()
+            request = self.settled(asked())
             node.tags = in_words(request.title())
             if facts := added | self.undetermined(request):
                 node.open_facts = self.words(facts)
                 node.brings = self.possibly_brought(request)
                 return Exports.of_patterns(self.patterns_of_any(request))
-            near = os.path.dirname(self.stack[-1].script.folder) if self.stack else self.session.near
-            node.script = select(self.session.catalogue, request, near)
+            node.script = select(self.session.catalogue, request, self.near)
             return self.filled(node, asked, certain=certain)
         except CmError as error:
             if facts := facts_in(str(error)):
@@ -102,6 +102,15 @@ class _Planner:
                 return Exports.of_patterns(["*"])
             node.status, node.error = Status.FAILS, error
             return Exports()
+
+    @property
+    def near(self) -> str:
+        """The folder of scripts to prefer: that of the script whose dependencies are planned."""
+        return os.path.dirname(self.stack[-1].script.folder) if self.stack else self.session.near
+
+    def settled(self, request: Request) -> Request:
+        """Return a request without the variations that amendments have replaced, where its script is known."""
+        return request if facts_in(request.tags) else settled(self.session.catalogue, request, self.near)
 
     def undetermined(self, request: Request) -> frozenset[str]:
         """Return the facts without which it is not known which script is meant."""
@@ -136,7 +145,7 @@ class _Planner:
         if self.stack:
             globs = self.stack[-1].all_globs
             self.stack[-1].learn(vocabulary_of(node.script))
-        frame = PlannedTask(asked(), node.script, globs)
+        frame = PlannedTask(self.settled(asked()), node.script, globs)
         node.variations = tuple(map(in_words, frame.task.variations.names))
         node.asked = "" if str(frame.wanted) == "any" else in_words(str(frame.wanted))
         node.notes += remarks(frame.task, frame.env)
@@ -259,7 +268,8 @@ class _Planner:
         """
         hooks = self.session.hooks_of(frame.script)
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            said = CodePlan.of(hooks.call("plan", {"env": frame.known_env, "input": dict(frame.request.inputs)}))
+            given = {"env": frame.known_env, "input": dict(frame.request.inputs)}
+            said = CodePlan.of(hooks.call("plan", {**given, "automation": self.session.automation}))
         merge_into(frame.env, said.env)
         for step in said.steps:
             self.step(node, frame, step, certain=certain)
@@ -268,6 +278,7 @@ class _Planner:
     def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
         """Add the node of a script that the code runs, and take what it returns."""
         entry = step.entry.amended({"env": {key: unknown(key) for key in step.unknown}})
+        entry = amended(entry, frame.request.adr, frame.env)
         self.setters.update(step.unknown)
         conditions = (f"only if {step.only_if}",) if step.only_if else ()
         child = Node(
@@ -275,6 +286,7 @@ class _Planner:
             why=_STEP,
             parent=frame.script.title(),
             name=step.name,
+            names=tuple(sorted(entry.names)),
             data=step.data,
             only_if=conditions,
             notes=list(step.notes),
@@ -287,15 +299,15 @@ class _Planner:
         frame.take(exports, certain=certain and not conditions)
 
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
-        """Return what a hook asks for: with its whole environment and the adr of its caller, and nothing else."""
+        """Return what a hook asks for: with its whole environment and the adr of its caller."""
         asked = frame.asked_of(entry, "post_deps")
         return asked.but(
             const={},
             state={},
             adr=frame.request.adr,
-            wanted=Wanted(),
+            wanted=entry.wanted,
             is_dependency=False,
-            inputs={"tags": asked.inputs["tags"], "env": asked.env, "quiet": True},
+            inputs={**asked.inputs, "env": asked.env, "quiet": True},
         )
 
     def dependencies(

@@ -10,6 +10,7 @@ refuses: what the code changes stays unknown.
 
 A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
 
+    names     the names by which `--adr` changes it, as `names` of a dependency
     unknown   the keys of its environment whose values only the run can give, each with where its value comes from
     only_if   in words, what decides whether it is run at all
     notes     further lines about it
@@ -30,11 +31,11 @@ from cm4vllm.engine.format.value import Value
 
 __all__ = ["CodePlan", "PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]
 
-_KEYS = frozenset({"name", "tags", "env", "unknown", "only_if", "notes", "brings", "data"})
+_KEYS = frozenset({"name", "tags", "names", "env", "unknown", "only_if", "notes", "brings", "data"})
 
 
 class PlannedStep(Value):
-    """One script that a recipe's own code will run. `entry` holds its tags and its environment."""
+    """One script that a recipe's own code will run. `entry` holds its tags, its names and its environment."""
 
     name: str
     entry: Dependency
@@ -53,7 +54,7 @@ class PlannedStep(Value):
             raise RecipeError(f"the step {raw.get('name', '')!r} has no tags")
         return cls(
             name=str(raw.get("name") or ""),
-            entry=Dependency.of({"tags": raw["tags"], "env": raw.get("env") or {}}),
+            entry=Dependency.of({key: raw[key] for key in ("tags", "names", "env") if raw.get(key)}),
             unknown=raw.get("unknown") or {},
             only_if=str(raw.get("only_if") or ""),
             notes=tuple(map(str, raw.get("notes") or ())),

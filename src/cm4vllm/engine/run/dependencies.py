@@ -17,7 +17,7 @@ from cm4vllm.engine.run.request import Request, Task, parse_tags
 if TYPE_CHECKING:
     from cm4vllm.engine.run.scope import Scope
 
-__all__ = ["Phases", "amended", "check_names", "collect", "request_for", "update_from"]
+__all__ = ["Phases", "amended", "asked_by_code", "check_names", "collect", "request_for", "update_from"]
 
 Phases = dict[str, list[Dependency]]
 
@@ -112,10 +112,23 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
         wanted=_wanted(dependency, env),
         extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys,
+        replacing=dependency.replacing,
         inputs=inputs,
         folder=task.request.folder,
         is_dependency=True,
     )
+
+
+def asked_by_code(given: Mapping[str, Any], folder: str) -> Request:
+    """Return what the code of a recipe asks for, changed by what `adr` of the same input says for its `names`."""
+    rest = {key: value for key, value in given.items() if key != "names"}
+    if not given.get("names"):
+        return Request.of(rest, folder)
+    env = rest.get("env") or {}
+    entry = Dependency.of({"tags": rest.get("tags"), "names": given["names"], "env": env})
+    entry = amended(entry, Request.of(rest, folder).adr, env)
+    changed = {key: value for key, value in entry.raw.items() if key != "names"}
+    return Request.of({**rest, **changed}, folder).but(replacing=entry.replacing)
 
 
 def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, Any]) -> list[str]:

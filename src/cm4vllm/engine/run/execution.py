@@ -20,7 +20,7 @@ from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Outcome, Scope, remarks
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
-from cm4vllm.engine.run.selection import select
+from cm4vllm.engine.run.selection import select, settled
 from cm4vllm.engine.run.session import Session
 
 __all__ = ["check_version", "fresh", "run", "run_phase"]
@@ -28,6 +28,7 @@ __all__ = ["check_version", "fresh", "run", "run_phase"]
 
 def run(session: Session, request: Request) -> Outcome:
     """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
+    request = settled(session.catalogue, request, session.near)
     script = select(session.catalogue, request, session.near)
     with session.under_way(script, request):
         task = Task.of(script, request)
@@ -135,10 +136,11 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 
 def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
     task, scope = current.task, current.scope
-    request = dependencies.request_for(dependency, task, scope, phase)
+    session = current.session
+    request = settled(session.catalogue, dependencies.request_for(dependency, task, scope, phase), session.near)
     scope.deps.append(request.title())
-    if not current.session.no_deps:
-        scope.receive(run(current.session, request))
+    if not session.no_deps:
+        scope.receive(run(session, request))
         current.hold_constants()
 
 

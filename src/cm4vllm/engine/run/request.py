@@ -40,7 +40,8 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Request(Value):
     """One run of one script. `inputs` is all that was given, as given; `folder` is where it works unless cached.
 
-    `explicit` names the environment keys that a person gave on the command line.
+    `explicit` names the environment keys that a person gave on the command line, `replacing` the variations that
+    amendments have added, each of which replaces those of its group.
     """
 
     folder: str
@@ -60,6 +61,7 @@ class Request(Value):
     extra_cache_tags: tuple[str, ...] = ()
     force_new_env_keys: tuple[str, ...] = ()
     explicit: frozenset[str] = frozenset()
+    replacing: tuple[tuple[str, ...], ...] = ()
     inputs: Mapping[str, Any] = _NOTHING
     is_dependency: bool = False
     from_person: bool = False

@@ -9,10 +9,10 @@ from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.meta_store import Summary
-from cm4vllm.engine.format.variations import as_typed, known
+from cm4vllm.engine.format.variations import as_typed, known, replaced
 from cm4vllm.engine.run.request import Request
 
-__all__ = ["candidates", "no_script", "no_variation", "select"]
+__all__ = ["candidates", "no_script", "no_variation", "select", "settled"]
 
 
 def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
@@ -26,6 +26,14 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     if fitting:
         return next((script for script in fitting if os.path.dirname(script.folder) == near), fitting[0])
     raise no_variation(scripts, request)
+
+
+def settled(catalogue: Catalogue, request: Request, near: str) -> Request:
+    """Return a request without the variations of its entry that amendments have replaced. Raises what `select` does."""
+    if not request.replacing:
+        return request
+    script = select(catalogue, request, near)
+    return request.but(variations=replaced(script, request.variations, request.replacing), replacing=())
 
 
 def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:

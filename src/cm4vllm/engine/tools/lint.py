@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,11 @@ from cm4vllm.engine.format.documents import lines_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.shapes import Place
 from cm4vllm.engine.format.variations import known
-from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 from cm4vllm.engine.tools.find import asked_scripts
-from cm4vllm.engine.tools.lint_checks import (
-    Finding,
-    amendment_findings,
-    dependencies_of,
-    layers_of,
-    nearest_choice,
-    own_findings,
-    plain_tags,
-)
+from cm4vllm.engine.tools.lint_checks import Finding, amendment_findings, nearest_choice, own_findings
 
 __all__ = ["Linter", "lint_scripts"]
 
@@ -38,9 +30,11 @@ class Linter:
     """Lints the scripts of a catalogue. What one script says of others is looked up there."""
 
     catalogue: Catalogue
-    _found: dict[tuple[str, ...], list[ScriptMeta]] = field(default_factory=dict)
     #: Which scripts describe an environment key, by repository and key.
     _described: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.catalogue)
 
     def findings(self, script: ScriptMeta) -> list[Finding]:
         """Return what is wrong with a script, in the order of its meta; nothing for a clean one."""
@@ -115,7 +109,7 @@ class Linter:
         except CmError as error:
             yield f"{text}: {error.what}"
             return
-        answering = self.answering(words)
+        answering = self.chain.answering(words)
         whole = bool(tags) and len(words) == len(dependency.tags)
         if not answering and whole:
             yield f"no script matches {text}"
@@ -130,7 +124,7 @@ class Linter:
 
     def _amendments(self, script: ScriptMeta) -> Iterator[Finding]:
         own = frozenset(name for *_, dependency in dependencies_of(script) for name in dependency.names)
-        below = self.names_below(script)
+        below = self.chain.names_below([script])
         for place, layer in layers_of(script):
             for kind, amendments, names in (("ad", layer.ad, own), ("adr", layer.adr, below)):
                 for amendment in amendments:
@@ -139,37 +133,6 @@ class Linter:
             nested = Layer.of({"adr": dependency.raw.get("adr") or {}}).adr
             for amendment in nested:
                 yield from amendment_findings(amendment, "adr", below, (*place, phase, number))
-
-    def names_below(self, script: ScriptMeta) -> frozenset[str] | None:
-        """Return the names of all dependencies that an adr of this script can reach.
-
-        None where it is not known, because code in between runs further scripts.
-        """
-        seen: dict[Path, ScriptMeta] = {}
-        waiting = [script]
-        while waiting:
-            one = waiting.pop()
-            if one.path in seen:
-                continue
-            seen[one.path] = one
-            if runs_scripts(code_of(one)):
-                return None
-            waiting += [
-                answer for *_, dependency in dependencies_of(one) for answer in self.answering(plain_tags(dependency))
-            ]
-        return frozenset(
-            name for one in seen.values() for *_, dependency in dependencies_of(one) for name in dependency.names
-        )
-
-    def answering(self, words: Sequence[str]) -> list[ScriptMeta]:
-        """Return the scripts that have the script tags among these words; none where there are no such tags."""
-        try:
-            tags, excluded, *_ = parse_tags(words)
-        except CmError:
-            return []
-        if tags not in self._found:
-            self._found[tags] = self.catalogue.with_tags(tags) if tags else []
-        return [script for script in self._found[tags] if not set(excluded) & set(script.tags)]
 
 
 def _line(lines: Mapping[Place, int], place: Place) -> int:

@@ -12,24 +12,17 @@ from typing import Any
 from cm4vllm.common.errors import CmError, nearest
 from cm4vllm.engine.cache.identity import module_file
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
-from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, PHASES, Amendment, Dependency
+from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
-from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, Layer, ScriptMeta, Variation
+from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, ScriptMeta, Variation
 from cm4vllm.engine.format.shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import Resolution, definition, known, resolve
+from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.plan.recipe_code import code_of
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.engine.run.request import parse_tags
 
-__all__ = [
-    "Finding",
-    "amendment_findings",
-    "dependencies_of",
-    "layers_of",
-    "nearest_choice",
-    "own_findings",
-    "plain_tags",
-]
+__all__ = ["Finding", "amendment_findings", "nearest_choice", "own_findings"]
 
 #: What stands for the value of a dynamic variation that is tried out.
 _TRIAL = "1"
@@ -64,11 +57,6 @@ def own_findings(script: ScriptMeta) -> list[Finding]:
     ]
 
 
-def plain_tags(dependency: Dependency) -> list[str]:
-    """Return the tags that are known without a run."""
-    return [tag for tag in dependency.tags if "<<<" not in tag and "#" not in tag]
-
-
 def nearest_choice(word: str, choices: Iterable[str]) -> str:
     """Return the nearest choice, or the first few of them."""
     listed = sorted({str(choice) for choice in choices})
@@ -76,23 +64,6 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
     if hint.startswith("did you mean") or len(listed) <= _LISTED:
         return hint
     return f"known: {', '.join(listed[:_LISTED])}, ..."
-
-
-def layers_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer]]:
-    """Yield the parts of a meta that may have dependencies: the script itself, its variations, its versions."""
-    yield (), script.layer
-    for name, raw in script.variations.items():
-        yield ("variations", name), Layer.of(raw)
-    for version, raw in script.versions.items():
-        yield ("versions", version), Layer.of(raw)
-
-
-def dependencies_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, int, Dependency]]:
-    """Yield all dependencies of a script with their layer, phase and number."""
-    for place, layer in layers_of(script):
-        for phase in PHASES:
-            for number, dependency in enumerate(layer.deps[phase]):
-                yield place, layer, phase, number, dependency
 
 
 def _shape_findings(script: ScriptMeta) -> Iterator[Finding]:

@@ -1,0 +1,109 @@
+"""The chain of scripts below one, as the metas state it: which dependencies there may be, whatever their conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cm4vllm.common.errors import CmError, nearest
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.format.shapes import Place
+from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.run.request import Request, parse_tags
+from cm4vllm.engine.run.selection import select
+
+__all__ = ["Chain", "dependencies_of", "layers_of", "plain_tags", "reach", "unmatched_names"]
+
+
+def plain_tags(dependency: Dependency) -> list[str]:
+    """Return the tags that are known without a run."""
+    return [tag for tag in dependency.tags if "<<<" not in tag and "#" not in tag]
+
+
+def layers_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer]]:
+    """Yield the parts of a meta that may have dependencies: the script itself, its variations, its versions."""
+    yield (), script.layer
+    for name, raw in script.variations.items():
+        yield ("variations", name), Layer.of(raw)
+    for version, raw in script.versions.items():
+        yield ("versions", version), Layer.of(raw)
+
+
+def dependencies_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, int, Dependency]]:
+    """Yield all dependencies of a script with their layer, phase and number."""
+    for place, layer in layers_of(script):
+        for phase in PHASES:
+            for number, dependency in enumerate(layer.deps[phase]):
+                yield place, layer, phase, number, dependency
+
+
+class Chain:
+    """The scripts of a catalogue, by who depends on whom."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._found: dict[tuple[str, ...], list[ScriptMeta]] = {}
+
+    def answering(self, words: Sequence[str]) -> list[ScriptMeta]:
+        """Return the scripts that have the script tags among these words; none where there are no such tags."""
+        try:
+            tags, excluded, *_ = parse_tags(words)
+        except CmError:
+            return []
+        if tags not in self._found:
+            self._found[tags] = self.catalogue.with_tags(tags) if tags else []
+        return [script for script in self._found[tags] if not set(excluded) & set(script.tags)]
+
+    def below(self, scripts: Iterable[ScriptMeta]) -> list[ScriptMeta]:
+        """Return these scripts and all that they depend on, at any depth."""
+        seen: dict[str, ScriptMeta] = {}
+        waiting = list(scripts)
+        while waiting:
+            script = waiting.pop()
+            if script.folder not in seen:
+                seen[script.folder] = script
+                for *_, dependency in dependencies_of(script):
+                    waiting += self.answering(plain_tags(dependency))
+        return list(seen.values())
+
+    def names_below(self, scripts: Iterable[ScriptMeta]) -> frozenset[str] | None:
+        """Return the names of all dependencies that an adr of these scripts can reach.
+
+        None where it is not known, because code in between runs further scripts.
+        """
+        below = self.below(scripts)
+        if any(runs_scripts(code_of(script)) for script in below):
+            return None
+        return frozenset(
+            name for script in below for *_, dependency in dependencies_of(script) for name in dependency.names
+        )
+
+
+def unmatched_names(catalogue: Catalogue, request: Request, near: str) -> list[str]:
+    """Return a warning for each name of the request's adr that no dependency below its script has.
+
+    None where the script's own code runs further scripts: it knows their names. Raises what `select` does.
+    """
+    if not request.adr:
+        return []
+    script = select(catalogue, request, near)
+    names = Chain(catalogue).names_below([script])
+    unmatched = dict.fromkeys(one.name for one in request.adr if names is not None and one.name not in names)
+    return [
+        f"WARNING: --adr.{name} has no effect: no dependency of {script.title()} has that name; "
+        f"{nearest(name, names or ()) or 'none has a name'}"
+        for name in unmatched
+    ]
+
+
+def reach(catalogue: Catalogue, tags: Any) -> Mapping[str, Any]:
+    """Return what `--adr` can change of the scripts with these tags.
+
+    `inputs` has the environment key of each flag that they take; `names` those of the dependencies below them.
+    """
+    chain = Chain(catalogue)
+    scripts = chain.answering(list(parse_tags(tags)[0]))
+    inputs = {flag: key for script in scripts for flag, key in script.input_mapping.items()}
+    return {"inputs": inputs, "names": sorted(chain.names_below(scripts) or ())}
