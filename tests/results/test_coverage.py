@@ -12,6 +12,7 @@ import pytest
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.results.inspection import CheckedTree, check_tree, report_checks
 from cm4vllm.results.trees import read_tree
+from cm4vllm.rules import round_terms
 
 Logs = dict[tuple[str, str], Path]
 #: LoadGen's defaults are those of its newest round.
@@ -195,6 +196,22 @@ def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
     log_values(place, **{key: value})
     (found,) = {*codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"], ""} - {*before, ""}
     assert found.startswith(log) and key in found
+
+
+@pytest.mark.parametrize("test", ["TEST01", "TEST05"])
+def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario: Logs, tmp_path: Path, test: str) -> None:
+    found, place = round_terms("v4.1"), put(tmp_path, any_scenario, "resnet50/Offline")
+    for folder, own in (("TEST01", found.seeds), ("TEST05", found.test_seeds["TEST05"])):
+        shutil.copytree(any_scenario["Offline", "samples"], place / folder / "performance" / "run_1")
+        swapped = found.test_seeds["TEST05"] if folder == test == "TEST01" else found.seeds if folder == test else own
+        seeds = {f"effective_{name}_rng_seed": getattr(swapped, name) for name in ("qsl", "sample_index", "schedule")}
+        log_values(place / folder, **seeds)
+    wrong = [
+        one.file.split("/")[6]
+        for one in check_tree(tmp_path, round_name="v4.1").findings
+        if one.code == "COMPLIANCE" and "seed" in one.field
+    ]
+    assert wrong == [test]
 
 
 def test_the_run_of_a_compliance_test_is_published(any_scenario: Logs, tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def show(commit, path):
     ).stdout
 
 
+LEAST_ISSUED = re.compile(r"^([\w.-]+)\.Offline\.min_query_count = \d+$", re.MULTILINE)
 TABLES = ("MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4", "REQUIRED_ACC_BENCHMARK", "ACC_PATTERN")
 
 
@@ -301,6 +302,15 @@ def check_samples(request, round_name, name):
         assert name in WITHOUT_OFFLINE or name not in source["OFFLINE_MIN_SPQ_SINCE_V4"]
 
 
+def check_least_samples_in_user_conf(request, round_name, name):
+    """user.conf asks for the samples of an Offline run where mlperf.conf does not."""
+    _, source = config(request, round_name)
+    if Scenario.OFFLINE in benchmark_terms(round_name, name).scenarios:
+        one = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE)
+        by_conf = one.loadgen_name in LEAST_ISSUED.findall(source["mlperf.conf"])
+        assert one.user_conf.get("min_query_count") == (None if by_conf else one.min_samples)
+
+
 def check_duration(request, round_name, name):
     _, source = config(request, round_name)
     free = re.search(r'self\.model in \(("e2e-rag[^)]*)\):\s+return True', source.get("performance", ""))
@@ -354,6 +364,7 @@ CHECKS = (
     check_score_lines,
     check_scenarios,
     check_samples,
+    check_least_samples_in_user_conf,
     check_duration,
     check_limits,
     check_accuracy_files,

@@ -50,7 +50,8 @@ def seeds(submission: Submission) -> Iterator[Fault]:
     for part in _performances(submission):
         if part.terms is None or part.terms.round not in rules.round_names():
             continue
-        stated = rules.round_terms(part.terms.round).seeds  # not those of a record, which may state others
+        # A record may state other seeds; the terms of a log in a tree are the rules' own, and those of its test.
+        stated = rules.round_terms(part.terms.round).seeds if part.run else part.terms.seeds
         expected = (stated.qsl if part.harness != ENDPOINTS else None), stated.sample_index, stated.schedule
         if part.seeds != expected:
             yield Fault(
