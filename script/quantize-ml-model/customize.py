@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 
-def refuse(i: dict[str, Any]) -> dict[str, Any]:
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.quantization import QuantizationSettings, require_scheme
     from cm4vllm.common.settings import read_settings
 

@@ -152,12 +152,70 @@ def test_a_script_refuses_its_inputs_before_its_dependencies_run(home):
     home.script(
         "outer",
         {"deps": [{"tags": "slow"}]},
-        customize="def refuse(i): return {'return': 20 if i['env'].get('CM_BAD') else 0, 'error': 'bad'}\n",
+        customize="def before_deps(i): return {'return': 20 if i['env'].get('CM_BAD') else 0, 'error': 'bad'}\n",
     )
     refused = home.cli("run", "script", "--tags=outer", "--env.CM_BAD=1")
     assert refused.returncode == 20 and "the dependency ran" not in refused.stdout + refused.stderr
     done = home.cli("run", "script", "--tags=outer")
     assert done.returncode == 0 and "the dependency ran" in done.stdout + done.stderr
+
+
+COMPLETES = """
+def before_deps(i):
+    env = i["env"]
+    env["CM_KIND"] = "_b" if env["CM_SIZE"] == "large" else "_a"
+    env["CM_SIZE"] = env["CM_SIZE"].upper()
+    return {"return": 0}
+"""
+
+
+def test_dependencies_get_the_inputs_as_the_code_completed_them_in_plan_and_run(home):
+    home.script(
+        "part",
+        {"variations": {"a": {"group": "kind"}, "b": {"group": "kind"}}, "new_env_keys": ["CM_GOT"]},
+        customize="def preprocess(i):\n    i['env']['CM_GOT'] = i['env']['CM_SIZE'] + ','.join(i['variation_tags'])\n"
+        "    return {'return': 0}\n",
+    )
+    home.script(
+        "outer",
+        {
+            "strict_input": True,
+            "input_mapping": {"size": "CM_SIZE"},
+            "deps": [{"tags": "part", "update_tags_from_env": ["CM_KIND"]}],
+            "new_env_keys": ["CM_GOT"],
+        },
+        customize=COMPLETES,
+    )
+    for size, expected in (("large", "LARGEb"), ("small", "SMALLa")):
+        assert home.run("outer", size=size)["new_env"] == {"CM_GOT": expected}
+        done = home.cli("plan", "script", "--tags=outer", f"--size={size}")
+        shown = done.stdout + done.stderr
+        assert f"part (_{expected[-1]})" in shown or f"part,_{expected[-1]}" in shown, shown
+
+
+def test_code_that_needs_a_package_runs_after_the_dependency_that_installs_it(home):
+    (home.repo / "requirements.txt").write_text("made_by_a_dependency\n")
+    home.script(
+        "install",
+        customize="import sys, types\n"
+        "def preprocess(i):\n    sys.modules['made_by_a_dependency'] = types.ModuleType('made_by_a_dependency')\n"
+        "    return {'return': 0}\n",
+    )
+    home.script("other", {"new_env_keys": ["CM_GOT"]}, customize=ECHO)
+    home.script(
+        "outer",
+        {"deps": [{"tags": "install"}, {"tags": "other"}], "new_env_keys": ["CM_GOT"]},
+        customize="def before_deps(i):\n    import made_by_a_dependency\n    i['env']['CM_SET'] = 'yes'\n"
+        "    return {'return': 0}\n",
+    )
+    assert home.run("outer")["new_env"] == {"CM_GOT": "yes"}
+
+
+ECHO = """
+def preprocess(i):
+    i["env"]["CM_GOT"] = i["env"].get("CM_SET", "")
+    return {"return": 0}
+"""
 
 
 def test_failure_of_a_nested_run_keeps_its_exit_code_and_text(home):

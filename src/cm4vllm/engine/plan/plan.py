@@ -32,7 +32,7 @@ from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.scope import remarks
+from cm4vllm.engine.run.scope import completed, remarks
 from cm4vllm.engine.run.selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
@@ -238,8 +238,10 @@ class _Planner:
         brings = [bring for layer in frame.task.layers for bring in layer.brings]
         node.brings = brought_by(frame.script, brings, frame.wanted)
         certain = certain and node.status is not Status.OPEN
-        self.dependencies(node, frame, "deps", certain=certain)
         source = code_of(frame.script)
+        if has_hook(source, "before_deps"):
+            self.before_deps(frame)
+        self.dependencies(node, frame, "deps", certain=certain)
         is_known = has_hook(source, "plan") and self.code(node, frame, certain=certain)
         if source and not is_known:
             if runs_scripts(source):
@@ -260,6 +262,20 @@ class _Planner:
         return self.made[identity_of(frame.asked, frame.scope).key()].exports
 
     # --- what its own code does --------------------------------------------------------------------------------------
+
+    def before_deps(self, frame: PlannedTask) -> None:
+        """Let a script refuse and complete its inputs, where their values are known. Raises what the run would raise.
+
+        Of a step of a larger job that gets what earlier steps export, that job has checked the inputs.
+        """
+        if facts_in([frame.env.get(key) for key in frame.script.input_mapping.values()]):
+            return
+        hooks, env = self.session.hooks_of(frame.script), frame.known_env
+        with working_in(frame.request.folder), reworded(frame.script, frame.request):
+            hooks.call("before_deps", {"env": env, "input": dict(frame.request.inputs)})
+        frame.env.update(env)
+        completed(frame.scope)
+        frame.learn(frame.vocabulary)
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
         """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated_os_errors
@@ -18,7 +17,7 @@ from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Outcome, Scope, remarks
+from cm4vllm.engine.run.scope import Outcome, Scope, completed, remarks
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
 from cm4vllm.engine.run.selection import select, settled
 from cm4vllm.engine.run.session import Session
@@ -105,14 +104,28 @@ def prepare_folder(run: Run) -> None:
         _remove(scope.folder, (*script.clean_files, *script.clean_output_files))
 
 
-def refuse(run: Run) -> None:
-    """Let a script refuse its inputs before its dependencies take their time.
+def deps(run: Run) -> None:
+    """Let a script refuse and complete its inputs, then run its dependencies.
 
-    Where the packages that its code needs are still to be installed by those, preprocess refuses.
+    Where the packages that its code needs are still to be installed, its first dependency installs them before.
     """
-    if not run.is_fake:
-        with suppress(InstallError):
-            run.hook("refuse")
+    dependencies_left = list(run.scope.phases["deps"])
+    try:
+        _before_deps(run)
+    except InstallError:
+        if not dependencies_left:
+            raise
+        _take(run, dependencies_left.pop(0), "deps")
+        _before_deps(run)
+    for dependency in dependencies_left:
+        _take(run, dependency, "deps")
+
+
+def _before_deps(run: Run) -> None:
+    """Call the hook before_deps; the dependencies get the inputs as it left them."""
+    if run.session.hooks_of(run.task.script).get("before_deps") is not None:
+        run.hook("before_deps")
+        completed(run.scope)
 
 
 def run_deps(phase: str) -> Callable[[Run], None]:
@@ -127,16 +140,17 @@ def run_deps(phase: str) -> Callable[[Run], None]:
 def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
     """Run the dependencies of a phase; of a script that is cached, those that are dynamic."""
     for dependency in list(run.scope.phases[phase]):
-        dependency = dependencies.amended(dependency, run.task.ad + run.task.adr, run.scope.env)
-        if run.session.fake and dependency.skip_if_fake_run:
-            continue
-        if dependency.conditions.hold(run.scope.env) and (dependency.dynamic or not only_dynamic):
-            _run_dep(run, dependency, phase)
+        _take(run, dependency, phase, only_dynamic=only_dynamic)
 
 
-def _run_dep(current: Run, dependency: Dependency, phase: str) -> None:
-    task, scope = current.task, current.scope
-    session = current.session
+def _take(current: Run, dependency: Dependency, phase: str, *, only_dynamic: bool = False) -> None:
+    """Run a dependency as it is amended, if its conditions hold."""
+    session, task, scope = current.session, current.task, current.scope
+    dependency = dependencies.amended(dependency, task.ad + task.adr, scope.env)
+    if session.fake and dependency.skip_if_fake_run:
+        return
+    if not dependency.conditions.hold(scope.env) or (only_dynamic and not dependency.dynamic):
+        return
     request = settled(session.catalogue, dependencies.request_for(dependency, task, scope, phase), session.near)
     scope.deps.append(request.title())
     if not session.no_deps:
@@ -211,8 +225,7 @@ def post_deps(run: Run) -> None:
 _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
     announce,
     prepare_folder,
-    refuse,
-    run_deps("deps"),
+    deps,
     preprocess,
     run_deps("prehook_deps"),
     native,

@@ -16,7 +16,7 @@ from cm4vllm.engine.run.environment import Env, as_text, compose, exported, merg
 from cm4vllm.engine.run.flags import mapped_inputs
 from cm4vllm.engine.run.request import Task
 
-__all__ = ["Outcome", "Scope", "remarks"]
+__all__ = ["Outcome", "Scope", "completed", "remarks"]
 
 
 class Outcome(Value):
@@ -148,6 +148,11 @@ class Scope(Record):
             self.version,
             self.extra_tags,
         )
+
+
+def completed(scope: Scope) -> None:
+    """Make constant what the hook before_deps has left of the flags: dependencies get the same values."""
+    scope.const.update({key: scope.env[key] for key in scope.const if key in scope.env})
 
 
 def remarks(task: Task, env: Env, is_secret: Callable[[str], bool] = is_secret_name) -> list[str]:
