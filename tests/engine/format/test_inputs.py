@@ -50,15 +50,44 @@ def test_the_public_form_counts_beside_it(home):
     assert script.input_description["old"] == "a text"
 
 
+VARIED = {
+    "variations": {
+        "a": {"group": "kinds", "default": True, "env": {"CM_KIND": "a"}},
+        "b.#": {"group": "kinds", "env": {"CM_KIND": "b of #"}},
+        "other": {"env": {"CM_KIND": "other"}},
+    }
+}
+
+
+def test_variations_of_a_group_are_shared_without_their_default(home):
+    home.script("varied", VARIED)
+    own = {"variations": {"c": {"group": "kinds", "env": {"CM_KIND": "c"}}}}
+    home.script(
+        "shares", {"variations_of": {"varied": ["kinds"]}, "new_env_keys": ["CM_KIND"], **own}, customize="# no code\n"
+    )
+    assert list(load_script(str(home.repo / "script" / "shares"), "").variations) == ["a", "b.#", "c"]
+    for tags, expected in (
+        ("", {}),
+        (",_a", {"CM_KIND": "a"}),
+        (",_b.9", {"CM_KIND": "b of 9"}),
+        (",_c", {"CM_KIND": "c"}),
+    ):
+        assert home.run(f"shares{tags}")["new_env"] == expected
+    assert home.run("shares,_a,_c")["return"] != 0
+
+
 @pytest.mark.parametrize(
     ("meta", "text"),
     [
+        ({"variations_of": {"nobody": ["kinds"]}}, "which is not a recipe of the same repository"),
+        ({"variations_of": {"varied": ["kins"]}}, "did you mean 'kinds'?"),
         ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
         ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
         ({"input_changes": {"size": {"default": "1"}}, "inputs": {}}, "which is no input of this script"),
     ],
 )
 def test_a_reference_to_nothing_is_an_error_of_the_recipe(home, metas, meta, text):
+    home.script("varied", VARIED)
     folder = home.script("wrong", meta)
     with pytest.raises(RecipeError) as caught:
         load_script(str(folder), "")

@@ -51,6 +51,7 @@ _DESCRIPTIVE = frozenset(
         "variations",
         "inputs",
         "inputs_of",
+        "variations_of",
         "input_changes",
         "examples",
     }

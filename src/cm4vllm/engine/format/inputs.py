@@ -14,6 +14,11 @@
 found at run time. Cases are written `256 on a CPU, else from vLLM`. A value in the `default_env` of the script goes
 before it. `input_mapping` and `input_description` of the public format say the same in two
 parts; they are what these become when a meta is read, and both forms may stand in one meta.
+
+Variations are shared in the same way, by their groups:
+
+    variations_of:
+      run-mlperf-inference-app: [model-source]  # as that script defines them; none of them is a default here
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from typing import Any
 
 from cm4vllm.common.errors import RecipeError, nearest
 
-__all__ = ["INPUT_KEYS", "INPUT_TYPES", "REQUIRED", "SHOWN_KEYS", "with_inputs"]
+__all__ = ["INPUT_KEYS", "INPUT_TYPES", "REQUIRED", "SHOWN_KEYS", "with_inputs", "with_variations"]
 
 INPUT_KEYS = frozenset({"key", "help", "type", "values", "several", "default", "example", "also"})
 #: The default of an input that has none: without it, the script ends with an error.
@@ -75,11 +80,41 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     }
 
 
+def with_variations(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
+    """Return a meta with the variations of the groups that it refers to; its own of the same names come first.
+
+    Raises RecipeError for a reference to a group that no recipe has.
+    """
+    if "variations_of" not in raw:
+        return raw
+    shared: dict[str, Any] = {}
+    for alias, groups in (raw.get("variations_of") or {}).items():
+        defined = _other(str(alias), folder, read, "variations_of").get("variations") or {}
+        known = {str(variation.get("group")) for variation in defined.values() if variation}
+        for group in [groups] if isinstance(groups, str) else groups or ():
+            if group not in known:
+                raise RecipeError(
+                    f"variations_of in {folder} names the group {group!r} of {alias}, which has no such group",
+                    remedy=nearest(group, known),
+                )
+            shared |= {
+                name: {key: value for key, value in variation.items() if key != "default"}
+                for name, variation in defined.items()
+                if variation and variation.get("group") == group
+            }
+    return {**raw, "variations": {**shared, **(raw.get("variations") or {})}}
+
+
 def _inputs_of(alias: str, folder: str, read: Callable[[str], Raw]) -> dict[str, tuple[str, dict[str, Any]]]:
+    return _described(_other(alias, folder, read, "inputs_of").get("inputs") or {})
+
+
+def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw:
+    """Return the meta of the recipe `alias`, to which `key` refers, in the folder beside `folder`."""
     path = os.path.join(os.path.dirname(folder), alias)
     if not os.path.isdir(path):
-        raise RecipeError(f"inputs_of in {folder} names {alias!r}, which is not a recipe of the same repository")
-    return _described(read(path).get("inputs") or {})
+        raise RecipeError(f"{key} in {folder} names {alias!r}, which is not a recipe of the same repository")
+    return read(path)
 
 
 def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
 from cm4vllm.engine.format.documents import read_meta
-from cm4vllm.engine.format.inputs import with_inputs
+from cm4vllm.engine.format.inputs import with_inputs, with_variations
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
 
@@ -317,6 +317,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "secret_env_keys",
     "inputs",
     "inputs_of",
+    "variations_of",
     "input_changes",
     "examples",
 }
@@ -324,7 +325,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
 
 def load_script(folder: str, repo: str, read: Callable[[str], Raw] = read_meta) -> ScriptMeta:
     """Read the script in a folder. Raises RecipeError naming the file when a part has the wrong shape."""
-    raw = with_inputs(read(folder), folder, read)
+    raw = with_variations(with_inputs(read(folder), folder, read), folder, read)
     try:
         return _script(raw, folder, repo)
     except (AttributeError, TypeError, ValueError) as error:
