@@ -12,10 +12,6 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0}
 
 
-def plan(i: dict[str, Any]) -> dict[str, Any]:
-    return refuse(i)
-
-
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
     from cm4vllm.assets.quantization import QuantizationSettings, quantize
