@@ -34,15 +34,15 @@ from msgspec.structs import replace
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.models import TINY_NAME
-from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks
-from cm4vllm.common.errors import CmError, LimitTooLow
+from cm4vllm.campaign.capabilities import runnable_benchmarks
+from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.rules import Mode, benchmark_terms, round_names, round_terms, terms
+from cm4vllm.rules import Mode, benchmark_terms, round_names, terms
 from figures import Figure, figure, report
 from matrix_cells import Cell, Cells, Ran, page, reasons, table
 
@@ -65,17 +65,12 @@ class Model:
 
 def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
     """Return the cells whose names fit one of the patterns, newest round first."""
-    found = []
-    for round_name in reversed(round_names()):
-        try:
-            require_round(round_terms(round_name))
-        except CmError:
-            continue
-        found += [
-            Cell(round=round_name, benchmark=benchmark, scenario=scenario)
-            for benchmark in runnable_benchmarks(round_name)
-            for scenario in benchmark_terms(round_name, benchmark).scenarios
-        ]
+    found = [
+        Cell(round=round_name, benchmark=benchmark, scenario=scenario)
+        for round_name in reversed(round_names())
+        for benchmark in runnable_benchmarks(round_name)
+        for scenario in benchmark_terms(round_name, benchmark).scenarios
+    ]
     return [cell for cell in found if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
 
 

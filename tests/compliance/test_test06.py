@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from cm4vllm.compliance import test06 as ours
 from cm4vllm.compliance.answers import read_answers
+from cm4vllm.rules import compliance_rules
 
 EOS = 2
+(FILE,) = [file.name for file in compliance_rules("TEST06").files]
 
 
 def verdicts(path, *, eos=frozenset({EOS}), first_token=True):
-    return {check.name: check.passed for check in ours.checks(read_answers(path), eos=eos, first_token=first_token)}
+    return {
+        check.name: check.passed for check in ours.verdict(read_answers(path), eos=eos, first_token=first_token).checks
+    }
 
 
 PASSED = {ours.FIRST_TOKEN: True, ours.EOS: True, ours.SAMPLE_LENGTH: True}
@@ -43,7 +47,9 @@ def test_a_right_answer_passes(write_log, tokens):
 def test_a_wrong_answer_among_right_ones_fails_its_check_alone(write_log, wrong, failed, words):
     log = write_log([entry([5, EOS], first=[5], index=1), wrong])
     assert verdicts(log) == PASSED | {failed: False}
-    (check,) = [one for one in ours.checks(read_answers(log), eos={EOS}, first_token=True) if one.passed is False]
+    (check,) = [
+        one for one in ours.verdict(read_answers(log), eos={EOS}, first_token=True).checks if one.passed is False
+    ]
     assert check.found.startswith("1 of 2 answers do not") and words in check.found
 
 
@@ -54,16 +60,16 @@ def test_each_end_token_of_a_model_counts(write_log):
 
 
 def test_where_no_first_token_is_reported_its_check_is_skipped(write_log):
-    found = ours.checks(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
-    assert ours.report(found) == (
+    found = ours.verdict(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
+    assert found.text == (
         "First token check pass: Skipped\nEOS check pass: True\n"
         "Sample length check pass: True\nTEST06 verification complete\n"
     )
 
 
 def test_a_failed_check_is_reported_as_failed(write_log):
-    found = ours.checks(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
-    assert ours.report(found).splitlines()[1:] == [
+    found = ours.verdict(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
+    assert found.text.splitlines()[1:] == [
         "EOS check pass: False",
         "Sample length check pass: True",
         "TEST06 verification failed",
@@ -152,5 +158,5 @@ def test_the_report_is_the_official_one_line_by_line(tmp_path, write_log, offici
         check=True,
         capture_output=True,
     )
-    text = (tmp_path / "out" / "TEST06" / ours.FILE).read_text()
-    assert ours.report(ours.checks(read_answers(log), eos={EOS}, first_token=first)) == text
+    text = (tmp_path / "out" / "TEST06" / FILE).read_text()
+    assert ours.verdict(read_answers(log), eos={EOS}, first_token=first).text == text

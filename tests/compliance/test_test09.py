@@ -16,8 +16,7 @@ def lengths_log(lengths):
 
 def decided(path, lengths, least, most):
     answers = read_answers(path)
-    found = test09.checks(answers, least=least, most=most, samples=len(lengths))
-    return test09.report(found, answers, least=least, most=most).splitlines()[-1]
+    return test09.verdict(answers, least=least, most=most, samples=len(lengths)).text.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_the_mean_decides_as_in_the_official_verification(tmp_path, write_log, o
     if not lengths:  # the official verification refuses an empty log before it decides
         assert done.returncode == 1
         return
-    assert verdict in (tmp_path / "out/TEST09" / test09.FILE).read_text()
+    assert verdict in (tmp_path / "out/TEST09/verify_output_len.txt").read_text()
     assert done.returncode == (verdict == "TEST FAIL")
 
 
@@ -73,7 +72,7 @@ def test_a_log_that_lacks_samples_fails_though_its_mean_is_right(write_log):
     [(60.698, "TEST PASS"), (99.0, "TEST PASS"), (60.69, "TEST FAIL"), (0.0, "TEST FAIL"), (None, "TEST FAIL")],
 )
 def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_log, official, score, verdict):
-    text = test07.report(test07.checks(score, 990, least=60.698, samples=990), score, least=60.698)
+    text = test07.verdict(score, 990, least=60.698, samples=990).text
     assert verdict in text.splitlines() and text.count("TEST ") == 1
     log = write_log([entry([1])])
     said = "nothing" if score is None else f"{{'exact_match': {score}}}"
@@ -96,10 +95,10 @@ def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_l
         check=True,
         capture_output=True,
     )
-    assert verdict in (tmp_path / "out/TEST07" / test07.FILE).read_text()
+    assert verdict in (tmp_path / "out/TEST07/verify_accuracy.txt").read_text()
 
 
 def test_a_log_of_test07_that_lacks_samples_fails_though_its_score_is_right():
-    found = test07.checks(99.0, 989, least=60.698, samples=990)
-    assert [one.passed for one in found] == [True, False]
-    assert test07.report(found, 99.0, least=60.698).endswith("All samples logged: False\nTEST FAIL\n")
+    found = test07.verdict(99.0, 989, least=60.698, samples=990)
+    assert [one.passed for one in found.checks] == [True, False]
+    assert found.text.endswith("All samples logged: False\nTEST FAIL\n")

@@ -1,73 +1,32 @@
 """Whole runs of compliance tests: the real LoadGen in its process with audit.config, and the verdicts on their logs."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+from logged_runs import SAMPLES, make_dataset, make_logged_run
 from msgspec.structs import replace
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "loadgen"))
-
-from fake_vllm import FakeVllm, prompt
-
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.compliance.audit import audit_config
-from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
-from cm4vllm.compliance.verification import end_tokens, require_passed, verify_run
+from cm4vllm.compliance import verification
+from cm4vllm.compliance.records import COMPLIANCE_FILE, CheckResult, ComplianceRecord
+from cm4vllm.compliance.test06 import end_tokens
+from cm4vllm.compliance.verdict import Verdict
+from cm4vllm.compliance.verification import require_passed, verify_run
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.loadgen.runner import run
-from cm4vllm.loadgen.settings import run_settings
-from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.records import ServerRecord
-
-SAMPLES = 64
 
 
 @pytest.fixture(scope="module")
 def make_run(tmp_path_factory):
     """Make the run of a test against the test peer, in a scenario, and return its folder."""
     folder = tmp_path_factory.mktemp("compliance")
-    data = folder / "dataset.json"
-    data.write_text(json.dumps([{"input": "text", "tok_input": prompt(i), "output": "answer"} for i in range(SAMPLES)]))
-    dataset = DatasetRecord(
-        name="short",
-        path=str(data),
-        source="made by the test",
-        sha256=sha256_of(data),
-        samples=SAMPLES,
-        max_input_tokens=42,
-    )
+    dataset = make_dataset(folder)
     made = {}
 
     def make(test, scenario):
         if (test, scenario) not in made:
-            conf = user_conf(
-                terms("v6.1", "llama3.1-8b", Scenario(scenario), Mode.PERFORMANCE),
-                ExecutionMode.TEST,
-                target_qps=200,
-                dataset_samples=SAMPLES,
-            )
-            model = ModelRecord(name="tiny", path=str(folder), source="made by the test", sha256="", min_tokens=2)
-            with FakeVllm() as server:
-                settings = run_settings(
-                    conf,
-                    model=model,
-                    dataset=dataset,
-                    target_qps=200,
-                    self_check=False,
-                    compliance_test=test,
-                    audit_config=audit_config(test),
-                    server=ServerRecord(
-                        endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0", owned=False
-                    ),
-                )
-                run(settings, folder / scenario / test)
-            made[test, scenario] = folder / scenario / test
+            made[test, scenario] = make_logged_run(test, scenario, folder, dataset)
         (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
         return made[test, scenario]
 
@@ -135,3 +94,12 @@ def test_the_end_tokens_are_those_of_the_models_files(tmp_path):
     assert end_tokens(tmp_path) == {2}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [128001, 128009]}')
     assert end_tokens(tmp_path) == {128001, 128009}
+
+
+def test_a_text_in_which_the_checkers_would_read_another_verdict_is_refused(make_run, monkeypatch):
+    folder = make_run("TEST09", "Offline")
+    passed = Verdict((CheckResult(name="Min check pass", passed=True, found=""),), last=("TEST DONE", "TEST FAIL"))
+    monkeypatch.setattr(verification, "_verifier", lambda test: lambda run: passed)
+    with pytest.raises(RunFailed, match="verify_output_len.txt contradicts the verdict") as refused:
+        verify_run(folder)
+    assert "'TEST PASS'" in refused.value.cause

@@ -177,6 +177,6 @@ def test_the_seeds_of_each_round_are_different():
 
 def test_a_compliance_test_has_its_audit_settings():
     assert audit("TEST06").audit["accuracy_log_sampling_target"] == 100
-    assert audit("TEST07").thresholds == {"accuracy": 60.698}
+    assert audit("TEST07").thresholds == {"accuracy_threshold": 60.698}
     with pytest.raises(UsageError, match="unknown compliance test"):
         audit("TEST01")

@@ -17,7 +17,7 @@ from msgspec import NODEFAULT
 from cm4vllm.campaign.entry import input_values, prepared
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.settings import env_keys
-from cm4vllm.compliance.verification import VERIFIED_TESTS
+from cm4vllm.compliance.verification import verified_tests
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
@@ -199,7 +199,7 @@ def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
     assert DESCRIBED["CM_MLPERF_SEARCH_SCENARIOS"][2]["values"] == [
         str(one) for one in Scenario if one is not Scenario.MULTI_STREAM
     ]
-    assert DESCRIBED["CM_MLPERF_LOADGEN_COMPLIANCE_TEST"][2]["values"] == sorted(VERIFIED_TESTS)
+    assert DESCRIBED["CM_MLPERF_LOADGEN_COMPLIANCE_TEST"][2]["values"] == sorted(verified_tests())
 
 
 # --- the docs ---------------------------------------------------------------------------------------------------------

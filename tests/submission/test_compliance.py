@@ -11,7 +11,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.records import CheckResult, ComplianceRecord
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.submission.layouts import LAYOUTS
+from cm4vllm.rules import tree_layout
 from cm4vllm.submission.tree import build_tree, system_folder
 
 VERDICT = "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
@@ -93,4 +93,4 @@ def test_a_test_of_another_setup_is_left_out_with_a_warning(campaign, capsys, ot
 )
 def test_each_layout_has_its_place_for_the_tests(layout, place):
     home = Path("closed/Tester")
-    assert LAYOUTS[layout].compliance_of(home, "sys", "model", "Offline") == home / place
+    assert tree_layout(layout).compliance_of(home, "sys", "model", "Offline") == home / place

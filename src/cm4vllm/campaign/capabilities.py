@@ -18,17 +18,14 @@ from cm4vllm.rules import (
     benchmark_names,
     benchmark_terms,
     division_rules,
-    round_names,
     terms,
 )
-from cm4vllm.submission.layouts import LAYOUTS
 
 __all__ = [
     "compliance_tests",
     "graders",
     "needs_sentences",
     "reads_problems",
-    "require_round",
     "require_runnable",
     "require_scored",
     "runnable_benchmarks",
@@ -43,18 +40,6 @@ _TESTS = "TESTS"
 def runnable_benchmarks(round_name: str) -> tuple[str, ...]:
     """Return the benchmarks of a round that can be run."""
     return tuple(name for name in benchmark_names(round_name) if not _missing(benchmark_terms(round_name, name)))
-
-
-def require_round(round_: RoundTerms) -> None:
-    """Raise UsageError for a round that this version cannot run, whatever the benchmark."""
-    if round_.layout not in LAYOUTS:
-        newest = round_names()[-1]
-        raise UsageError(
-            f"round {round_.name} is not supported",
-            cause="its submission tree has a layout that is not built yet",
-            remedy=f"run round {newest} instead: --tags=run-mlperf,inference,_r{newest.removeprefix('v')} and a model "
-            "of that round",
-        )
 
 
 def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: tuple[Scenario, ...]) -> None:

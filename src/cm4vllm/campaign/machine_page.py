@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.campaign.capabilities import require_round, runnable_benchmarks, unscored
+from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
 from cm4vllm.campaign.sources import sources
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import free_bytes
@@ -92,7 +92,6 @@ def report_machine(settings: MachineSettings, home: Path, installation: Sequence
     Raises UsageError for a round that cannot be run.
     """
     round_ = round_terms(settings.round)
-    require_round(round_)
     devices, lacking = _devices()
     rows = benchmark_rows(round_.name, devices)
     missing = [*lacking, *_assets(rows, home, os.environ), *installation, *_unready()]

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
-from cm4vllm.campaign.capabilities import (
-    compliance_tests,
-    graders,
-    needs_sentences,
-    require_round,
-    require_runnable,
-    require_scored,
-)
+from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
 from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.address import Address
@@ -228,7 +221,6 @@ class Job:
         """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
         execution_mode = ExecutionMode.parse(settings.execution_mode)
         round_ = round_terms(settings.round)
-        require_round(round_)
         benchmark = benchmark_terms(round_.name, settings.model)
         category = _category(settings, benchmark)
         _one_of("implementation", settings.implementation, IMPLEMENTATIONS)

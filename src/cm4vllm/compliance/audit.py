@@ -32,7 +32,7 @@ def config_text(test: Audit) -> str:
     """Return the settings of a test in LoadGen's format; its thresholds, which LoadGen does not read, come last."""
     lines = [f"# {test.name}: {test.title}"]
     lines += [f"*.*.{key} = {value}" for key, value in test.audit.items()]
-    lines += [f"*.*.{test.name.lower()}_{_threshold(key)} = {value}" for key, value in test.thresholds.items()]
+    lines += [f"*.*.{test.name.lower()}_{key} = {value}" for key, value in test.thresholds.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -52,8 +52,3 @@ def require_applied(log: DetailLog, test: Audit) -> None:
                 cause=f"LoadGen ran with {key} {found!r}, the test's audit.config has {wanted!r}",
                 remedy="run the test again: --rerun",
             )
-
-
-def _threshold(key: str) -> str:
-    """Return the name that the official verification reads a threshold by."""
-    return "accuracy_threshold" if key == "accuracy" else key

@@ -12,35 +12,65 @@ refuses, and also what it lets pass:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from pathlib import Path
 
+from cm4vllm.assets.config_json import json_object
+from cm4vllm.common.errors import ModelError
 from cm4vllm.compliance.answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
+from cm4vllm.compliance.verdict import LoggedRun, Verdict
 
-__all__ = ["EOS", "FILE", "FIRST_TOKEN", "SAMPLE_LENGTH", "checks", "report"]
+__all__ = ["EOS", "FIRST_TOKEN", "SAMPLE_LENGTH", "end_tokens", "verdict", "verify"]
 
-#: The file that the official checker reads, and the names that begin its lines there.
-FILE = "verify_accuracy.txt"
 FIRST_TOKEN, EOS, SAMPLE_LENGTH = "First token check pass", "EOS check pass", "Sample length check pass"
 
 
-def checks(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool) -> tuple[CheckResult, ...]:
-    """Return the three checks of a log: `eos` are the end tokens, `first_token` says that first ones are reported."""
+def verify(run: LoggedRun) -> Verdict:
+    """Return the verdict on a run. Raises RunFailed for too few answers, ModelError where no end tokens are known."""
+    run.require_answers(run.test.samples)
+    if not run.settings.model.path:
+        raise ModelError(
+            "the end tokens of the model are not known",
+            cause="its files are not on this machine",
+            remedy="name the model with its files: --vllm_model_name",
+        )
+    return verdict(
+        run.answers, eos=end_tokens(Path(run.settings.model.path)), first_token=run.settings.terms.first_token
+    )
+
+
+def verdict(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool) -> Verdict:
+    """Return the verdict on a log: `eos` are the end tokens, `first_token` says that first ones are reported."""
     first = CheckResult(name=FIRST_TOKEN, passed=None, found="no first tokens are reported in this scenario")
     if first_token:
         first = _checked(FIRST_TOKEN, answers, _wrong_first_token, "begin with the token that was reported first")
     ids = ", ".join(map(str, sorted(eos)))
-    return (
-        first,
-        _checked(EOS, answers, lambda answer: _wrong_end(answer, eos), f"end with one end token ({ids}) at most"),
-        _checked(SAMPLE_LENGTH, answers, _wrong_length, "have as many tokens as were reported"),
+    return Verdict(
+        (
+            first,
+            _checked(EOS, answers, lambda answer: _wrong_end(answer, eos), f"end with one end token ({ids}) at most"),
+            _checked(SAMPLE_LENGTH, answers, _wrong_length, "have as many tokens as were reported"),
+        ),
+        last=("TEST06 verification complete", "TEST06 verification failed"),
     )
 
 
-def report(found: Sequence[CheckResult]) -> str:
-    """Return the text of verify_accuracy.txt, line by line as the official checkers look for it."""
-    lines = [f"{check.name}: {'Skipped' if check.passed is None else check.passed}" for check in found]
-    complete = all(check.passed is not False for check in found)
-    return "\n".join([*lines, f"TEST06 verification {'complete' if complete else 'failed'}"]) + "\n"
+def end_tokens(model: Path) -> frozenset[int]:
+    """Return the tokens that end an answer of a model, by its generation_config.json or config.json.
+
+    Raises ModelError where neither file names any.
+    """
+    for name in ("generation_config.json", "config.json"):
+        if (model / name).is_file():
+            found = json_object(model / name).get("eos_token_id")
+            ids = found if isinstance(found, list) else [found]
+            if ids and all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+                return frozenset(ids)
+    raise ModelError(
+        "the end tokens of the model are not known",
+        cause=f"no eos_token_id in the files of {model}",
+        remedy="name the model with its files: --vllm_model_name",
+    )
 
 
 def _checked(

@@ -7,31 +7,55 @@ compares the number that it prints. A log that lacks answers passes it; here it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from cm4vllm.accuracy.families import Samples
+from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
+from cm4vllm.accuracy.sentences import NO_SENTENCES
+from cm4vllm.accuracy.text import Detokenizer
+from cm4vllm.compliance.answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
+from cm4vllm.compliance.verdict import LoggedRun, Verdict
+from cm4vllm.loadgen.records import RunSettings
 
-__all__ = ["ACCURACY", "FILE", "SCORE", "WHOLE", "checks", "report"]
+__all__ = ["ACCURACY", "SCORE", "WHOLE", "verdict", "verify"]
 
-#: The file that the official checker reads.
-FILE = "verify_accuracy.txt"
 ACCURACY, WHOLE = "Accuracy check pass", "All samples logged"
 #: The score that is compared, by its label.
 SCORE = "exact_match"
 
 
-def checks(score: float | None, logged: int, *, least: float, samples: int) -> tuple[CheckResult, ...]:
-    """Return the checks of a score in percent (None where the answers could not be scored), and of `logged` samples."""
-    found = "the answers were not scored" if score is None else f"{score} against a threshold of {least}"
-    return (
-        CheckResult(name=ACCURACY, passed=score is not None and score >= least, found=found),
-        CheckResult(
-            name=WHOLE, passed=logged == samples, found=f"answers to {logged} samples; the dataset has {samples}"
-        ),
+def verify(run: LoggedRun) -> Verdict:
+    """Return the verdict on a run. Raises RunFailed for a log without answers."""
+    run.require_answers(1)
+    return verdict(
+        _score(run.answers, run.settings),
+        len({answer.sample for answer in run.answers}),
+        least=run.test.thresholds["accuracy_threshold"],
+        samples=run.settings.samples,
     )
 
 
-def report(found: Sequence[CheckResult], score: float | None, *, least: float) -> str:
-    """Return the text of verify_accuracy.txt; the official checkers look for TEST PASS in it."""
-    lines = [f"'{SCORE}': {score}", f"Accuracy threshold: {least}", *(f"{one.name}: {one.passed}" for one in found)]
-    passed = all(one.passed for one in found)
-    return "\n".join([*lines, f"TEST {'PASS' if passed else 'FAIL'}"]) + "\n"
+def verdict(score: float | None, logged: int, *, least: float, samples: int) -> Verdict:
+    """Return the verdict on a score in percent (None where the answers could not be scored) of `logged` samples."""
+    found = "the answers were not scored" if score is None else f"{score} against a threshold of {least}"
+    return Verdict(
+        (
+            CheckResult(name=ACCURACY, passed=score is not None and score >= least, found=found),
+            CheckResult(
+                name=WHOLE, passed=logged == samples, found=f"answers to {logged} samples; the dataset has {samples}"
+            ),
+        ),
+        facts=(f"'{SCORE}': {score}", f"Accuracy threshold: {least}"),
+    )
+
+
+def _score(answers: Sequence[LoggedAnswer], settings: RunSettings) -> float | None:
+    """Return the accuracy of the answers in percent, by the scorer of the benchmark; None where it has none of it."""
+    require_tokenizer(settings)
+    scorer = scorer_of(settings.terms)
+    rows = rows_of_samples(settings.dataset, [answer.sample for answer in answers])
+    texts = Detokenizer(Path(settings.model.path)).decode(
+        [answer.tokens for answer in answers], special_tokens=scorer.special_tokens
+    )
+    return scorer.compute(Samples(texts, rows, NO_SENTENCES)).values.get(SCORE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cm4vllm.report.model import Report
-from cm4vllm.submission.layouts import layout_named
+from cm4vllm.rules import tree_layout
 from cm4vllm.submission.software import SoftwareRecord
 from cm4vllm.submission.sources import PROGRAM_FOLDER
 
@@ -48,7 +48,7 @@ def setup_lines(report: Report, software: SoftwareRecord | None) -> list[str]:
         (
             report.campaign.division,
             report.submitter,
-            layout_named(report.run.settings.terms.layout).program,
+            tree_layout(report.run.settings.terms.layout).program,
             PROGRAM_FOLDER,
         )
     )

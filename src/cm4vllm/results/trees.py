@@ -1,7 +1,6 @@
 """Submission trees of any round from v4.1 on, in the closed, open and network divisions, read into the model.
 
-Layouts (tools/submission/submission_checker/constants.py): until v5.1 measurements and compliance tests are trees of
-their own beside results/; since v6.0 their files lie in the folder of the result.
+The places of their files are those of all layouts of the rules: a tree may mix them.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.listing import Listing, list_files
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 from cm4vllm.results.reading import Reader, reason_of, terms_of, uncovered
-from cm4vllm.rules import Division, Mode, Scenario
+from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
 
-__all__ = ["read_submission", "read_tree", "round_of", "submission_folders"]
+__all__ = ["compliance_folders", "read_submission", "read_tree", "round_of", "submission_folders"]
 
 T = TypeVar("T")
 
@@ -183,19 +182,20 @@ class _Folder:
             return read_endpoints_accuracy(self.reader, self.folder, terms)
         return self.reader.accuracy(self.folder / "accuracy", terms)
 
-    def _old(self, tree: str) -> Path:
-        """Return this result's folder in one of the trees that rounds until v5.1 have beside results/."""
-        return self.home / tree / self.folder.relative_to(self.home / "results")
+    def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
+        """Give the folder of this result's settings in each layout."""
+        for layout in tree_layouts():
+            yield layout, layout.settings_of(self.home, self.system, self.model, self.folder.name)
 
     def _beside(self, name: str) -> Path | None:
-        return next((path for path in (self.folder / name, self._old("measurements") / name) if path.is_file()), None)
+        return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
 
     def _measurements_file(self) -> Path:
-        """Return where the weights are stated: measurements.json, or <system>[_<implementation>][_<scenario>].json."""
-        new, old = self.folder / "measurements.json", self._old("measurements")
-        found = sorted(old.glob("*.json")) if old.is_dir() else []
-        named = [path for path in found if path.stem == self.system or path.name.startswith(f"{self.system}_")]
-        return named[0] if named and not new.is_file() else new
+        """Return where the weights are stated; the place in the newest layout where no file states them."""
+        places = list(self._settings())
+        found = (path for layout, folder in places for path in layout.measurements_files(folder, self.system))
+        newest, folder = places[0]
+        return next(found, folder / newest.measurements)
 
     def _test_runs(self) -> Iterator[tuple[str, Performance]]:
         """Give the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
@@ -206,8 +206,15 @@ class _Folder:
                 yield test.name, part
 
     def _compliance(self) -> Iterator[Path]:
-        yield from self.folder.glob("TEST*")
-        yield from self._old("compliance").glob("TEST*")
+        for place in compliance_folders(self.home, self.folder):
+            yield from place.glob("TEST*")
+
+
+def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
+    """Give the folders in which the compliance tests of a result may lie, that of the newest layout first."""
+    system, model, scenario = folder.parts[-3:]
+    for layout in tree_layouts():
+        yield layout.compliance_of(home, system, model, scenario)
 
 
 def round_of(performance: Performance | None) -> str:

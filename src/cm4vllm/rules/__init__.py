@@ -3,7 +3,16 @@
 `terms()` is the lookup; the tables behind it are the files under data/, and no other package reads them.
 """
 
+from cm4vllm.rules.compliance import (
+    Audit,
+    ComplianceRules,
+    VerifiedFile,
+    audit,
+    compliance_rules,
+    compliance_test_names,
+)
 from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, over_network, speculation
+from cm4vllm.rules.layouts import TreeLayout, layout_of_round, layout_of_tree, tree_layout, tree_layouts
 from cm4vllm.rules.records import (
     AccuracyTarget,
     BenchmarkTerms,
@@ -15,10 +24,9 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
-from cm4vllm.rules.tables import Arrivals, Audit, Checker, LoadGenWheel, RateUse, Seeds, Verification, VerifiedFile
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, RateUse, Seeds
 from cm4vllm.rules.terms import (
     accuracy_targets,
-    audit,
     benchmark_names,
     benchmark_of,
     benchmark_terms,
@@ -29,7 +37,6 @@ from cm4vllm.rules.terms import (
     round_terms,
     terms,
     terms_of_test,
-    verification,
 )
 from cm4vllm.rules.words import Category, Division, ExecutionMode, Mode, Scenario
 
@@ -41,6 +48,7 @@ __all__ = [
     "Category",
     "Checker",
     "Column",
+    "ComplianceRules",
     "Division",
     "DivisionRule",
     "ExecutionMode",
@@ -56,16 +64,20 @@ __all__ = [
     "Speculation",
     "StopSequence",
     "Terms",
-    "Verification",
+    "TreeLayout",
     "VerifiedFile",
     "accuracy_targets",
     "audit",
     "benchmark_names",
     "benchmark_of",
     "benchmark_terms",
+    "compliance_rules",
+    "compliance_test_names",
     "division_rules",
     "issues_equally",
     "language_models",
+    "layout_of_round",
+    "layout_of_tree",
     "over_network",
     "require_text",
     "round_names",
@@ -73,5 +85,6 @@ __all__ = [
     "speculation",
     "terms",
     "terms_of_test",
-    "verification",
+    "tree_layout",
+    "tree_layouts",
 ]

@@ -1,4 +1,4 @@
-"""MLPerf's rules as the files under data/ state them. Only rules.terms and rules.divisions read these tables."""
+"""MLPerf's rules as the files under data/ state them. Only modules of this package read these tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cm4vllm.rules.words import Category, Division, Mode, Scenario
 
 __all__ = [
     "Arrivals",
-    "Audit",
     "Checker",
     "DivisionRule",
     "Entry",
@@ -27,17 +26,15 @@ __all__ = [
     "RoundEntry",
     "ScenarioEntry",
     "Seeds",
-    "Verification",
-    "VerifiedFile",
-    "audits",
     "division_rule_entries",
     "equal_issue_entries",
     "families",
     "matching",
+    "read_files",
+    "read_table",
     "round_entries",
     "scenario_entries",
     "sources",
-    "verifications",
 ]
 
 _DATA = Path(__file__).with_name("data")
@@ -113,44 +110,6 @@ class ScenarioEntry(Record, frozen=True, kw_only=True):
     min_queries: int
     min_duration_ms: int
     source: str
-
-
-class Audit(Record, frozen=True, kw_only=True):
-    """A compliance test: the settings of its audit.config, the samples it logs and the thresholds it compares with.
-
-    One that names `benchmarks` is the test of those; they come before one that names none. One with `own_dataset` runs
-    on a dataset of its own, of as many samples as it logs, whose columns hold these values.
-    """
-
-    name: str
-    title: str
-    samples: int
-    audit: dict[str, int]
-    source: str
-    benchmarks: tuple[str, ...] = ()
-    thresholds: dict[str, float] = {}
-    own_dataset: dict[str, tuple[str, ...]] = {}
-
-
-class VerifiedFile(Record, frozen=True, kw_only=True):
-    """A file that the verification of a compliance test writes, with lines that must and must not stand in it.
-
-    With `scores` it may lack them where the scores of the test's answers are those of the accuracy run.
-    """
-
-    name: str
-    lines: tuple[str, ...]
-    not_lines: tuple[str, ...] = ()
-    scores: bool = False
-
-
-class Verification(Record, frozen=True, kw_only=True):
-    """What the folder of a passed compliance test holds; with `performance` also the logs of its run."""
-
-    test: str
-    files: tuple[VerifiedFile, ...]
-    source: str
-    performance: bool = False
 
 
 class DivisionRule(Record, frozen=True, kw_only=True):
@@ -340,51 +299,44 @@ def matching(
 @cache
 def round_entries() -> tuple[RoundEntry, ...]:
     """Return the rounds, oldest first."""
-    return _read("rounds.yaml", tuple[RoundEntry, ...])
+    return read_table("rounds.yaml", tuple[RoundEntry, ...])
 
 
 @cache
 def scenario_entries() -> dict[Scenario, ScenarioEntry]:
     """Return how LoadGen runs each scenario."""
-    return {entry.name: entry for entry in _read("scenarios.yaml", tuple[ScenarioEntry, ...])}
-
-
-@cache
-def audits() -> tuple[Audit, ...]:
-    """Return the compliance tests, those of named benchmarks before the others."""
-    return tuple(sorted(_read("compliance.yaml", tuple[Audit, ...]), key=lambda audit: not audit.benchmarks))
-
-
-@cache
-def verifications() -> dict[str, Verification]:
-    """Return what the folder of a passed compliance test holds, by test."""
-    return {one.test: one for one in _read("verifications.yaml", tuple[Verification, ...])}
+    return {entry.name: entry for entry in read_table("scenarios.yaml", tuple[ScenarioEntry, ...])}
 
 
 @cache
 def division_rule_entries() -> tuple[DivisionRule, ...]:
     """Return the rules of the divisions."""
-    return _read("divisions.yaml", tuple[DivisionRule, ...])
+    return read_table("divisions.yaml", tuple[DivisionRule, ...])
 
 
 @cache
 def equal_issue_entries() -> tuple[Entry, ...]:
     """Return for which benchmarks LoadGen must issue every sample equally often."""
-    return _read("equal_issue.yaml", tuple[Entry, ...])
+    return read_table("equal_issue.yaml", tuple[Entry, ...])
 
 
 @cache
 def families() -> tuple[Family, ...]:
     """Return the benchmarks, those of one model together."""
-    files = sorted((_DATA / "benchmarks").glob("*.yaml"))
-    return tuple(_read(f"benchmarks/{file.name}", Family) for file in files)
+    return tuple(read_files("benchmarks", Family).values())
 
 
 @cache
 def sources() -> dict[str, str]:
     """Return the files that the first word of an entry's `source` stands for."""
-    return _read("sources.yaml", dict[str, str])
+    return read_table("sources.yaml", dict[str, str])
 
 
-def _read(name: str, kind: type[T]) -> T:
+def read_table(name: str, kind: type[T]) -> T:
+    """Return a file of the rules."""
     return msgspec.yaml.decode((_DATA / name).read_bytes(), type=kind)
+
+
+def read_files(folder: str, kind: type[T]) -> dict[str, T]:
+    """Return the files in a folder of the rules by their names without the ending, sorted."""
+    return {file.stem: read_table(f"{folder}/{file.name}", kind) for file in sorted((_DATA / folder).glob("*.yaml"))}

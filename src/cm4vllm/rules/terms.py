@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.rules.compliance import Audit
 from cm4vllm.rules.records import (
     AccuracyTarget,
     BenchmarkTerms,
@@ -22,26 +23,21 @@ from cm4vllm.rules.records import (
 )
 from cm4vllm.rules.tables import (
     Arrivals,
-    Audit,
     BenchmarkEntry,
     Family,
     GenerationEntry,
     LengthsEntry,
-    Verification,
-    audits,
     division_rule_entries,
     equal_issue_entries,
     families,
     matching,
     round_entries,
     scenario_entries,
-    verifications,
 )
 from cm4vllm.rules.words import Category, Division, Mode, Scenario
 
 __all__ = [
     "accuracy_targets",
-    "audit",
     "benchmark_names",
     "benchmark_of",
     "benchmark_terms",
@@ -53,7 +49,6 @@ __all__ = [
     "round_terms",
     "terms",
     "terms_of_test",
-    "verification",
 ]
 
 #: The rule by which a division states the lengths of answers.
@@ -278,24 +273,6 @@ def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tup
         )
         for one in found
     )
-
-
-def audit(name: str, benchmark: str = "") -> Audit:
-    """Return the compliance test of a benchmark, or that of all benchmarks without one of their own.
-
-    Raises UsageError when it is unknown or never applies to language models.
-    """
-    for one in audits():
-        if one.name == name and (not one.benchmarks or benchmark in one.benchmarks):
-            return one
-    raise UsageError(f"unknown compliance test {name!r}", remedy=nearest(name, [one.name for one in audits()]))
-
-
-def verification(test: str) -> Verification:
-    """Return what the folder of a passed compliance test holds. Raises UsageError when it is unknown."""
-    if test not in verifications():
-        raise UsageError(f"unknown compliance test {test!r}", remedy=nearest(test, verifications()))
-    return verifications()[test]
 
 
 def family_of(round_name: str, benchmark: str) -> Family:

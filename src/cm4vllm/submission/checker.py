@@ -21,10 +21,9 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
 from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.loadgen.wheel import MLPERF_CONF
-from cm4vllm.rules import round_terms
+from cm4vllm.rules import round_terms, tree_layouts
 from cm4vllm.submission.explanations import disagreements, explained
 from cm4vllm.submission.inspection import inspect_tree
-from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.submission.software import FACTS_FILES
 from cm4vllm.submission.source import Source, extract_checker
@@ -86,7 +85,7 @@ def check_submission(tree: Path, submitter: str, round_name: str, source: Source
 
 def is_rehearsal(tree: Path, submitter: str) -> bool:
     """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
-    folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in LAYOUTS.values()}
+    folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
     files = [
         file
         for folder in folders

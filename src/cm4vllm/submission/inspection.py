@@ -14,7 +14,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.common.program import program_files
 from cm4vllm.loadgen.records import RUN_FILE
-from cm4vllm.submission.layouts import LAYOUTS
+from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.sources import program_folders, published_files
 from cm4vllm.submission.system import MACHINE_FILE
@@ -29,7 +29,7 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 
     `words` are those of the campaign that made it, which are looked for beside it otherwise.
     """
-    folders = {folder for layout in LAYOUTS.values() for folder in tree.glob(f"*/*/{layout.program}")}
+    folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
     program: dict[str, bool] = {}
     for version in (one for folder in folders for one in program_folders(folder)):
         public = _public_digests() | published_files(version)

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.trees import read_tree
-from cm4vllm.rules import Division
-from cm4vllm.submission.layouts import TreeLayout
+from cm4vllm.rules import Division, TreeLayout
 from cm4vllm.submission.writing import GENERATE, read_object, refuse_other
 
 __all__ = ["Added", "require_same_submission"]

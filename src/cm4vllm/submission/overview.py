@@ -7,7 +7,7 @@ from pathlib import Path
 import cm4vllm
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.submission.layouts import TreeLayout
+from cm4vllm.rules import TreeLayout
 from cm4vllm.submission.measurements import without_folder
 from cm4vllm.submission.writing import TreeWriter
 

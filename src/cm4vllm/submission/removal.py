@@ -10,9 +10,8 @@ from pathlib import Path
 from cm4vllm.common.errors import SubmissionError, nearest
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.progress import say
-from cm4vllm.rules import Scenario
+from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree
 from cm4vllm.submission.changes import changed_tree
-from cm4vllm.submission.layouts import LAYOUTS, TreeLayout
 from cm4vllm.submission.networks import NETWORK_PAGE
 from cm4vllm.submission.overview import SUBMITTER_PAGE, capsules, result_folders, write_overview
 from cm4vllm.submission.pages import without_scenario, without_section
@@ -56,7 +55,7 @@ def remove_results(tree: Path, what: str, submitter: str = "") -> list[str]:
 
 
 def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
-    layout = _layout(home)
+    layout = layout_of_tree(home)
     for system, model, scenario in chosen:
         for pattern in {layout.results, layout.settings, layout.compliance}:
             shutil.rmtree(home / pattern.format(system=system, model=model, scenario=scenario), ignore_errors=True)
@@ -76,18 +75,6 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
     _unmapped(writer, home / "model_mapping.json", gone)
     remove_unnamed_programs(home / layout.program)
     write_overview(writer, home, layout)
-
-
-def _layout(home: Path) -> TreeLayout:
-    """Return the layout of a submission: that whose folder of settings it has."""
-    return next(
-        (
-            one
-            for one in LAYOUTS.values()
-            if not one.settings.startswith("results/") and (home / one.settings.partition("/")[0]).is_dir()
-        ),
-        LAYOUTS["v6.0"],
-    )
 
 
 def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) -> None:

@@ -16,11 +16,10 @@ from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
-from cm4vllm.rules import Division, Scenario
+from cm4vllm.rules import Division, Scenario, TreeLayout, tree_layout
 from cm4vllm.submission.calibration import CALIBRATION_TITLE, calibration_page
 from cm4vllm.submission.changes import changed_tree, new_tree, recover
 from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
-from cm4vllm.submission.layouts import TreeLayout, layout_named
 from cm4vllm.submission.measurements import measurements
 from cm4vllm.submission.merging import require_same_submission
 from cm4vllm.submission.networks import NETWORK_PAGE, NETWORK_TITLE, network_page
@@ -140,7 +139,7 @@ class Results:
             asked=asked,
             system=name,
             runs=tuple(runs),
-            layout=layout_named(settings.terms.layout),
+            layout=tree_layout(settings.terms.layout),
             description=_marked(description, settings.notices),
         )
 

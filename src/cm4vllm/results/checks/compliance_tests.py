@@ -14,16 +14,18 @@ from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
-from cm4vllm.results.checks.tree_files import test_folders
 from cm4vllm.results.endpoints import is_endpoints
+from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.reading import Reader, scores_of, terms_of
-from cm4vllm.rules import Mode, Terms, Verification, VerifiedFile
+from cm4vllm.results.trees import compliance_folders
+from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
 
 __all__: list[str] = []
 
 #: The scores of the answers that the performance run of a test logged, and of the same samples in the accuracy run.
 _SCORES = ("accuracy/compliance_accuracy.txt", "accuracy/baseline_accuracy.txt")
+_RUNS = ("accuracy", "performance")
 _LOGS = (f"performance/run_1/{DETAIL_LOG}", f"performance/run_1/{SUMMARY_LOG}")
 
 
@@ -40,26 +42,48 @@ def compliance(submission: Submission) -> Iterator[Fault]:
         if terms is None or is_endpoints(submission.root / result.folder):
             continue  # the harness's tests are audits of its own, which are optional
         for test in terms.compliance:
-            wanted = rules.verification(test)
+            wanted = rules.compliance_rules(test)
             if (folder := _folder(submission, result, wanted)) is None:
                 yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
             else:
                 yield from _passed(submission, result, folder, wanted, terms)
 
 
-def _folder(submission: Submission, result: Result, wanted: Verification) -> Path | None:
+@check(
+    "COMPLIANCE-UNKNOWN",
+    "a folder beside the logs of a result, or among its compliance tests, is that of a test that the rules know",
+    source="compliance/README.md, the tests of each benchmark",
+    remedy="correct its name, or remove it: no check and no official checker reads it",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def unknown(submission: Submission) -> Iterator[Fault]:
+    known = ", ".join(rules.compliance_test_names())
+    for result in submission.results:
+        folder = submission.root / result.folder
+        if is_endpoints(folder):
+            continue
+        for place in compliance_folders(submission.home, folder):
+            for path in sorted(place.iterdir()) if place.is_dir() else ():
+                if path.is_dir() and path.name not in (*rules.compliance_test_names(), *_RUNS):
+                    name = path.relative_to(submission.root).as_posix()
+                    yield Fault("a folder of no known compliance test", name, "", path.name, known)
+
+
+def _folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
     """Return the folder of a test, of several the one with its verification; None where there is none."""
-    found = [one for one in test_folders(submission, result, wanted.test) if one.is_dir()]
+    places = compliance_folders(submission.home, submission.root / result.folder)
+    found = [folder for place in places if (folder := place / wanted.test).is_dir()]
     return max(found, key=lambda one: sum((one / file.name).is_file() for file in wanted.files), default=None)
 
 
 def _passed(
-    submission: Submission, result: Result, folder: Path, wanted: Verification, terms: Terms
+    submission: Submission, result: Result, folder: Path, wanted: ComplianceRules, terms: Terms
 ) -> Iterator[Fault]:
     """Give what a test's folder lacks of a passed test."""
     for file in wanted.files:
         yield from _verified(submission, folder, file, terms)
-    if not wanted.performance:
+    if wanted.run_logs != "required":
         return
     for name in _LOGS:
         if not (folder / name).is_file():
@@ -88,7 +112,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         yield Fault(f"{file.name} is missing", name)
         return
     text = path.read_text(errors="replace", encoding="utf-8")
-    missing = [line for line in file.lines if line not in text]
+    missing = file.missing(text)
     if missing and file.scores and not (apart := list(_apart(folder, terms))):
         return
     for line in missing:
@@ -96,9 +120,8 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         if file.scores:
             what += f": other answers than in the accuracy run, and {apart[0]}"
         yield Fault(what, name, "", _line_with(text, line), line)
-    for line in file.not_lines:
-        if line in text:
-            yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
+    for line in file.forbidden(text):
+        yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
 
 
 def _apart(folder: Path, terms: Terms) -> Iterator[str]:

@@ -18,7 +18,7 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.listing import ListedFile
 from cm4vllm.results.model import Result, Submission
 
-__all__ = ["test_folders"]
+__all__: list[str] = []
 
 _PATHS = "tools/submission/submission_checker/constants.py, the paths of each round"
 _OLD_CHECKER = "tools/submission/submission_checker_old.py"
@@ -167,13 +167,13 @@ def ghosts(submission: Submission) -> Iterator[Fault]:
     "PROGRAM-MISSING",
     "a submission holds the program that made it",
     source=_PATHS,
-    remedy="publish the program: code/ until v5.1, src/ from v6.0 on",
+    remedy="publish the program in that folder",
     stage=Stage.TREE,
 )
 def program(submission: Submission) -> Iterator[Fault]:
     if not submission.results or not submission.round:
         return
-    name = "src" if submission.round >= "v6" else "code"
+    name = rules.layout_of_round(submission.round).program
     if not (submission.home / name).is_dir():
         yield Fault(f"{name}/ is missing", f"{submission.division}/{submission.submitter}", name)
 
@@ -269,13 +269,6 @@ def scenarios(submission: Submission) -> Iterator[Fault]:
         if other := sorted(found & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
             what = f"{benchmark} has no such scenario on a system of this type"
             yield Fault(what, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
-
-
-def test_folders(submission: Submission, result: Result, test: str) -> Iterator[Path]:
-    """Give the folders in which a compliance test of a result may lie: that since v6.0, then that before."""
-    folder = submission.root / result.folder
-    yield folder / test
-    yield submission.home / "compliance" / folder.relative_to(submission.home / "results") / test
 
 
 def _name(submission: Submission, path: Path) -> str:

@@ -16,11 +16,10 @@ from cm4vllm.common.files import json_of
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 from cm4vllm.results.trees import read_tree
-from cm4vllm.rules import Mode
+from cm4vllm.rules import Mode, tree_layouts
 from cm4vllm.submission.capsule.from_records import answer_digests, machine_of, plain_settings, scripts_of
 from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleFigure, CapsuleRun, CapsuleServer, unknown_fields
 from cm4vllm.submission.checker import is_rehearsal
-from cm4vllm.submission.layouts import LAYOUTS
 from cm4vllm.submission.software import SCRIPTS_FILE
 
 __all__ = ["capsules_of_tree"]
@@ -117,7 +116,7 @@ def _served(texts: Iterable[str], command: list[str]) -> list[str]:
 def _facts(submission: Submission, result: Result) -> dict[str, Any]:
     """Return what files of facts beside a result state, by their names."""
     found: dict[str, Any] = {}
-    for layout in LAYOUTS.values():
+    for layout in tree_layouts():
         place = (result.system, result.model, Path(result.folder).name)
         for path in layout.settings_of(submission.home, *place).glob("*_*.json"):
             _read(path, found)
