@@ -95,14 +95,44 @@ def test_other_processes_are_not_seen():
             "x = bytearray(b'x' * 60_000_000)\ntime.sleep(60)",
             "more than 256 MiB of memory",
         ),
+        (
+            "import mmap, time\nx = mmap.mmap(-1, 1 << 30)\nfor at in range(0, 1 << 30, 1 << 20):\n"
+            "    x[at : at + (1 << 20)] = bytes(b'x' * (1 << 20))\ntime.sleep(60)",
+            "more than 256 MiB of memory",
+        ),
     ],
-    ids=["fork-bomb", "memory-of-many"],
+    ids=["fork-bomb", "memory-of-many", "shared-memory"],
 )
 def test_what_processes_take_together_is_held(program, why):
     status, _, held = run(program)
     # The kernel holds the processes of a user who is not root: such a program goes on, without growing.
     assert held == why or (held == "time" and os.geteuid() and "processes" in why)
     assert status != 0
+
+
+def test_no_memory_is_taken_that_belongs_to_no_process():
+    """Files in memory, segments and mounts in a further user namespace are counted at none of its processes."""
+    program = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+new_user, new_mount = 0x10000000, 0x20000
+for name, call in {
+    "memfd_create": lambda: libc.memfd_create(b"x", 0),
+    "shmget": lambda: libc.shmget(0, ctypes.c_size_t(4096), 0o1600),
+    "msgget": lambda: libc.msgget(0, 0o1600),
+    "unshare": lambda: libc.unshare(new_user | new_mount),
+    "clone": lambda: libc.syscall({"x86_64": 56, "aarch64": 220}[os.uname().machine], new_user | 17, 0, 0, 0, 0),
+    "keyctl": lambda: libc.syscall({"x86_64": 250, "aarch64": 219}[os.uname().machine], 0, -3, 1),
+}.items():
+    if (done := call()) == 0 and name == "clone":
+        os._exit(0)
+    print(name, done)
+"""
+    status, printed, _ = run(program)
+    assert printed.split("\n")[:-1] == [
+        f"{name} -1" for name in ("memfd_create", "shmget", "msgget", "unshare", "clone", "keyctl")
+    ]
+    assert status == 0
 
 
 def test_one_process_is_held_by_the_kernel():

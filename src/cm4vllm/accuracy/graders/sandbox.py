@@ -3,7 +3,8 @@
 A program in it has no network (a network namespace of its own), no file of the user (the system's programs are mounted
 read-only, what it writes is in memory and ends with it), no process but its own, none of the user's environment, and
 limits of time, memory, processes and file size. The kernel's own limits hold each process. What all of them take
-together is checked here many times a second: the limit of processes does not hold a user who is root.
+together is checked here many times a second: the limit of processes does not hold a user who is root. Calls that make
+memory which belongs to no process fail (inside/limited.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NODE_MODULES = ("/usr/local/lib/node_modules", "/usr/lib/node_modules", "/usr/share/nodejs")
 _PROBE_S = 20.0
 _POLL_S = 0.05
+#: Lines of /proc/PID/status, in kB: memory of the process alone, shared memory, and what of both lies in the swap.
+_TAKEN = ("RssAnon:", "RssShmem:", "VmSwap:")
 #: The interpreter itself: an environment of it would bring its packages along.
 PYTHON = Path(sys.executable).resolve()
 MIB = 2**20
@@ -174,8 +177,12 @@ def _tree(pid: int, most: int) -> list[int]:
 
 
 def _memory(pid: int) -> int:
-    """Return the resident memory of a process that no file backs, in bytes; 0 where it has ended."""
+    """Return the memory of a process that no file on a disk backs, in bytes, shared memory too; 0 where it has ended.
+
+    Pages that several processes share count in each of them.
+    """
     with contextlib.suppress(OSError, IndexError, ValueError):
-        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        lines = [line.split() for line in status.splitlines() if line.startswith(_TAKEN)]
+        return sum(int(number) for _, number, _ in lines) * 1024
     return 0
