@@ -33,7 +33,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NODE_MODULES = ("/usr/local/lib/node_modules", "/usr/lib/node_modules", "/usr/share/nodejs")
 _PROBE_S = 20.0
 _POLL_S = 0.05
-#: Lines of /proc/PID/status, in kB: memory of the process alone, shared memory, and what of both lies in the swap.
+#: Lines of /proc/PID/status, in kB: memory of the process alone, shared memory, both kinds in the swap.
 _TAKEN = ("RssAnon:", "RssShmem:", "VmSwap:")
 #: The interpreter itself: an environment of it would bring its packages along.
 PYTHON = Path(sys.executable).resolve()
