@@ -86,6 +86,7 @@ def test_a_change_in_place_that_restores_size_and_time_is_noticed(model, entry):
 
 
 def test_the_same_content_with_other_times_is_the_same_model(model, entry, tmp_path):
+    """The check raises ModelError for other content."""
     record = local(model, entry)
     copied = shutil.copytree(model, tmp_path / "copied")
     check_unchanged(msgspec.structs.replace(record, path=str(copied)))

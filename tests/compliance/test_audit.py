@@ -49,6 +49,7 @@ def test_no_test_has_no_file_and_an_unknown_one_is_refused():
 
 
 def test_a_log_of_a_run_with_its_settings_is_taken(tmp_path):
+    """The check raises an error for each setting that is another, as the next test shows."""
     require_applied(DetailLog(tmp_path, LOGGED, (), ()), audit("TEST06"))
 
 

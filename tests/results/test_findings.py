@@ -29,6 +29,7 @@ def finding(severity: Severity, what: str, remedy: str = "") -> Finding:
 
 
 def test_warnings_and_notes_refuse_nothing() -> None:
+    """An error would raise SubmissionError, as in the next test."""
     refuse([finding(Severity.WARNING, "doubtful"), finding(Severity.NOTE, "known")], OUT)
 
 

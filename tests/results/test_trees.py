@@ -208,7 +208,9 @@ def test_a_tree_without_any_one_file_is_read(tree: Path) -> None:
             path.unlink()
             if spoiled is not None:
                 path.write_bytes(spoiled)
-            findings(only(read_tree(tree)))
+            submission = only(read_tree(tree))
+            findings(submission)
+            assert len(submission.results) == 10, (path, spoiled)
             path.write_bytes(content)
 
 

@@ -84,6 +84,7 @@ def test_a_server_without_usage_is_of_the_open_division_alone():
 
 
 def test_a_server_with_usage_may_be_of_the_closed_division():
+    """A server without usage raises ServerUnsuitable, as above."""
     with TextServer() as server:
         require_division(probed(server), Division.CLOSED)
     with peer.running() as url:

@@ -255,6 +255,7 @@ def model(tmp_path):
 
 
 def test_a_server_that_reads_token_ids_as_the_model_does_may_be_that_model(model):
+    """A server of another vocabulary raises ServerUnsuitable, as in the next test."""
     with peer.running() as url:
         check_vocabulary(probe(url), model)
 

@@ -69,6 +69,7 @@ def test_what_an_ended_run_sh_left_running_is_not_touched(home):
 
 
 def test_a_guardian_that_was_killed_harms_no_run():
+    """Calls of a guardian without a process raise nothing."""
     guardian = Guardian()
     guardian.start()
     guardian._process.kill()

@@ -1,0 +1,102 @@
+"""Each test asserts something, by itself or in a function that it calls; another has its reason as a docstring."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent
+#: The calls of pytest that fail a test.
+FAILING = ("pytest.raises", "pytest.warns", "pytest.fail")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of a test file: the names it uses, and what fails or excuses it."""
+
+    name: str
+    uses: frozenset[str]
+    asserts: bool
+    documented: bool
+
+    @property
+    def is_test(self) -> bool:
+        return self.name.startswith("test_")
+
+
+def functions(tree: ast.AST) -> list[Function]:
+    return [function(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
+    inside = list(ast.walk(node))
+    return Function(
+        name=node.name,
+        uses=frozenset(
+            one.id if isinstance(one, ast.Name) else one.attr
+            for one in inside
+            if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load)
+        ),
+        asserts=any(
+            isinstance(one, ast.Assert) or (isinstance(one, ast.Call) and ast.unparse(one.func) in FAILING)
+            for one in inside
+        ),
+        documented=ast.get_docstring(node) is not None,
+    )
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the names of the modules that a file imports, without their packages."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(one.name for one in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+    return {name.rpartition(".")[2] for name in names}
+
+
+def without_assertion(own: list[Function], helpers: list[Function]) -> list[str]:
+    """Return the names of the tests in `own` that assert nothing, also through `helpers`, and have no docstring."""
+    known, asserting = [one for one in (*own, *helpers) if not one.is_test], set[str]()
+    while more := {one.name for one in known if one.asserts or one.uses & asserting} - asserting:
+        asserting |= more
+    return [one.name for one in own if one.is_test and not (one.asserts or one.uses & asserting or one.documented)]
+
+
+def test_each_test_asserts_something_or_says_why_not() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.rglob("*.py"))}
+    found = {path: functions(tree) for path, tree in trees.items()}
+    modules: dict[str, list[Function]] = {}
+    for path in trees:
+        if not path.name.startswith("test_"):
+            modules.setdefault(path.stem, []).extend(found[path])
+    offenders = []
+    for path, tree in trees.items():
+        helpers = [one for name in {"conftest", *imported(tree)} for one in modules.get(name, [])]
+        offenders += [f"{path.relative_to(FOLDER)}: {name}" for name in without_assertion(found[path], helpers)]
+    assert len(trees) > 300
+    assert offenders == []
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("def test_x(): assert True", []),
+        ("def test_x(): run()", ["test_x"]),
+        ("def test_x():\n  'It raises otherwise.'\n  run()", []),
+        ("def test_x():\n  with pytest.raises(ValueError): run()", []),
+        ("def same(a): assert a\ndef both(a): same(a)\ndef test_x(): both(1)", []),
+        ("def same(a): print(a)\ndef test_x(): same(1)", ["test_x"]),
+        ("import beside\ndef test_x(): beside.same(1)", []),
+        ("from tests.beside import same\ndef test_x(): same(1)", []),
+        ("def test_x(): same(1)", ["test_x"]),
+        ("class TestX:\n  def test_x(self): self.run()", ["test_x"]),
+    ],
+)
+def test_a_test_that_asserts_nothing_is_found(code: str, names: list[str]) -> None:
+    tree, beside = ast.parse(code), functions(ast.parse("def same(a): assert a"))
+    assert without_assertion(functions(tree), beside if "beside" in imported(tree) else []) == names
