@@ -3,6 +3,7 @@
 #   make run    the demonstration: a rehearsal with a tiny model on vLLM's CPU backend; ARGS="--execution_mode=valid" and others
 #   make test   the test suite, one real rehearsal included
 #   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, killed owners and engines
+#   make coverage   the tests of `make test` but those that measure time, and how much of src they run: statements and branches
 #   make setup  what both share: environment, package, CM home
 #   make audit  compares the pinned packages with known vulnerabilities; `make check` does it once a day
 #   make lock   writes requirements*.txt again from pyproject.toml, with hashes; ARGS=--upgrade takes newer versions
@@ -28,7 +29,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --use-pep51
 LOCK := $(VENV)/tools/bin/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
 AUDIT = $(BIN)/python tests/audit.py $(VENV)/tools/bin/pip-audit requirements-test.txt
 
-.PHONY: setup run test test-long check audit lock clean
+.PHONY: setup run test test-long coverage check audit lock clean
 
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
@@ -46,6 +47,14 @@ test: setup $(VENV)/.installed-test
 
 test-long: setup $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+
+# The folder of the data is open to all users, because tests start programs as another one.
+coverage: setup $(VENV)/.installed-test
+	@data=$$(mktemp -d) && trap 'rm -rf "$$data"' EXIT && chmod 1777 "$$data" && export COVERAGE_FILE="$$data/data"; \
+	$(BIN)/coverage run --source="$(CURDIR)/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
+	tested=$$?; $(BIN)/coverage combine --quiet && $(BIN)/coverage report && $(BIN)/coverage json --quiet -o "$$data/json" && \
+	$(BIN)/python -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
+	exit $$tested
 
 check: $(VENV)/.installed-test
 	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks docs/tools

@@ -129,6 +129,9 @@ def test_the_licence_is_the_whole_apache_licence():
 def test_the_workflow_and_pre_commit_call_make_alone():
     (job,) = yaml.safe_load(read(".github/workflows/checks.yml"))["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == ["make check", "make test"]
+    assert job["strategy"]["matrix"] == {"python": ["3.11", "3.13"]}
+    (version,) = [step["with"]["python-version"] for step in job["steps"] if "with" in step]
+    assert version == "${{ matrix.python }}"
     (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
     assert (repo["repo"], [hook["entry"] for hook in repo["hooks"]]) == ("local", ["make check", "make test"])
     targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
