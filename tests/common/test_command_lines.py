@@ -6,14 +6,7 @@ import subprocess
 
 import pytest
 
-from cm4vllm.common.command_lines import (
-    options,
-    published_command,
-    published_words,
-    shell_line,
-    shell_word,
-    stored_command,
-)
+from cm4vllm.common.command_lines import published_command, published_words, shell_line, shell_word, stored_command
 from cm4vllm.common.redaction import Vault
 
 NONE = Vault({})
@@ -128,26 +121,3 @@ def test_a_stored_command_is_published_without_a_second_change():
         '    --output_dir="${OUTPUT_DIR:?}"',
     ]
     assert published_command("not 'closed", secrets=NONE) == "not 'closed"
-
-
-def test_options_of_a_command_are_read_as_a_shell_has_them() -> None:
-    words = [
-        "VLLM_CPU_KVCACHE_SPACE=1",
-        "python",
-        "-m",
-        "server",
-        "--port=1",
-        "--name",
-        "x y",
-        "--eager",
-        "--a",
-        "1",
-        "2",
-    ]
-    assert dict(options(words)) == {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "--port": "1",
-        "--name": "x y",
-        "--eager": "set",
-        "--a": "1 2",
-    }

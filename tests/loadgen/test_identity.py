@@ -221,6 +221,12 @@ def test_what_has_changed_is_named(make_settings):
     assert any(one.startswith("model.sha256 differs") for one in differences(before, now))
 
 
+def test_an_option_that_has_changed_is_named_alone(tmp_path, dataset, make_settings):
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+    before = replace(settings, server=Place(tmp_path, dataset).server("http://127.0.0.1:1"))
+    assert differences(before, other_option(None, before)) == ["server.options.max-num-seqs: 8, now 9"]
+
+
 def test_a_server_is_known_before_it_is_started(tmp_path, dataset):
     place = Place(tmp_path, dataset)
     started = place.server("http://127.0.0.1:1234")

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
-from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.settings import DEFAULT_IN_FLIGHT, in_flight_of, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.records import ServerRecord
 
 
@@ -30,3 +31,17 @@ def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(datas
     real = run_settings(conf, model=replace(model, source="elsewhere"), dataset=dataset, server=server)
     assert (real.min_tokens, real.max_tokens) == (2, found.generation.max_tokens)
     assert real.notice == REHEARSAL_NOTICE
+
+
+@pytest.mark.parametrize(
+    ("words", "in_flight"),
+    [
+        ([], DEFAULT_IN_FLIGHT),
+        (["--max-num-seqs", "64"], 128),
+        (["--max_num_seqs=64"], 128),
+        (["--max-num-seqs=256", "--max_num_seqs=64"], 128),
+        (["--max-num-seqs=0"], DEFAULT_IN_FLIGHT),
+    ],
+)
+def test_the_client_keeps_two_requests_in_flight_for_each_sequence_of_the_server(words, in_flight):
+    assert in_flight_of(given_options(["vllm", "serve", "m", *words])) == in_flight

@@ -64,6 +64,17 @@ class Handler(BaseHTTPRequestHandler):
             if self.fault == "adapter":
                 models.append({"id": "adapter", "max_model_len": 2048, "parent": MODEL})
             self.answer({"data": models})
+        elif self.path == "/server_info?config_format=json" and self.fault == "reports-options":
+            self.answer(
+                {
+                    "vllm_config": {
+                        "scheduler_config": {"max_num_seqs": 64, "policy": "fcfs", "max_num_queued_reqs": None},
+                        "parallel_config": {"tensor_parallel_size": 2, "world_size": 2},
+                        "instance_id": "a1",
+                    },
+                    "vllm_env": {"VLLM_SEED": 1},
+                }
+            )
         elif self.path == "/metrics" and self.fault != "no-metrics":
             caching = self.fault == "prefix-caching"
             self.answer(

@@ -9,7 +9,15 @@ import pytest
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import env_keys
-from cm4vllm.serving.arguments import ServerSettings, completed, niceness, secret_env, server_argv, server_env
+from cm4vllm.serving.arguments import (
+    ServerSettings,
+    completed,
+    niceness,
+    read_server_settings,
+    secret_env,
+    server_argv,
+    server_env,
+)
 from cm4vllm.serving.presets import Preset
 from cm4vllm.serving.records import Api
 
@@ -141,6 +149,19 @@ def test_no_other_secret_goes_into_the_servers_command_line(extra):
         argv(extra=extra)
     assert "extra_args" in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_an_option_among_the_further_words_is_the_setting_of_its_own():
+    keys = env_keys(ServerSettings)
+    given = {keys["model"]: "m", keys["name"]: "n", keys["max_num_seqs"]: "8", keys["max_model_len"]: "4096"}
+    extra = "--max_num_seqs=64 -tp 2 --pipeline_parallel_size=2 --no-enforce-eager --max-model-len 1k"
+    settings = read_server_settings(given | {keys["extra"]: extra})
+    assert (settings.max_num_seqs, settings.workers, settings.enforce_eager) == (64, 4, False)
+    assert settings.max_model_len == 1000
+    words = server_argv(Path("python"), settings)
+    assert words[-len(extra.split()) :] == extra.split()
+    assert "8" not in words
+    assert "4096" not in words
 
 
 def test_a_local_model_is_served_without_asking_a_hub(tmp_path):

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_server_is_started_for_the_recorded_model_and_ended(tmp_path, python, 
 
 @pytest.fixture
 def installation(tmp_path):
-    (tmp_path / HELP_FILE).write_text((Path(__file__).parent / "recorded" / "serve-help.txt").read_text())
+    (tmp_path / HELP_FILE).write_text(resources.files("cm4vllm.serving").joinpath(HELP_FILE).read_text())
     return str(tmp_path / "vllm.json")
 
 

@@ -8,7 +8,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.serving import options as module
 from cm4vllm.serving.options import HELP_FILE, Option, fitted, parse_help, read_options
 
-HELP = Path(__file__).parent / "recorded" / "serve-help.txt"
+HELP = Path(module.__file__).with_name(HELP_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,13 @@ def options():
 
 def test_every_option_is_found_by_each_of_its_names(options):
     assert len(options) > 400
-    assert options["--tensor-parallel-size"] == Option("--tensor-parallel-size", True)
-    assert options["-tp"].takes_value
+    full = "tensor-parallel-size"
+    assert options["--tensor-parallel-size"] == Option("--tensor-parallel-size", True, full_name=full)
+    assert options["-tp"] == Option("-tp", True, full_name=full)
+    assert options["--no-enforce-eager"] == Option("--no-enforce-eager", False, full_name="enforce-eager", off=True)
+    assert options["--served-model-name"].several
+    assert options["--max-model-len"].multiples
+    assert not options["--max-num-seqs"].multiples
     assert not options["--enforce-eager"].takes_value
     assert not options["--no-enforce-eager"].takes_value
     assert "bfloat16" in options["--dtype"].choices
@@ -39,7 +44,14 @@ def test_every_option_is_found_by_each_of_its_names(options):
 def test_words_after_the_choices_belong_to_the_value(line, choices):
     words = line.partition("   ")[0].replace("--parser-plugin", "").split()
     names = [word.rstrip(",") for word in words if word.startswith("-")]
-    assert parse_help(line) == {name: Option(name, True, choices) for name in names}
+    assert [(name, one.takes_value, one.choices) for name, one in parse_help(line).items()] == [
+        (name, True, choices) for name in names
+    ]
+
+
+def test_the_help_of_python_3_13_shows_the_value_once():
+    found = parse_help("  --tensor-parallel-size, -tp N\n").values()
+    assert {(one.full_name, one.takes_value) for one in found} == {("tensor-parallel-size", True)}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):

@@ -29,6 +29,14 @@ def test_a_good_server_is_described_by_what_it_says_itself():
     assert record.supervisor_pid is None
 
 
+def test_the_options_that_a_running_server_reports_are_in_its_record():
+    cache = {"block-size": 16, "enable-prefix-caching": False, "gpu-memory-utilization": 0.9}
+    with peer.running() as url:
+        assert probe(url, peer.MODEL).options == cache
+    with peer.running("reports-options") as url:
+        assert probe(url, peer.MODEL).options == cache | {"max-num-seqs": 64, "tensor-parallel-size": 2}
+
+
 def test_a_folder_that_the_server_reports_counts_where_it_holds_a_model(monkeypatch, tmp_path):
     folders = {}
     roots = {"model": tmp_path, "hub": "owner/model", "elsewhere": tmp_path / "none", "empty": tmp_path}

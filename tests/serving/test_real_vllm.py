@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from test_given_options import LINES
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -18,6 +19,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.metrics import sampled
+from cm4vllm.serving.options import read_options, stored_options
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
@@ -51,6 +53,31 @@ def python():
         text=True,
     )
     return json.loads(done.stdout[done.stdout.index("{") :])["new_env"]["CM_VLLM_PYTHON_BIN_WITH_PATH"]
+
+
+PARSER = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+value_of = lambda value: getattr(value, "value", str(value))
+parsed = [vars(parser.parse_args(line.split())) for line in json.load(sys.stdin)]
+print(json.dumps([{name.replace("_", "-"): value for name, value in one.items()} for one in parsed], default=value_of))
+"""
+
+
+def test_vllm_itself_reads_command_lines_as_we_do(python):
+    lines = [line for line, _ in LINES]
+    done = subprocess.run(
+        [python, "-c", PARSER], input=json.dumps(lines), check=True, stdout=subprocess.PIPE, text=True
+    )
+    for (line, ours), theirs in zip(LINES, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert {name: theirs[name] for name in ours} == ours, line
+
+
+def test_the_stored_options_are_those_of_the_pinned_release(python):
+    installed = read_options(Path(python).parents[2] / "vllm.json")
+    assert installed == stored_options()
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
-"""What the words of a server say of its processes and of shared memory."""
+"""The processes and the shared memory that a server with given options needs."""
 
 import pytest
 
-from cm4vllm.serving.server_needs import api_processes, option_value, ring_buffer_bytes
+from cm4vllm.serving.given_options import given_options
+from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes, worker_count
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from cm4vllm.serving.server_needs import api_processes, option_value, ring_buffe
     ],
 )
 def test_connections_are_taken_by_as_many_processes_as_vllm_starts(words, count):
-    assert api_processes(["vllm", "serve", "m", *words]) == count
+    assert api_processes(given_options(["vllm", "serve", "m", *words])) == count
 
 
 @pytest.mark.parametrize(
@@ -31,9 +32,9 @@ def test_connections_are_taken_by_as_many_processes_as_vllm_starts(words, count)
     ],
 )
 def test_workers_of_their_own_need_shared_memory(words, needed):
-    assert ring_buffer_bytes(words) == needed
+    assert ring_buffer_bytes(given_options(words)) == needed
 
 
-def test_the_last_value_of_an_option_counts():
-    assert option_value(["--max-num-seqs=1", "--max-num-seqs", "2"], "--max-num-seqs") == "2"
-    assert option_value(["--max-num-seqs"], "--max-num-seqs") == ""
+def test_every_parallel_size_multiplies_the_workers():
+    assert worker_count({}) == 1
+    assert worker_count(given_options(["-tp", "2", "--pipeline_parallel_size=3", "-dp=2"])) == 12

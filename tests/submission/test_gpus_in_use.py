@@ -53,6 +53,7 @@ PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel
         (record(argv=PARALLEL), {}, "0123"),
         (record(argv=PARALLEL), {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3"}, "7654"),
         (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
+        (record(argv=["vllm", "serve", "m", "--max_num_seqs=64", "--tensor_parallel_size=2"]), {}, "01"),
         (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
         (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
         (record(owned=False), {}, None),

@@ -15,7 +15,8 @@ from cm4vllm.loadgen.limits import Demand, Load, Needs, load_of, most_open, need
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
 from cm4vllm.rules import Mode, Scenario
-from cm4vllm.serving.launch_settings import asked_words
+from cm4vllm.serving.given_options import OptionValue
+from cm4vllm.serving.launch_settings import asked_options
 from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes
 from cm4vllm.serving.site import base_urls
 
@@ -30,13 +31,13 @@ def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tu
 
     Raises LimitTooLow for a run that the machine's limits do not allow.
     """
-    words = _server_words(env, job)
+    options = _server_options(env, job)
     known: list[Needs] = []
     notes: list[str] = []
     for scenario in job.scenarios:
         for mode in job.modes:
-            load, rate = _load(job, scenario, mode, words), given_target(job, scenario)
-            demand = _demand(job, scenario, mode, words, load, rate)
+            load, rate = _load(job, scenario, mode, options), given_target(job, scenario)
+            demand = _demand(job, scenario, mode, options, load, rate)
             found = needs(demand, limits)
             if load.at(rate) is not None:
                 known.append(found)
@@ -49,17 +50,17 @@ def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tu
     return tuple(notes)
 
 
-def _server_words(env: Mapping[str, Any], job: Job) -> list[str]:
-    """Return the command line of the servers that the job starts, empty where they run already."""
+def _server_options(env: Mapping[str, Any], job: Job) -> dict[str, OptionValue]:
+    """Return the options of the servers that the job starts, none where they run already."""
     if job.settings.api_server:
-        return []
-    words = asked_words(env)
+        return {}
+    options = asked_options(env)
     if job.settings.rehearse:
-        words = [f"--max-num-seqs={read_profile(job.settings.rehearse).server.max_num_seqs}", *words]
-    return words
+        options = {"max-num-seqs": read_profile(job.settings.rehearse).server.max_num_seqs, **options}
+    return options
 
 
-def _load(job: Job, scenario: Scenario, mode: Mode, words: list[str]) -> Load:
+def _load(job: Job, scenario: Scenario, mode: Mode, options: Mapping[str, OptionValue]) -> Load:
     terms, settings = job.terms(scenario, mode), job.settings
     conf = ""
     if terms.paced:
@@ -76,11 +77,13 @@ def _load(job: Job, scenario: Scenario, mode: Mode, words: list[str]) -> Load:
         conf,
         samples=samples,
         max_tokens=longest_answer(terms, fixed=job.sources.dummy and not settings.rehearse),
-        max_in_flight=settings.max_in_flight or in_flight_of(words) * _servers(job),
+        max_in_flight=settings.max_in_flight or in_flight_of(options) * _servers(job),
     )
 
 
-def _demand(job: Job, scenario: Scenario, mode: Mode, words: list[str], load: Load, rate: float | None) -> Demand:
+def _demand(
+    job: Job, scenario: Scenario, mode: Mode, options: Mapping[str, OptionValue], load: Load, rate: float | None
+) -> Demand:
     urls = base_urls(job.settings.api_server) if job.settings.api_server else []
     open_ = load.at(rate)
     return Demand(
@@ -89,9 +92,9 @@ def _demand(job: Job, scenario: Scenario, mode: Mode, words: list[str], load: Lo
         why=load.words(rate),
         at_once=job.terms(scenario, mode).at_once,
         servers=_servers(job),
-        api_processes=api_processes(words) if words else 0,
+        api_processes=0 if job.settings.api_server else api_processes(options),
         tcp=not urls or not all(url.startswith("unix:") for url in urls),
-        ring_buffer_bytes=0 if job.settings.rehearse else ring_buffer_bytes(words),
+        ring_buffer_bytes=0 if job.settings.rehearse else ring_buffer_bytes(options),
         workers=job.settings.num_workers or 0,
     )
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cm4vllm.common.redaction import PLACEHOLDER, Vault, redacted_words, variable
 
-__all__ = ["options", "published_command", "published_words", "shell_line", "shell_word", "stored_command"]
+__all__ = ["published_command", "published_words", "shell_line", "shell_word", "stored_command"]
 
 #: An absolute path, or one below a home folder, as a word or in one: after =, a comma, file://, or _path. of a tag.
 _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.))(?P<path>~?/(?!/)[^\s,;:\"')\]}@]*)")
@@ -119,23 +119,6 @@ def _host_of(value: str) -> str:
 
 
 # --- quoting ---------------------------------------------------------------------------------------------------------
-
-
-def options(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Give the options of a command, and the variables that stand before it, each with its value; "set" is none."""
-    name, values, given = "", list[str](), ""
-    for word in words:
-        if word.startswith("--"):
-            if name:
-                yield name, " ".join(values) or "set"
-            name, given, value = word.partition("=")
-            values = [value] if given else []
-        elif name and not given:
-            values.append(word)
-        elif not name and "=" in word and word.partition("=")[0].isidentifier():
-            yield word.partition("=")[0], word.partition("=")[2]
-    if name:
-        yield name, " ".join(values) or "set"
 
 
 def shell_line(words: Sequence[str], env: Mapping[str, str] | None = None) -> str:

@@ -49,11 +49,10 @@ def _stable(settings: RunSettings) -> RunSettings:
 def differences(before: RunSettings, now: RunSettings) -> list[str]:
     """Return in words where the settings of two runs differ, as far as it counts."""
     one, other = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
-    return [
-        _difference(name, one.get(name), other.get(name))
-        for name in {**one, **other}
-        if one.get(name) != other.get(name)
-    ]
+    apart = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    if any(name.startswith("server.options.") for name in apart):
+        apart = [name for name in apart if name != "server.argv"]  # it differs in these options
+    return [_difference(name, one.get(name), other.get(name)) for name in apart]
 
 
 #: Values are quoted up to this length.
@@ -106,7 +105,7 @@ def at_present_places(record: RunRecord, settings: RunSettings) -> RunRecord:
 
 def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
     members = [_at_present(one, other) for one, other in zip(kept.members, now.members, strict=True)]
-    return replace(kept, argv=now.argv, env=now.env, ca_file=now.ca_file, members=members)
+    return replace(kept, argv=now.argv, options=now.options, env=now.env, ca_file=now.ca_file, members=members)
 
 
 def _model(model: ModelRecord) -> ModelRecord:

@@ -200,7 +200,7 @@ def demand_of(settings: RunSettings) -> Demand:
         why=load.words(settings.target_qps),
         at_once=terms.at_once,
         servers=len(server.endpoints),
-        api_processes=api_processes(server.argv) if server.owned else 0,
+        api_processes=api_processes(server.options) if server.owned else 0,
         tcp=not all(endpoint.startswith("unix:") for endpoint in server.endpoints),
         workers=settings.num_workers,
     )

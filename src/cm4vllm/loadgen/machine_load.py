@@ -28,7 +28,7 @@ class MachineMeter:
     def __init__(self, server: ServerRecord) -> None:
         self._supervisors = tuple(server.supervisors)
         # Ray starts the workers, not the server: their processes are not known here.
-        self._knows_server = server.owned and "ray" not in server.argv
+        self._knows_server = server.owned and server.options.get("distributed-executor-backend") != "ray"
         self._throttling = throttling()
         self._begin = time.monotonic()
         self._machine = _machine_s()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
@@ -13,8 +13,8 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.loadgen.wire import Sampling
 from cm4vllm.rules import Terms
+from cm4vllm.serving.given_options import OptionValue, whole_number
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_needs import option_value
 
 __all__ = [
     "MOST_WORKERS",
@@ -79,7 +79,7 @@ def run_settings(
         user_conf=user_conf_text or conf.text,
         samples=conf.samples,
         **_lengths(terms, model, simulated=server.simulated is not None),
-        max_in_flight=max_in_flight or in_flight_of(server.argv) * len(server.endpoints),
+        max_in_flight=max_in_flight or in_flight_of(server.options) * len(server.endpoints),
         stream_interval=stream_interval,
         num_workers=num_workers or 0,
         self_check=self_check,
@@ -174,10 +174,10 @@ def _at_full_speed(server: ServerRecord) -> ServerRecord:
     return replace(server, niceness=0, members=[_at_full_speed(member) for member in server.members])
 
 
-def in_flight_of(argv: Sequence[str]) -> int:
-    """Return how many requests keep a server busy: a multiple of the sequences that its command line has it run."""
-    value = option_value(argv, "--max-num-seqs")
-    return IN_FLIGHT_PER_SEQUENCE * int(value) if value.isdecimal() and int(value) else DEFAULT_IN_FLIGHT
+def in_flight_of(options: Mapping[str, OptionValue]) -> int:
+    """Return how many requests keep a server with these options busy: a multiple of the sequences that it runs."""
+    sequences = whole_number(options, "max-num-seqs")
+    return IN_FLIGHT_PER_SEQUENCE * sequences if sequences else DEFAULT_IN_FLIGHT
 
 
 def require_room(settings: RunSettings, longest: int) -> None:

@@ -15,6 +15,7 @@ from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
 from cm4vllm.report.wording import headroom, ms, number, percent, rate, times
 from cm4vllm.results.model import Latency, Performance
 from cm4vllm.rules import Arrivals
+from cm4vllm.serving.given_options import whole_number
 from cm4vllm.serving.metrics import ServerMetrics, Timing
 
 __all__ = ["Cause", "Why", "why"]
@@ -76,9 +77,7 @@ class _Seen:
 
     @property
     def sequences(self) -> int | None:
-        words = " ".join(self.run.settings.server.argv).replace("=", " ").split()
-        after = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "--max-num-seqs"]
-        return int(after[-1]) if after and after[-1].isdecimal() else None
+        return whole_number(self.run.settings.server.options, "max-num-seqs")
 
     @property
     def all_running(self) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.command_lines import options, shell_line
 from cm4vllm.common.errors import UsageError
-from cm4vllm.report.compared_settings import NOT_STATED, Group, Setting, as_text, loadgen_settings
+from cm4vllm.report.compared_settings import NOT_STATED, Group, Setting, as_text, loadgen_settings, server_settings
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Result, Source
 from cm4vllm.results.reading import SCORE_UNITS
 from cm4vllm.results.uncertainty import Basis, Estimate
@@ -149,8 +147,7 @@ def _server(one: Capsule) -> Iterator[tuple[Group, str, Any]]:
     yield Group.SERVER, "server", f"{server.software} {server.version}".strip()
     yield Group.SERVER, "started by cm4vllm", started
     yield Group.SERVER, "max_model_len", NOT_STATED
-    for name, value in options(shlex.split(shell_line(server.command, server.env)) if server.command else ()):
-        yield Group.SERVER, name, value
+    yield from server_settings(server.env if server.command else {}, server.command)
 
 
 def _packages(one: Capsule) -> dict[str, str]:

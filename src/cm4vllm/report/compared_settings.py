@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cm4vllm.common.command_lines import options
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.report.wording import server_command
+from cm4vllm.report.wording import server_words
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.serving.given_options import given_options, value_text
 
-__all__ = ["NOT_STATED", "Difference", "Group", "Setting", "as_text", "differences", "loadgen_settings", "settings_of"]
+__all__ = [
+    "NOT_STATED",
+    "Difference",
+    "Group",
+    "Setting",
+    "as_text",
+    "differences",
+    "loadgen_settings",
+    "server_settings",
+    "settings_of",
+]
 
 
 class Group(StrEnum):
@@ -124,13 +133,20 @@ def _recorded(run: RunRecord) -> Iterator[tuple[Group, str, Any]]:
     yield Group.SERVER, "server", one.server.named
     yield Group.SERVER, "started by cm4vllm", "yes" if one.server.owned else "no"
     yield Group.SERVER, "max_model_len", one.server.max_model_len
-    for name, value in options(shlex.split(server_command(one.server, one.model.path))):
-        yield Group.SERVER, name, value
+    yield from server_settings(*server_words(one.server, one.model.path))
     for name in ("max_tokens", "min_tokens", "max_in_flight", "stream_interval"):
         yield Group.CLIENT, name, getattr(one, name)
     yield Group.CLIENT, "worker processes", sum(process.name.startswith("worker") for process in run.client.processes)
     for name, value in {**run.versions, **one.server.packages}.items():
         yield Group.PACKAGES, name, value
+
+
+def server_settings(env: Mapping[str, str], words: Sequence[str]) -> Iterator[tuple[Group, str, Any]]:
+    """Give the environment and the options that a server was started with, as they are published."""
+    for name, text in env.items():
+        yield Group.SERVER, name, text
+    for name, value in given_options(words).items():
+        yield Group.SERVER, f"--{name}", value_text(value)
 
 
 def as_text(value: Any) -> str:

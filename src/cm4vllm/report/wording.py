@@ -176,16 +176,22 @@ def counting_words(runs: Sequence[RunRecord]) -> str:
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:
-    """Write the server's command with $MODEL for the model's folder and $CM4VLLM for that of our package.
+    """Write the server's command as `server_words` returns it, one flag a line; empty for a server that already ran."""
+    env, words = server_words(server, model_path)
+    return shell_line(words, env)
 
-    It is empty for a server that was already there.
+
+def server_words(server: ServerRecord, model_path: str) -> tuple[dict[str, str], list[str]]:
+    """Return the server's environment and command with $MODEL for the model's folder and $CM4VLLM for our package's.
+
+    Both are empty for a server that already ran.
     """
     if not server.argv:
-        return ""
+        return {}, []
     names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
     env = [f"{name}={value}" for name, value in sorted(server.env.items())]
     words = published_words([*env, Path(server.argv[0]).name, *server.argv[1:]], names, hosts_of(server))
-    return shell_line(words[len(env) :], dict(word.split("=", 1) for word in words[: len(env)]))
+    return dict(word.split("=", 1) for word in words[: len(env)]), words[len(env) :]
 
 
 def typed_command(command: str, server: ServerRecord) -> str:

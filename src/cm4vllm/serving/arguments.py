@@ -6,20 +6,30 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import redacted_words
-from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.serving.fixed_options import refuse_fixed, written_in_full
 from cm4vllm.serving.fp8 import fp8_env
+from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.records import Api
 
-__all__ = ["ServerSettings", "completed", "niceness", "ray_env", "secret_env", "server_argv", "server_env"]
+__all__ = [
+    "ServerSettings",
+    "completed",
+    "niceness",
+    "ray_env",
+    "read_server_settings",
+    "secret_env",
+    "server_argv",
+    "server_env",
+]
 
 #: A local server of a benchmark run answers on this machine alone.
 LOOPBACK = "127.0.0.1"
@@ -71,6 +81,42 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     def workers(self) -> int:
         """The number of its workers, each of which takes a GPU, or a group of cores of its own."""
         return (self.tp_size or 1) * (self.pp_size or 1) * (self.dp_size or 1)
+
+
+#: The options of vLLM that a setting sets, each with the setting.
+_OPTION_FIELDS: Mapping[str, str] = {
+    "dtype": "dtype",
+    "max-model-len": "max_model_len",
+    "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "gpu-memory-utilization": "gpu_memory_utilization",
+    "kv-cache-dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+    "tensor-parallel-size": "tp_size",
+    "pipeline-parallel-size": "pp_size",
+    "data-parallel-size": "dp_size",
+    "distributed-executor-backend": "distributed_executor_backend",
+    "seed": "seed",
+    "uvicorn-log-level": "uvicorn_log_level",
+    "enforce-eager": "enforce_eager",
+    "enable-chunked-prefill": "enable_chunked_prefill",
+    "trust-remote-code": "trust_remote_code",
+}
+
+
+def read_server_settings(env: Mapping[str, Any]) -> ServerSettings:
+    """Read the settings of a server; an option in --extra_args counts as the setting of its own, which it replaces.
+
+    Raises UsageError.
+    """
+    settings = read_settings(ServerSettings, env)
+    try:
+        said = given_options(shlex.split(settings.extra))
+    except ValueError:  # server_argv says why
+        return settings
+    keys = env_keys(ServerSettings)
+    extra = {keys[field]: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
+    return read_settings(ServerSettings, {**env, **extra})
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
@@ -136,36 +182,24 @@ def server_argv(
         "vllm",
         "--disable-uvicorn-access-log",
     ]
-    given = _given_options(settings)
+    given = _set_options(settings)
     extra, _ = _extra(settings.extra)
-    said = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in extra if word.startswith("--")}
+    said = given_options(extra)
     options = {
         name: value
         for name, value in {**(preset.options if preset else {}), **given}.items()
-        if name not in said and f"no-{name}" not in said and name.removeprefix("no-") not in said
+        if name.removeprefix("no-") not in said
     }
     chosen = [part for word in option_words(options) for part in word.split("=", 1)]
     return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
 
 
-def _given_options(settings: ServerSettings) -> dict[str, bool | int | float | str]:
+def _set_options(settings: ServerSettings) -> dict[str, bool | int | float | str]:
     """Return the options that the settings set, by name; a preset's option that is switched off is False."""
     valued: dict[str, bool | int | float | str | None] = {
-        "dtype": settings.dtype,
+        **{option: getattr(settings, field) for option, field in _OPTION_FIELDS.items()},
         "load-format": settings.load_format,
-        "max-model-len": settings.max_model_len,
-        "max-num-seqs": settings.max_num_seqs,
-        "max-num-batched-tokens": settings.max_num_batched_tokens,
-        "gpu-memory-utilization": settings.gpu_memory_utilization,
-        "kv-cache-dtype": settings.kv_cache_dtype,
-        "quantization": settings.quantization,
-        "tensor-parallel-size": settings.tp_size,
-        "pipeline-parallel-size": settings.pp_size,
-        "data-parallel-size": settings.dp_size,
         "distributed-executor-backend": "ray" if settings.ray_address else settings.distributed_executor_backend,
-        "seed": settings.seed,
-        "uvicorn-log-level": settings.uvicorn_log_level,
-        "enforce-eager": settings.enforce_eager,
         "enable-chunked-prefill": settings.enable_chunked_prefill,
         "no-enable-chunked-prefill": True if settings.enable_chunked_prefill is False else None,
         "trust-remote-code": settings.trust_remote_code or None,

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.serving.given_options import OptionValue, typed_value
+from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
 from cm4vllm.serving.site import Site, ask, sites_of
 
-__all__ = ["identities", "identity", "other_content", "process_start", "restarts"]
+__all__ = ["identities", "identity", "other_content", "process_start", "reported_options", "restarts"]
 
 _SHORT_S = 10.0
 #: How often a server is asked when its process started: behind one address there may be several processes.
@@ -24,6 +26,8 @@ _NO_CONTENT = ("created", "permission", "num_gpu_blocks", "num_cpu_blocks")
 _START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+#: How labels write what is no number and no text.
+_OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60
 
 
@@ -51,6 +55,29 @@ def identity(site: Site, model: str) -> ServerIdentity:
         reported |= _leaves(label, f"cache of engine {label.get('engine', 0)}")
     starts = {process_start(metrics), *(process_start(_text(site, "/metrics")) for _ in range(_ASKED - 1) if metrics)}
     return ServerIdentity(reported=reported, process_started_s=starts.pop() if len(starts) == 1 else None)
+
+
+def reported_options(site: Site) -> dict[str, OptionValue]:
+    """Return the options of vLLM that a running server reports, by vLLM's full names; none where it reports none.
+
+    With VLLM_SERVER_DEV_MODE=1 vLLM has its whole configuration at /server_info; of others /metrics has the part of the
+    KV cache. Raises ServerUnreachable.
+    """
+    labels: dict[str, Any] = {}
+    for found in _CACHE.findall(_text(site, "/metrics")):
+        labels |= {
+            name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in _LABEL.findall(found)
+        }
+    page = _page(site, "/server_info?config_format=json")
+    config = page.get("vllm_config") if isinstance(page, dict) else None
+    parts = [part for part in config.values() if isinstance(part, dict)] if isinstance(config, dict) else []
+    names = {option.full_name for option in stored_options().values()}
+    return {
+        option: value
+        for part in [labels, *parts]
+        for name, value in part.items()
+        if (option := name.replace("_", "-")) in names and isinstance(value, bool | int | float | str)
+    }
 
 
 def process_start(metrics: str) -> float | None:

@@ -14,6 +14,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.access import Access, chosen_access, own_access
 from cm4vllm.serving.clusters.placement import placed
+from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S
@@ -21,7 +22,7 @@ from cm4vllm.serving.site import base_urls, trusted
 
 __all__ = [
     "LaunchSettings",
-    "asked_words",
+    "asked_options",
     "require_access",
     "require_installed",
     "require_no_replicas",
@@ -110,7 +111,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
         return
     chosen = _chosen(env)
     require_sensible(chosen, settings.ready_timeout_s)
-    asked_words(env)
+    asked_options(env)
     require_access(settings)
     if settings.api_server:
         require_no_replicas(settings)
@@ -121,20 +122,20 @@ def require_usable(env: Mapping[str, Any]) -> None:
         free_port(part.host, part.port)
 
 
-def asked_words(env: Mapping[str, Any]) -> list[str]:
-    """Return the command line of the servers that are asked for, as far as it is known before model and vLLM are.
+def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
+    """Return the options of the servers that are asked for, as far as they are known before model and vLLM are.
 
     Raises UsageError for words that cannot be given.
     """
     settings = read_settings(LaunchSettings, env)
     preset = preset_named(settings.preset) if settings.preset else None
-    return arguments.server_argv(Path("python"), _chosen(env), preset=preset)
+    return given_options(arguments.server_argv(Path("python"), _chosen(env), preset=preset))
 
 
 def _chosen(env: Mapping[str, Any]) -> arguments.ServerSettings:
     keys = env_keys(arguments.ServerSettings)
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    return read_settings(arguments.ServerSettings, {keys["model"]: "any", keys["name"]: "any"} | given)
+    return arguments.read_server_settings({keys["model"]: "any", keys["name"]: "any"} | given)
 
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:

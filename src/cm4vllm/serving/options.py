@@ -1,7 +1,8 @@
-"""The options of an installed vLLM, from its own help: what is checked before a model is loaded.
+"""The options that a vLLM has, from its own help: options are checked by it before a model is loaded.
 
 `vllm serve --help=all` takes seconds, because all of vLLM is imported for it. So its text is kept beside the record of
-the installation, whose proof writes it.
+the installation, whose proof writes it. serve-help.txt has the options of 0.32.0, for command lines of servers whose
+installation is not known.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
-__all__ = ["HELP_FILE", "Option", "Options", "fitted", "parse_help", "read_options"]
+__all__ = ["HELP_FILE", "Option", "Options", "fitted", "parse_help", "read_options", "stored_options"]
 
 #: The name of the help's file in an installation's folder.
 HELP_FILE = "serve-help.txt"
@@ -28,16 +29,27 @@ _ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
 _NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
 _HELP = "`vllm serve --help=all` lists what it knows"
 _LEVEL = re.compile(r"-O\d")
+#: What the help says of an option whose number may have a suffix.
+_MULTIPLES = "Parse human-readable integers"
 _NUMBER = re.compile(r"-[\d.]")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: whether a value follows it, and which values are allowed where the help lists them."""
+    """One spelling of an option: whether a value follows it, and which values are allowed where the help lists them.
+
+    `full_name` is vLLM's own name, without dashes, which all spellings share; `off` is the spelling --no-NAME of an
+    option without a value. With `several` any number of values may follow. With `multiples` 1k stands for 1000 and 1K
+    for 1024.
+    """
 
     name: str
     takes_value: bool
     choices: tuple[str, ...] = ()
+    full_name: str = ""
+    off: bool = False
+    several: bool = False
+    multiples: bool = False
 
 
 Options = Mapping[str, Option]
@@ -59,19 +71,43 @@ def read_options(installation: Path) -> Options | None:
         return None
 
 
+@cache
+def stored_options() -> Options:
+    """Return the options of vLLM 0.32.0."""
+    return parse_help(resources.files("cm4vllm.serving").joinpath(HELP_FILE).read_text(encoding="utf-8"))
+
+
 def parse_help(text: str) -> dict[str, Option]:
     """Return the options that a help text of argparse lists, by every name they have."""
     found: dict[str, Option] = {}
+    spellings: list[Option] = []
     for line in text.splitlines():
-        entry = _ENTRY.match(line)
-        if entry is None:
-            continue
-        for name in _NAME.finditer(entry[1]):
-            value = name["value"] or ""
-            # Choices with words after them, as "or a name that is registered", are not all.
-            choices = tuple(value[1:-1].split(",")) if re.fullmatch(r"\{[^}]*\}", value) else ()
-            found[name["name"]] = Option(name["name"], bool(value), choices)
+        if entry := _ENTRY.match(line):
+            spellings = _spellings(entry[1])
+            found |= {one.name: one for one in spellings}
+        elif _MULTIPLES in line:
+            found |= {one.name: replace(one, multiples=True) for one in spellings}
     return found
+
+
+def _spellings(entry: str) -> list[Option]:
+    """Return the spellings of an option in one entry of the help; the help of Python 3.13 has the value once."""
+    names = [(match["name"], match["value"] or "") for match in _NAME.finditer(entry)]
+    shown = next((value for _, value in names if value), "")
+    # Choices with words after them, as "or a name that is registered", are not all.
+    choices = tuple(shown[1:-1].split(",")) if re.fullmatch(r"\{[^}]*\}", shown) else ()
+    full = next((name for name, _ in names if name.startswith("--")), names[0][0] if names else "")
+    return [
+        Option(
+            name,
+            bool(shown),
+            choices,
+            full_name=full.lstrip("-"),
+            off=name == f"--no-{full.lstrip('-')}",
+            several=shown.endswith("...]"),
+        )
+        for name, _ in names
+    ]
 
 
 def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:

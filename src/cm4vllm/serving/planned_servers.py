@@ -14,7 +14,7 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import Division, benchmark_names, benchmark_terms
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
@@ -138,7 +138,7 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
     if not name:
         raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")
     given.setdefault(keys["name"], Path(name).name if Path(name).is_dir() else name)
-    server_settings = read_settings(arguments.ServerSettings, given)
+    server_settings = arguments.read_server_settings(given)
     if model is not None and model.is_dummy and server_settings.model == model.path:
         server_settings = replace(server_settings, load_format="dummy")
     if settings.device not in ("", server_settings.device):

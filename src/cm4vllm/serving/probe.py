@@ -16,7 +16,7 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.serving.access import NO_ACCESS, Access
 from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
-from cm4vllm.serving.identities import identity
+from cm4vllm.serving.identities import identity, reported_options
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 
@@ -125,6 +125,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         software=software,
         version=version,
         owned=False,
+        options=reported_options(site),
         model_folder=_folder(site, model),
         unchecked=[*unchecked, *note],
         identities={site.endpoint: identity(site, model.name)},

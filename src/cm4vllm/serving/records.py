@@ -6,8 +6,11 @@ import re
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from msgspec.structs import force_setattr
+
 from cm4vllm.common.records import Record
 from cm4vllm.serving.access import Access
+from cm4vllm.serving.given_options import OptionValue, given_options
 
 __all__ = ["Api", "Dialect", "Prompts", "ServerIdentity", "ServerRecord", "Simulation", "host_header", "host_of"]
 
@@ -99,6 +102,8 @@ class ServerIdentity(Record, frozen=True, kw_only=True):
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
+    `options` are those of vLLM, by its full names without dashes: those that `argv` gives, always read from it, and of
+    a server at --api_server those that it reports.
     `endpoint` is its base URL, all that stands before /v1 (unix:///PATH for a Unix socket), `model_name` the name it
     serves, `software` the program, `version` what its /version says, each empty where it is not known. `dialect` is
     None for a server that lists the ids of the tokens that it generates. `replicas` are the endpoints of further
@@ -125,6 +130,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     version: str
     owned: bool
     argv: list[str] = []
+    options: dict[str, OptionValue] = {}
     env: dict[str, str] = {}
     model_folder: str = ""
     identities: dict[str, ServerIdentity] = {}
@@ -135,6 +141,10 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     started_at: str = ""
     ready_after_s: float | None = None
     simulated: Simulation | None = None
+
+    def __post_init__(self) -> None:
+        if self.argv:
+            force_setattr(self, "options", given_options(self.argv))
 
     @property
     def named(self) -> str:

@@ -11,10 +11,10 @@ from cm4vllm.hardware import nvml
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.used_gpus import visible_gpus
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_needs import worker_count
 
 __all__ = ["gpus_in_use", "observed_gpus", "processes_of"]
 
-_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "-tp", "-pp", "-dp")
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -33,7 +33,7 @@ def gpus_in_use(
         return list(observed) or None
     env = {**environ, **server.env}
     visible = next((env[key] for key in _VISIBLE if key in env), None)
-    declared = visible_gpus(gpus, visible, env.get("CUDA_DEVICE_ORDER", ""))[: _parallel(server.argv)]
+    declared = visible_gpus(gpus, visible, env.get("CUDA_DEVICE_ORDER", ""))[: worker_count(server.options)]
     if not observed:
         return [used.uuid for used in declared]
     known = {used.gpu.uuid for used in declared}
@@ -82,14 +82,3 @@ def _listeners(endpoints: Sequence[str]) -> set[int]:
             else one.status == psutil.CONN_LISTEN and one.laddr.port in ports
         )
     }
-
-
-def _parallel(argv: list[str]) -> int:
-    """Return the product of the parallel sizes among a server's arguments: the GPUs that it spreads over."""
-    count = 1
-    for at, word in enumerate(argv):
-        flag, equals, value = word.partition("=")
-        if flag in _PARALLEL:
-            size = value if equals else (argv[at + 1] if at + 1 < len(argv) else "")
-            count *= int(size) if size.isdigit() else 1
-    return count

@@ -11,7 +11,7 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.format.meta import load_script
-from cm4vllm.serving.options import parse_help
+from cm4vllm.serving.options import stored_options
 from cm4vllm.submission.capsule.consent import Consent, question, replayed
 from cm4vllm.submission.capsule.from_tree import capsules_of_tree
 from cm4vllm.submission.capsule.replay import replay_words
@@ -365,10 +365,10 @@ def test_on_a_terminal_the_user_is_asked_once_with_all_flags_shown(monkeypatch, 
         replay_words(capsule("--vllm_wheel=x.whl"), {}, ENVIRON, ask=question)
 
 
-def test_the_list_names_what_the_recipe_and_vllm_have(recorded_help):
+def test_the_list_names_what_the_recipe_and_vllm_have():
     flags = {name for entry in replayed().flags for name in entry.names}
     assert flags <= set(MAIN.input_mapping), "no input of the main job"
-    known = set(parse_help(recorded_help)) | {f"--{name}" for name in renamed()}
+    known = set(stored_options()) | {f"--{name}" for name in renamed()}
     options = {f"--{name}" for entry in replayed().vllm_options for name in entry.names}
     assert options <= known, "no option of vLLM"
     kinds = {
@@ -390,11 +390,6 @@ def test_each_value_that_a_recipe_lists_is_taken():
         for name in entry.names:
             for value in MAIN.input_description[name].get("choices") or ():
                 assert words_of(shlex.join([f"--{name}={value}"]))
-
-
-@pytest.fixture
-def recorded_help():
-    return (ROOT / "tests/serving/recorded/serve-help.txt").read_text()
 
 
 def renamed():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -207,21 +207,10 @@ def _start_vllm(env: Mapping[str, str]) -> dict[str, str]:
 def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) -> Candidate:
     """Return the values that the server has without the search, of the options whose values its command line states."""
     start({**env, "CM_VLLM_SERVER_ACTION": "describe", SERVER_FOLDER: str(folder)})
-    argv = read_record(folder / PLANNED_FILE, ServerRecord).argv
-    pairs = dict(_options(argv))
-    known: dict[str, Any] = {}
-    for axis in space.axes:
-        text = pairs.get(axis.option.option)
-        if text is not None:
-            known[axis.option.option] = int(text) if axis.option.kind == "integer" else float(text)
-    return known
-
-
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for word, after in zip(argv, [*argv[1:], ""], strict=True):
-        if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
-            yield name, value if equals else after
+    given = read_record(folder / PLANNED_FILE, ServerRecord).options
+    return {
+        name: value for axis in space.axes if isinstance(value := given.get(name := axis.option.option), int | float)
+    }
 
 
 def _keep_what_was_made_from(folder: Path, digest: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.serving.fixed_options import written_in_full
+from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.presets import option_words
 from cm4vllm.serving.searchable import SearchableOption, searchable_options, searched_name
 
@@ -105,9 +105,9 @@ class Space:
     def require_free(self, env: Mapping[str, object]) -> None:
         """Refuse an option whose value the user or a published result has given. Raises UsageError."""
         try:
-            extra = shlex.split(str(env.get("CM_VLLM_SERVER_EXTRA_ARGS") or ""))
+            extra = given_options(shlex.split(str(env.get("CM_VLLM_SERVER_EXTRA_ARGS") or "")))
         except ValueError:  # what starts the server says why
-            extra = []
+            extra = {}
         for axis in self.axes:
             name, key = axis.option.option, axis.option.key
             if key and env.get(key) not in (None, ""):
@@ -116,7 +116,7 @@ class Space:
                     cause="an option is either searched for or given; --published gives those of the published result",
                     remedy=f"leave one of them out: --{axis.option.input}, or {name} in --search",
                 )
-            if any(written_in_full(word, [f"--{name}"]) for word in extra):
+            if name in extra:
                 raise UsageError(
                     f"--search varies {name}, which is given in --extra_args",
                     cause="an option is either searched for or given",

@@ -13,8 +13,8 @@ import yaml
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys, read_settings
-from cm4vllm.serving.arguments import ServerSettings, secret_env, server_argv
+from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.serving.arguments import ServerSettings, read_server_settings, secret_env, server_argv
 
 __all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 
@@ -140,7 +140,7 @@ def _server_settings(pod: PodSettings, env: Mapping[str, str]) -> ServerSettings
     given[keys["model"]] = f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model
     given[keys["host"]] = "0.0.0.0"  # noqa: S104 - a pod's own network namespace
     given.setdefault(keys["enforce_eager"], "no")
-    return read_settings(ServerSettings, given)
+    return read_server_settings(given)
 
 
 def _metadata(pod: PodSettings, **more: Any) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.common.command_lines import options
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.uncertainty import LEVEL
+from cm4vllm.serving.given_options import given_options, value_text
 from cm4vllm.submission.capsule.rerun_file import ANSWER_BYTES, Capsule, CapsuleFigure, CapsuleRun
 
 __all__ = ["ACCURACY_TOLERANCE", "Compared", "Judgement", "compare", "environment", "judge", "report"]
@@ -60,7 +60,7 @@ _NAMED = 6
 #: An interval whose end is more than this times its beginning holds almost any other run, too.
 _WIDE = 2.0
 #: Options of a server's command that say where it listens.
-_PLACE = ("--port", "--host", "--uds", "--root-path")
+_PLACE = ("port", "host", "uds", "root-path")
 _CLIENT_SHOWN = ("target_qps_source",)
 
 
@@ -218,12 +218,10 @@ def _server_commands(one: list[str], other: list[str]) -> Iterator[Compared]:
         return
     started = ([*itertools.takewhile(lambda word: not word.startswith("--"), words)] for words in (one, other))
     yield _row("server.command", next(started), next(started), Judgement.DIFFERS)
-    ours, theirs = list(options(one)), list(options(other))
-    for name in dict.fromkeys(name for name, _ in [*ours, *theirs] if name not in _PLACE):
-        values = (" ".join(value for found, value in those if found == name) for those in (ours, theirs))
-        yield _row(
-            f"server.command {name}", next(values) or "not given", next(values) or "not given", Judgement.DIFFERS
-        )
+    ours, theirs = given_options(one), given_options(other)
+    for name in dict.fromkeys(name for name in [*ours, *theirs] if name not in _PLACE):
+        first, second = (value_text(given[name]) if name in given else "not given" for given in (ours, theirs))
+        yield _row(f"server.command --{name}", first, second, Judgement.DIFFERS)
 
 
 def _run(one: CapsuleRun, other: CapsuleRun, tolerance: float, *, rehearsal: bool) -> Iterator[Compared]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.common.command_lines import options
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.redaction import PLACEHOLDER
@@ -17,6 +16,7 @@ from cm4vllm.hardware.description import SystemAsked, describe_system
 from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.results.records import CAMPAIGN_FILE
 from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.serving.given_options import given_options, value_text
 from cm4vllm.serving.searchable import searchable_options, searched_name
 from cm4vllm.submission.capsule.consent import (
     Asked,
@@ -213,10 +213,11 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
 
     Those without one stand in --extra_args, before `extra`.
     """
-    flags, others, values = dict[str, str](), list[str](), dict(options(server))
+    flags, others, values = dict[str, str](), list[str](), given_options(server)
     for name in dict.fromkeys(searched_name(part) for part in search.split(",")):
-        option, value = searchable_options().get(name), values.get(f"--{name}")
-        if option is not None and value is not None:
+        option, given = searchable_options().get(name), values.get(name)
+        if option is not None and given is not None:
+            value = value_text(given)
             if not re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII):
                 raise UsageError(
                     f"the capsule's server has no number for --{name}",
