@@ -4,12 +4,20 @@ from pathlib import Path
 from typing import Any
 
 
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.loadgen.wheel import LoadGenSettings, usable
+
+    usable(read_settings(LoadGenSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.loadgen.wheel import provide
-    from cm4vllm.rules import round_terms
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.loadgen.wheel import LoadGenSettings, provide
 
     env = i["env"]
-    wheel = provide(round_terms(env["CM_MLPERF_ROUND"]), Path.cwd())
+    wheel = provide(read_settings(LoadGenSettings, env), Path.cwd())
     env["CM_MLPERF_LOADGEN_VERSION"] = wheel.version
     env["CM_MLPERF_LOADGEN_PYTHONPATH"] = wheel.pythonpath
     return {"return": 0, "version": wheel.version}

@@ -12,8 +12,8 @@ from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.logs import ACCURACY_LOG, read_performance
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.loadgen.wheel import provide
-from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, round_terms, terms
+from cm4vllm.loadgen.wheel import LoadGenSettings, provide
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, audit, round_names, terms
 
 CELLS = [
     (round_name, "llama2-70b-99.9", scenario)
@@ -33,7 +33,7 @@ CELLS += [
 def wheels(tmp_path_factory):
     """Where each round's LoadGen lies, each in a folder of its own."""
     folder = tmp_path_factory.mktemp("wheels")
-    return {name: provide(round_terms(name), folder / name).pythonpath for name in round_names()}
+    return {name: provide(LoadGenSettings(round=name), folder / name).pythonpath for name in round_names()}
 
 
 @pytest.mark.parametrize(("round_name", "benchmark", "scenario"), CELLS)

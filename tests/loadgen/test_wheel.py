@@ -1,14 +1,12 @@
 """Which LoadGen belongs to a round."""
 
 import pytest
-from msgspec.structs import replace
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.loadgen import wheel
-from cm4vllm.loadgen.wheel import provide
-from cm4vllm.rules import round_terms
+from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable
 
-ROUND = round_terms("v6.1")
+ROUND = LoadGenSettings(round="v6.1")
 
 
 def test_the_loadgen_of_the_running_python_is_used_when_it_is_of_the_round(tmp_path):
@@ -24,14 +22,45 @@ def test_the_loadgen_of_the_running_python_is_used_when_it_is_of_the_round(tmp_p
 )
 def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, present, fits):
     monkeypatch.setattr(wheel, "_present", lambda: present)
-    unobtainable = replace(ROUND, loadgen=replace(ROUND.loadgen, wheel="0.0.0"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     if fits:
-        assert provide(unobtainable, tmp_path).pythonpath == ""
+        assert provide(ROUND, tmp_path).pythonpath == ""
     else:
-        with pytest.raises(InstallError, match="mlcommons-loadgen==0.0.0 cannot be installed") as failure:
-            provide(unobtainable, tmp_path)
-        assert "0.0.0" in failure.value.cause
+        with pytest.raises(InstallError, match="mlcommons-loadgen==6.0.17 cannot be installed") as failure:
+            provide(ROUND, tmp_path)
+        assert "6.0.17" in failure.value.cause
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed"),
+    [
+        ({}, "6.0.17"),
+        ({"version": "6.0.16"}, "6.0.16"),
+        ({"minimum": "6.0.1"}, "6.0.17"),
+        ({"maximum": "6.0.16"}, "6.0.16"),
+        ({"minimum": "6.0.16", "maximum": "7"}, "6.0.17"),
+    ],
+)
+def test_a_version_of_the_round_that_is_asked_for_is_installed(asked, installed):
+    assert usable(LoadGenSettings(round="v6.1", **asked)).wheel == installed
+
+
+@pytest.mark.parametrize("asked", [{"version": "6.0.15"}, {"version": "6.0.18"}, {"minimum": "7"}, {"maximum": "5.1"}])
+def test_a_version_of_another_round_is_refused(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(wheel, "run", lambda *_, **__: pytest.fail("something is installed"))
+    with pytest.raises(
+        UsageError, match=f"no LoadGen of round v6.1 is version.*={next(iter(asked.values()))}"
+    ) as error:
+        provide(LoadGenSettings(round="v6.1", **asked), tmp_path)
+    assert error.value.cause == "the versions from 6.0.16 to 6.0.17 have the seeds of this round"
+
+
+def test_a_loadgen_with_the_seeds_of_another_round_measures_nothing():
+    for round_name, version in (("v6.1", "6.0.17"), ("v6.0", "6.0.5"), ("v4.1", "4.1")):
+        require_seeds(round_name, version)
+    with pytest.raises(InstallError, match="LoadGen 6.0.15 has other seeds than those of round v6.1") as error:
+        require_seeds("v6.1", "6.0.15")
+    assert "get,mlperf,inference,loadgen,_r6.1" in error.value.remedy
 
 
 def test_a_loadgen_that_does_not_load_is_refused(tmp_path, monkeypatch):

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.campaign.amendments import amendments
 from cm4vllm.campaign.entry import run_job
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import CmError, SourceUnavailable
 from cm4vllm.common.units import SamplesPerSecond, Seconds
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
@@ -26,6 +28,7 @@ from cm4vllm.rules import Mode
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 13368
+JOB = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm")
 #: What the recipes of a run export, by the first words of their tags.
 EXPORTS = {
     "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
@@ -60,18 +63,30 @@ def files(tmp_path_factory):
 
 def asked(tmp_path, variations, flags, files):
     """Return the request of a command line; FILES in a flag stands for the user's files."""
-    given = {key: value.replace("FILES", str(files)) for key, value in flags.items()}
+    given = json.loads(json.dumps(flags).replace("FILES", str(files)))
     return Request.of(
         {"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given}, str(tmp_path)
     )
 
 
-def planned(tmp_path, request):
-    """Return the steps of the plan as it lists them. Raises what the plan fails with."""
+def scripts(tmp_path):
+    """Return a CM with a home in a folder, and the recipes of this repository."""
     repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
     cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
-    session = Session(SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script")), {})
-    session.catalogue = Catalogue(cmind)
+    return cmind, Catalogue(cmind)
+
+
+def reached(catalogue):
+    """Return what hooks call as i["automation"].reach."""
+    return lambda i: reach(catalogue, i["tags"])
+
+
+def planned(tmp_path, request):
+    """Return the steps of the plan as it lists them. Raises what the plan fails with."""
+    cmind, catalogue = scripts(tmp_path)
+    automation = SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script"), reach=reached(catalogue))
+    session = Session(automation, {})
+    session.catalogue = catalogue
     root = plan(session, request)
     if (failure := root.failure()) is not None:
         raise failure
@@ -80,7 +95,7 @@ def planned(tmp_path, request):
 
 def environment_of(request):
     """Return the environment that the recipe's hook sees."""
-    return Scope.of(Task.of(load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm"), request)).env
+    return Scope.of(Task.of(JOB, request)).env
 
 
 class Taken:
@@ -127,7 +142,8 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
     }.items():
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)
-    run_job(environment_of(request), recipes, "cm run script")
+    changes = amendments(request.inputs.get("adr"), reached(scripts(Path(request.folder))[1]))
+    run_job(environment_of(request), recipes, "cm run script", changes)
     return recipes.steps
 
 
@@ -167,6 +183,8 @@ CASES = [
     ("_vllm,_hf.hub/other", {"dataset": "tiny"}, 700),
     ("_vllm", {"quantize": "int8"}, 700),
     ("_vllm,_hf.hub/other", {"vllm_model_name": "served", "api_server": "http://127.0.0.1:1"}, 700),
+    ("_vllm", {"adr": {"ml-model": {"tags": "_hf.hub/name"}, "vllm-server": {"max_num_seqs": "64", "seed": "7"}}}, 700),
+    ("_vllm,_tiny", {"adr": {"ml-model": {"tags": "_path.FILES/model"}}, "dataset_path": "FILES/cnn_eval.json"}, 700),
 ]
 
 
@@ -423,6 +441,13 @@ REFUSED = [
     ("_vllm", {"max_num_seqs": "-4"}, "--max_num_seqs=-4"),
     ("_vllm", {"kv_cache_space": "-4"}, "--kv_cache_space=-4"),
     ("_vllm", {"served_model_name": "-x"}, "-x"),
+    ("_vllm", {"adr": {"ml-model": {"tags": "_path./nowhere"}}}, "/nowhere"),
+    ("_vllm", {"adr": {"ml-model": {"tags": "_tiny,_hf.a/b"}}}, "--adr.ml-model.tags=_tiny,_hf.a/b names 2 sources"),
+    ("_vllm,_hf.a/b", {"adr": {"dataset": {"tags": "_path.FILES/gone.json"}}}, "there is no dataset"),
+    ("_vllm", {"adr": {"vllm-server": {"max_num_seqs": "-4"}}}, "--max_num_seqs=-4"),
+    ("_vllm", {"adr": {"vllm-server": {"env": {"CM_VLLM_SERVER_TP_SIZE": "4096"}}}}, "4096 cores"),
+    ("_vllm", {"adr": {"vllm-server": {"output_dir": "/x"}}}, "--adr.vllm-server.output_dir cannot be given"),
+    ("_vllm", {"adr": {"loadgen": {"tags": "_r5.1"}}}, "--adr.loadgen.tags=_r5.1"),
 ]
 
 
@@ -437,8 +462,8 @@ def test_the_plan_refuses_what_the_run_refuses_with_the_same_message(
     with pytest.raises(CmError) as of_run:
         executed(monkeypatch, request)
     for typed in flags:  # the engine names the flag in the error of a hook that runs
-        key = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm").input_mapping[typed]
-        of_run.value.reworded(f"{key}=", f"--{typed}=")
+        if key := JOB.input_mapping.get(typed):
+            of_run.value.reworded(f"{key}=", f"--{typed}=")
     assert str(of_run.value) == str(of_plan.value)
     assert type(of_run.value) is type(of_plan.value)
     assert not (tmp_path / "out").exists()

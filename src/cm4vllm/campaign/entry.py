@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.job import Recipes, run
@@ -31,22 +32,32 @@ from cm4vllm.rules import Mode, benchmark_terms, round_terms
 
 __all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
 
+#: No changes by --adr.
+UNCHANGED = Amendments()
 
-def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
+
+def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[Job, dict[str, str]]:
     """Return the job that the environment asks for, checked, and the keys that have another value from now on.
+
+    `changes` are those of `--adr`.
 
     All that can be refused before a step is taken is refused here, for the plan and for the run; what was published of
     the result that is asked for is then said before. Raises CmError.
     """
-    changed = published_env(env) | rehearsal_env(env)
+    changed = dict(changes.settings)
+    env = {**env, **changed}
+    changed |= published_env(env) | rehearsal_env(env)
     changed |= absolute_paths({**env, **changed})
     env = {**env, **changed}
     require_rehearsal(env)
     require_files(env)
-    job = Job.of(read_settings(CampaignSettings, env))
+    job = replace(Job.of(read_settings(CampaignSettings, env)), step_inputs=changes.inputs)
     faults = division_faults(job, env)
     job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
-    _require_steps(job)
+    steps = schedule(job)
+    _require_steps(job, steps)
+    for sentence in changes.without_effect(steps):
+        warn(sentence)
     if job.space is not None:
         job.space.require_free(env)
     try:
@@ -60,12 +71,11 @@ def prepared(env: Mapping[str, Any]) -> tuple[Job, dict[str, str]]:
     return replace(job, notes=(*job.notes, *needed)), changed
 
 
-def _require_steps(job: Job) -> None:
+def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
     """Raise UsageError for a step of --rerun that the job does not have, or that keeps nothing.
 
     And for a search for a rate that is asked for where no scenario has one.
     """
-    steps = schedule(job)
     if job.settings.find_target_qps and not any(step.product is Product.SEARCH for step in steps):
         raise UsageError(
             "--find_target_qps finds no rate in this job",
@@ -80,14 +90,15 @@ def _require_steps(job: Job) -> None:
             raise UsageError(f"--rerun={name} names no step of this job that is kept", remedy=nearest(name, known))
 
 
-def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
+def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
-    job, changed = prepared(env)
+    job, changed = prepared(env, changes)
     for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
     steps = schedule(job)
     steps = with_durations(steps, _durations(job.out, steps))
     return {
+        "adr": changes.rest,
         "env": {**changed, **common_inputs(job), **_results(job)},
         "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
     }
@@ -105,12 +116,12 @@ def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     return values
 
 
-def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:
+def run_job(env: Mapping[str, Any], recipes: Recipes, command: str, changes: Amendments = UNCHANGED) -> dict[str, str]:
     """Execute the job and return what the recipe exports. `recipes` gets the environment of the entry with each step's.
 
     Raises CmError.
     """
-    job, changed = prepared(env)
+    job, changed = prepared(env, changes)
     for finding in unready(load=load_sample()):
         warn(f"this machine: {finding.words}")
     run(job, lambda tags, inputs: recipes(tags, {**changed, **inputs}), command, {**env, **changed})
@@ -118,9 +129,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
 
 
 def command_line(given: Mapping[str, Any]) -> str:
-    """Return the command that the entry was started by, for the records, and print a note on flags without effect."""
-    if "mlperf-implementation" in (given.get("adr") or {}):
-        say("note: --adr.mlperf-implementation: the built-in client replaces the old fork of the reference client")
+    """Return the command that the entry was started by, for the records."""
     return stored_command(["cm", "run", "script", *(given.get("cmd") or [f"--tags={given.get('tags', '')}"])])
 
 
@@ -151,6 +160,7 @@ def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     return {
         "name": step.name,
         "tags": step.tags,
+        "names": list(step.names),
         "unknown": unknown,
         "notes": notes,
         "env": {key: value for key, value in step.inputs.items() if isinstance(value, str)},

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.asset_steps import asset_steps, has_own_dataset, steps_before
 from cm4vllm.campaign.run_targets import (
     NO_LATENCY,
@@ -74,8 +75,12 @@ def common_inputs(job: Job) -> dict[str, str]:
 
 
 def schedule(job: Job) -> tuple[Step, ...]:
-    """Return the steps of a job in their order. A value known only in the run is named by the step that exports it."""
-    return (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
+    """Return the steps of a job in their order. A value known only in the run is named by the step that exports it.
+
+    Raises UsageError for an input of --adr that the job itself gives.
+    """
+    steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
+    return tuple(msgspec.structs.replace(step, inputs=amended(step, job.step_inputs)) for step in steps)
 
 
 def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tuple[Step, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
+from cm4vllm.campaign.amendments import StepInput
 from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
 from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.job_notes import job_notes
@@ -142,6 +143,7 @@ class Job:
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     space: Space | None = None
+    step_inputs: tuple[StepInput, ...] = ()
 
     @property
     def no_tree(self) -> str:

@@ -9,6 +9,7 @@ from cm4vllm.common.records import Record
 
 __all__ = [
     "FOLDER",
+    "RECIPES",
     "Brings",
     "Check",
     "Condition",
@@ -18,12 +19,46 @@ __all__ = [
     "Product",
     "Step",
     "key_of",
+    "names_of",
     "shown",
 ]
 
 
 #: The environment key of the folder that a step leaves its product in.
 FOLDER = "CM_MLPERF_OUTPUT_DIR"
+
+#: The recipes that steps run, by the names that `--adr` changes them by; the public recipes' names where they have one.
+RECIPES = {
+    "submission-checker-src": "get,mlperf,inference,src",
+    "inference-src": "get,mlperf,inference,src",
+    "grader": "get,mlperf,grader",
+    "loadgen": "get,mlperf,inference,loadgen",
+    "mlperf-inference-loadgen": "get,mlperf,inference,loadgen",
+    "ml-model": "get,ml-model",
+    "model-identity": "verify,ml-model",
+    "quantization": "quantize,ml-model",
+    "calibration": "get,dataset,_calibration",
+    "performance-dataset": "get,dataset,_performance",
+    "compliance-dataset": "get,dataset,_compliance",
+    "dataset": "get,dataset",
+    "nltk-data": "get,nltk-data",
+    "server-settings-search": "find,mlperf,inference,server-settings",
+    "vllm-server": "run,vllm-server",
+    "cpu": "detect,cpu",
+    "system-description": "get,sut,description",
+    "user-conf": "generate,user-conf,mlperf,inference",
+    "user-conf-generator": "generate,user-conf,mlperf,inference",
+    "target-qps-search": "find,mlperf,inference,target-qps",
+    "mlperf-inference-implementation": "app,mlperf,inference,vllm",
+    "mlperf-accuracy-script": "process,mlperf,accuracy",
+    "compliance-test": "process,mlperf,compliance",
+    "submission-generator": "generate,mlperf,inference,submission",
+    "accuracy-log-truncator": "truncate,mlperf,inference,accuracy,log",
+    "submission-checker": "run,mlperf,inference,submission,checker",
+    "mlperf-inference-submission-checker": "run,mlperf,inference,submission,checker",
+}
+#: A simulated server takes the place of vLLM's.
+_SIMULATED = ("run,simulated-vllm-server", "run,vllm-server")
 
 
 class Product(StrEnum):
@@ -154,6 +189,11 @@ class Step(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which `--adr` changes it."""
+        return names_of(self.tags)
+
+    @property
     def key(self) -> str:
         """The step's name as --rerun takes it: server.performance."""
         return key_of(self.name)
@@ -162,3 +202,11 @@ class Step(Record, frozen=True, kw_only=True):
 def key_of(name: str) -> str:
     """Return the name of a step as --rerun takes it."""
     return name.lower().replace(": ", ".").replace(" ", ".")
+
+
+def names_of(tags: str) -> tuple[str, ...]:
+    """Return the names by which `--adr` changes the recipe with these tags."""
+    words = {word.partition(".")[0] for word in tags.replace(*_SIMULATED).split(",")}
+    fitting = [recipe for recipe in RECIPES.values() if set(recipe.split(",")) <= words]
+    recipe = max(fitting, key=lambda one: one.count(","), default="")
+    return tuple(name for name, other in RECIPES.items() if other == recipe)

@@ -40,7 +40,7 @@ from cm4vllm.loadgen.settings import require_room, sampling_of
 from cm4vllm.loadgen.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.text_wire import text_completion_body
 from cm4vllm.loadgen.texts import prompt_texts
-from cm4vllm.loadgen.wheel import MLPERF_CONF, compiled_in_conf
+from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
 from cm4vllm.loadgen.wire import completion_body
 from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
 from cm4vllm.serving.node_names import network_name
@@ -85,6 +85,7 @@ def _run(
     settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool, keep: Path | None
 ) -> Message:
     loadgen = _import_loadgen()
+    require_seeds(settings.terms.round, metadata.version(DISTRIBUTION))
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
@@ -251,7 +252,7 @@ def _measures(test: Any, limits: LatencyLimits | None) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("mlcommons-loadgen", "uvloop", "httptools", "msgspec")
+    packages = (DISTRIBUTION, "uvloop", "httptools", "msgspec")
     return {
         "python": platform.python_version(),
         "cm4vllm": __version__,

@@ -7,13 +7,25 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
-from cm4vllm.rules import RoundTerms
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+from cm4vllm.rules import LoadGenWheel, round_terms
 
-__all__ = ["DISTRIBUTION", "MLPERF_CONF", "LoadGenWheel", "compiled_in_conf", "provide"]
+__all__ = [
+    "DISTRIBUTION",
+    "MLPERF_CONF",
+    "LoadGenSettings",
+    "ProvidedLoadGen",
+    "compiled_in_conf",
+    "provide",
+    "require_seeds",
+    "usable",
+]
 
 DISTRIBUTION = "mlcommons-loadgen"
 #: The name of LoadGen's own settings, which user.conf adds to.
@@ -21,24 +33,49 @@ MLPERF_CONF = "mlperf.conf"
 _CONF_BEGIN = b"# The format of this config file"
 
 
+class LoadGenSettings(Record, frozen=True, kw_only=True):
+    """The round, and the versions that are asked for: one, or the limits of a range."""
+
+    round: Annotated[str, Key("CM_MLPERF_ROUND")]
+    version: Annotated[str, Key("CM_VERSION")] = ""
+    minimum: Annotated[str, Key("CM_VERSION_MIN")] = ""
+    maximum: Annotated[str, Key("CM_VERSION_MAX")] = ""
+
+
 @dataclass(frozen=True)
-class LoadGenWheel:
+class ProvidedLoadGen:
     """A usable LoadGen: its version, and the folder to put on PYTHONPATH, empty where the running Python has it."""
 
     version: str
     pythonpath: str
 
 
-def provide(round_: RoundTerms, folder: Path) -> LoadGenWheel:
+def usable(settings: LoadGenSettings) -> LoadGenWheel:
+    """Return the versions with the round's seeds that are asked for. Raises UsageError where there are none."""
+    of_round = round_terms(settings.round).loadgen
+    first = _latest(of_round.first, settings.minimum, settings.version)
+    last = _earliest(of_round.last, settings.maximum, settings.version)
+    if _numbers(first) > _numbers(last):
+        asked = {"version": settings.version, "version_min": settings.minimum, "version_max": settings.maximum}
+        raise UsageError(
+            f"no LoadGen of round {settings.round} is "
+            + ", ".join(f"{name}={value}" for name, value in asked.items() if value),
+            cause=f"the versions from {of_round.first} to {of_round.last} have the seeds of this round",
+            remedy="leave the version out, or choose the round",
+        )
+    return LoadGenWheel(wheel=_earliest(last, _latest(first, of_round.wheel)), first=first, last=last)
+
+
+def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     """Return the running Python's LoadGen when it is of the round, else install the round's wheel into `folder`.
 
-    Raises InstallError when it cannot be installed or does not load.
+    Raises UsageError for a version of another round, InstallError when it cannot be installed or does not load.
     """
-    present = _present()
-    if present is not None and _in_range(present, round_):
-        _load("", round_)
-        return LoadGenWheel(present, "")
-    requirement = f"{DISTRIBUTION}=={round_.loadgen.wheel}"
+    versions, present = usable(settings), _present()
+    if present is not None and _in_range(present, versions):
+        _load("", settings.round)
+        return ProvidedLoadGen(present, "")
+    requirement = f"{DISTRIBUTION}=={versions.wheel}"
     target = folder / "site"
     with step(f"installing {requirement}"):
         done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
@@ -48,8 +85,18 @@ def provide(round_: RoundTerms, folder: Path) -> LoadGenWheel:
             cause=done.tail(10),
             remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
         )
-    _load(str(target), round_)
-    return LoadGenWheel(round_.loadgen.wheel, str(target))
+    _load(str(target), settings.round)
+    return ProvidedLoadGen(versions.wheel, str(target))
+
+
+def require_seeds(round_name: str, version: str) -> None:
+    """Raise InstallError for a LoadGen that has the seeds of another round."""
+    found = round_terms(round_name)
+    if version not in found.builds and not _in_range(version, found.loadgen):
+        raise InstallError(
+            f"LoadGen {version} has other seeds than those of round {round_name}",
+            remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,_r{round_name[1:]}",
+        )
 
 
 def compiled_in_conf(library: Path) -> str:
@@ -71,18 +118,28 @@ def _present() -> str | None:
         return None
 
 
-def _in_range(version: str, round_: RoundTerms) -> bool:
-    return _numbers(round_.loadgen.first) <= _numbers(version) <= _numbers(round_.loadgen.last)
+def _in_range(version: str, versions: LoadGenWheel) -> bool:
+    return _numbers(versions.first) <= _numbers(version) <= _numbers(versions.last)
+
+
+def _latest(*versions: str) -> str:
+    return max(filter(None, versions), key=_numbers)
+
+
+def _earliest(*versions: str) -> str:
+    return min(filter(None, versions), key=_numbers)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
 
 
-def _load(pythonpath: str, round_: RoundTerms) -> None:
+def _load(pythonpath: str, round_name: str) -> None:
     """Prove in a process of its own that LoadGen loads."""
     paths = os.pathsep.join(path for path in (pythonpath, os.environ.get("PYTHONPATH", "")) if path)
     done = run([sys.executable, "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
     if not done.ok:
-        again = f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_.loadgen.wheel}"
-        raise InstallError(f"the LoadGen of round {round_.name} does not load", cause=done.tail(5), remedy=again)
+        again = (
+            f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_terms(round_name).loadgen.wheel}"
+        )
+        raise InstallError(f"the LoadGen of round {round_name} does not load", cause=done.tail(5), remedy=again)

@@ -9,16 +9,16 @@ exports what its meta says, a cache entry what it holds, and a customize.py with
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache.entries import Cache, Damaged
 from cm4vllm.engine.cache.identity import identity_of
 from cm4vllm.engine.cache.pages import stored
-from cm4vllm.engine.format.conditions import Conditions
-from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.chain import unmatched_names
@@ -26,7 +26,7 @@ from cm4vllm.engine.plan.costs import Brought, brought_by
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
-from cm4vllm.engine.plan.unknowns import Truth, both, decide, facts_in, in_words, is_assured, unknown
+from cm4vllm.engine.plan.unknowns import both, decide, facts_in, in_words, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag
@@ -58,7 +58,7 @@ class _Made:
 
 def plan(session: Session, request: Request) -> Node:
     """Return what a run of `request` would do. Raises CmError when it is not clear which script is meant."""
-    planner = _Planner(session)
+    planner = _Planner(session, request.adr)
     root = Node(tags=request.title(), why="asked for")
     planner.fill(root, lambda: request, certain=True)
     if root.error is not None:
@@ -68,8 +68,9 @@ def plan(session: Session, request: Request) -> Node:
 
 
 class _Planner:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, adr: Iterable[Amendment] = ()) -> None:
         self.session = session
+        self.adr = adr
         self.cache = Cache(session.automation.cmind)
         self.made: dict[str, _Made] = {}
         #: Scripts of which an entry will be made under a key that only the run can tell.
@@ -272,10 +273,14 @@ class _Planner:
             return
         hooks, env = self.session.hooks_of(frame.script), frame.known_env
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            hooks.call("before_deps", {"env": env, "input": dict(frame.request.inputs)})
+            hooks.call("before_deps", self.given_to_hooks(frame, env))
         frame.env.update(env)
         completed(frame.scope)
         frame.learn(frame.vocabulary)
+
+    def given_to_hooks(self, frame: PlannedTask, env: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a hook is called with in a plan."""
+        return {"env": env, "input": dict(frame.request.inputs), "automation": self.session.automation}
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
         """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes.
@@ -284,9 +289,10 @@ class _Planner:
         """
         hooks = self.session.hooks_of(frame.script)
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            given = {"env": frame.known_env, "input": dict(frame.request.inputs)}
-            said = CodePlan.of(hooks.call("plan", {**given, "automation": self.session.automation}))
+            said = CodePlan.of(hooks.call("plan", self.given_to_hooks(frame, frame.known_env)))
         merge_into(frame.env, said.env)
+        if said.adr is not None:
+            frame.request = frame.request.but(adr=said.adr)
         for step in said.steps:
             self.step(node, frame, step, certain=certain)
         return said.is_whole
@@ -305,7 +311,7 @@ class _Planner:
             names=tuple(sorted(entry.names)),
             data=step.data,
             only_if=conditions,
-            notes=list(step.notes),
+            notes=[*step.notes, *self.typed(entry.names)],
             env={key: in_words(str(value)) for key, value in entry.env.items()},
         )
         node.children.append(child)
@@ -351,7 +357,7 @@ class _Planner:
         only_if: tuple[str, ...] = (),
     ) -> None:
         """Add the node of a dependency, unless it takes no part, and take what it returns."""
-        taken, truth = self.changed(frame, dependency)
+        taken, truth = frame.changed(dependency)
         truth = both(truth, decide(taken.conditions, frame.env))
         if truth is False or (only_dynamic and not taken.dynamic):
             return
@@ -362,50 +368,25 @@ class _Planner:
             why=phase,
             parent=frame.script.title(),
             names=tuple(sorted(taken.names)),
-            added_by=self.origin(frame, dependency, phase),
+            added_by=frame.origin(dependency, phase),
             only_if=conditions,
+            notes=self.typed(taken.names),
             env={key: in_words(str(value)) for key, value in taken.env.items()},
         )
         node.children.append(child)
         child_certain = certain and not conditions
         exports = self.fill(
-            child, lambda: frame.asked_of(taken, phase), certain=child_certain, added=self.added_by_facts(frame, taken)
+            child, lambda: frame.asked_of(taken, phase), certain=child_certain, added=frame.added_by_facts(taken)
         )
         frame.take(exports, certain=child_certain)
 
-    def added_by_facts(self, frame: PlannedTask, dependency: Dependency) -> frozenset[str]:
-        """Return the facts that may add tags to a dependency, or may be empty and add none."""
-        keys = {
-            *dependency.update_tags_from_env,
-            *(key for keys in dependency.update_tags_with_prefix.values() for key in keys),
-        }
-        return frozenset(
-            key
-            for key in keys
-            for value in [dependency.env.get(key) or frame.env.get(key)]
-            if facts_in(value) and not is_assured(value)
-        )
-
-    def changed(self, frame: PlannedTask, dependency: Dependency) -> tuple[Dependency, Truth]:
-        """Return a dependency with the changes that are certain, and the facts that decide about others."""
-        truth: Truth = True
-        changes = []
-        for change in frame.task.ad + frame.task.adr:
-            if change.name not in dependency.names:
-                continue
-            holds = decide(change.conditions, frame.env)
-            if isinstance(holds, frozenset):
-                truth = both(truth, holds)
-            elif holds:
-                changes.append(change.but(conditions=Conditions()))
-        return amended(dependency, changes, frame.env), truth
-
-    def origin(self, frame: PlannedTask, dependency: Dependency, phase: str) -> str:
-        """Return the variation that brings a dependency; empty where the script itself does."""
-        for variation in frame.task.variations.layers:
-            if any(one is dependency for one in variation.layer.deps[phase]):
-                return in_words(variation.name)
-        return ""
+    def typed(self, names: Collection[str]) -> list[str]:
+        """Return a line for each change that was typed for one of these names."""
+        return [
+            f"--adr.{one.name}: {', '.join(f'{key}={in_words(str(value))}' for key, value in one.change.items())}"
+            for one in self.adr
+            if one.name in names
+        ]
 
     def words(self, keys: Iterable[str]) -> tuple[str, ...]:
         """Name for each fact the script that sets it."""

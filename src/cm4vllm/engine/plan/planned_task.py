@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.unknowns import assured, decide, facts_in, unknown
-from cm4vllm.engine.run.dependencies import request_for
+from cm4vllm.engine.plan.unknowns import Truth, assured, both, decide, facts_in, in_words, is_assured, unknown
+from cm4vllm.engine.run.dependencies import amended, request_for
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
@@ -101,6 +102,40 @@ class PlannedTask:
     def asked_of(self, dependency: Dependency, phase: str) -> Request:
         """Return what a dependency is asked for, given the environment as it stands now."""
         return request_for(dependency, self.task, self.scope, phase)
+
+    def added_by_facts(self, dependency: Dependency) -> frozenset[str]:
+        """Return the facts that may add tags to a dependency, or may be empty and add none."""
+        keys = {
+            *dependency.update_tags_from_env,
+            *(key for keys in dependency.update_tags_with_prefix.values() for key in keys),
+        }
+        return frozenset(
+            key
+            for key in keys
+            for value in [dependency.env.get(key) or self.env.get(key)]
+            if facts_in(value) and not is_assured(value)
+        )
+
+    def changed(self, dependency: Dependency) -> tuple[Dependency, Truth]:
+        """Return a dependency with the changes that are certain, and the facts that decide about others."""
+        truth: Truth = True
+        changes = []
+        for change in self.task.ad + self.task.adr:
+            if change.name not in dependency.names:
+                continue
+            holds = decide(change.conditions, self.env)
+            if isinstance(holds, frozenset):
+                truth = both(truth, holds)
+            elif holds:
+                changes.append(change.but(conditions=Conditions()))
+        return amended(dependency, changes, self.env), truth
+
+    def origin(self, dependency: Dependency, phase: str) -> str:
+        """Return the variation that brings a dependency; empty where the script itself does."""
+        for variation in self.task.variations.layers:
+            if any(one is dependency for one in variation.layer.deps[phase]):
+                return in_words(variation.name)
+        return ""
 
     @property
     def all_globs(self) -> list[str]:

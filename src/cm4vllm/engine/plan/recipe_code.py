@@ -8,6 +8,8 @@ nothing on the machine, and raises what `preprocess` raises for the same input. 
 code changes: a key that it does not name keeps the value that it has. One that returns neither `env` nor `steps` only
 refuses: what the code changes stays unknown.
 
+`adr`, where it is returned, takes the place of the caller's for the steps and for what is below them.
+
 A step is a script that the code runs with `i["automation"].run`: `name`, `tags`, `env`, and
 
     names     the names by which `--adr` changes it, as `names` of a dependency
@@ -25,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.dependency import Dependency
+from cm4vllm.engine.format.dependency import Amendment, Dependency, amendments_of
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
@@ -66,12 +68,13 @@ class PlannedStep(Value):
 class CodePlan(Value):
     """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order.
 
-    `is_whole` is False where the hook does not state it.
+    `is_whole` is False where the hook does not state it; `adr` is None where it is the caller's.
     """
 
     is_whole: bool
     env: Mapping[str, Any]
     steps: tuple[PlannedStep, ...]
+    adr: tuple[Amendment, ...] | None
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> CodePlan:
@@ -80,6 +83,7 @@ class CodePlan(Value):
             is_whole="env" in result or "steps" in result,
             env=result.get("env") or {},
             steps=tuple(map(PlannedStep.of, result.get("steps") or ())),
+            adr=amendments_of(result["adr"]) if "adr" in result else None,
         )
 
 

@@ -1,0 +1,179 @@
+"""The changes that `--adr` asks for: settings of the whole job, inputs of its steps, and what only the engine applies.
+
+--adr.ml-model.tags=_hf.ORG/NAME       the job's model, as the variation _hf.ORG/NAME of the job
+--adr.vllm-server.max_num_seqs=64      a flag that the job has, too: the same as that flag of the job
+--adr.vllm-server.seed=7               a flag of the recipe alone: an input of the steps that run it
+--adr.loadgen.version=6.0.1            versions and other tags: applied by the engine, to steps as to dependencies
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cm4vllm.campaign.steps import RECIPES, Step
+from cm4vllm.common.errors import UsageError, nearest
+
+__all__ = ["JOB", "Amendments", "Reach", "StepInput", "amended", "amendments"]
+
+#: The tags of the recipe whose flags are the settings of the whole job.
+JOB = "run-mlperf,inference"
+
+#: Returns for {"tags": ...} of a recipe the environment key of each flag (`inputs`) and the names below it (`names`).
+Reach = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+#: The setting that says where the model comes from, as a variation; those of files by the name of their step.
+_MODEL = "CM_ML_MODEL_SOURCE"
+_FILES = {
+    "dataset": "CM_DATASET_FILE",
+    "performance-dataset": "CM_PERFORMANCE_DATASET_FILE",
+    "compliance-dataset": "CM_COMPLIANCE_DATASET_FILE",
+    "calibration": "CM_CALIBRATION_DATASET_FILE",
+}
+_MODEL_SOURCES = ("tiny", "dummy", "hf", "path", "served", "catalogue", "mlcommons")
+_DATASETS = {"_tiny": "tiny", "_mlcommons": "benchmark"}
+_LOADGEN, _ROUND = ("loadgen", "mlperf-inference-loadgen"), re.compile(r"_r\d+\.\d+")
+#: Names of published command lines for what this project has no recipe of.
+_REPLACED = {
+    "compiler": "nothing is compiled: pip installs LoadGen",
+    "mlperf-implementation": "the built-in client replaces the old fork of the reference client",
+}
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """An input of the steps named `name`, by its flag and its environment key."""
+
+    name: str
+    flag: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Amendments:
+    """`settings` are environment keys of the job, `inputs` those of single steps; `rest` is left to the engine.
+
+    `names` are all names that were given; without any there is no `reach`.
+    """
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[StepInput, ...] = ()
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    reach: Reach | None = None
+
+    def without_effect(self, steps: Iterable[Step]) -> list[str]:
+        """Return a sentence for each name that no step has, nor a dependency of one."""
+        if self.reach is None:
+            return []
+        listed = tuple(steps)
+        known = {name for step in listed for name in step.names}
+        for tags in dict.fromkeys(step.tags for step in listed):
+            known |= set(self.reach({"tags": tags})["names"])
+        return [
+            f"--adr.{name} has no effect: "
+            + (_REPLACED.get(name) or f"no step of this job has that name, nor a dependency; {nearest(name, known)}")
+            for name in self.names
+            if name not in known
+        ]
+
+
+def amendments(adr: Mapping[str, Any] | None, reach: Reach, job: str = JOB) -> Amendments:
+    """Sort the changes of `--adr`. `job` are the tags of the recipe whose flags count as settings.
+
+    Raises UsageError for a model or a dataset that is named twice, and for a LoadGen of another round.
+    """
+    if not adr:
+        return Amendments()
+    own = set(reach({"tags": job})["inputs"].values())
+    settings: dict[str, str] = {}
+    inputs: list[StepInput] = []
+    rest: dict[str, Any] = {}
+    for name, change in adr.items():
+        left: dict[str, Any] = {}
+        if name not in RECIPES or not isinstance(change, Mapping):
+            rest[name] = change
+            continue
+        for flag, key, value in _entries(change, reach({"tags": RECIPES[name]})["inputs"]):
+            if flag == "tags":
+                taken, tags = _sources(name, value)
+                settings |= taken
+                left |= {"tags": ",".join(tags)} if tags else {}
+            elif not key:
+                left[flag] = value
+            elif key in own:
+                settings[key] = _text(value)
+            else:
+                inputs.append(StepInput(name, flag, key, _text(value)))
+        if left:
+            rest[name] = left
+    return Amendments(settings, tuple(inputs), rest, tuple(adr), reach)
+
+
+def _entries(change: Mapping[str, Any], keys: Mapping[str, str]) -> Iterable[tuple[str, str, Any]]:
+    """Yield what a change sets: its name as it was typed, its environment key (empty where it has none), its value."""
+    for flag, value in change.items():
+        if flag == "env" and isinstance(value, Mapping):
+            yield from ((f"env.{key}", key, one) for key, one in value.items())
+        else:
+            yield flag, keys.get(flag, ""), value
+
+
+def _text(value: Any) -> str:
+    """Return a value as the environment has it: a flag without a value says yes, a list is separated by commas."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _sources(name: str, value: Any) -> tuple[dict[str, str], list[str]]:
+    """Return the settings that the tags for a step stand for, and the tags that are left."""
+    tags = [word for word in _text(value).split(",") if word]
+    if name in _LOADGEN and (rounds := [tag for tag in tags if _ROUND.fullmatch(tag)]):
+        raise UsageError(
+            f"--adr.{name}.tags={rounds[0]} cannot be given",
+            cause="each round has seeds of its own, which are compiled into its LoadGen",
+            remedy=f"give {rounds[0]} among the tags of the command itself",
+        )
+    chosen = [tag for tag in tags if (name == "ml-model" and _is_model(tag)) or (name in _FILES and _is_data(tag))]
+    if len(chosen) > 1:
+        raise UsageError(
+            f"--adr.{name}.tags={_text(value)} names {len(chosen)} sources",
+            cause=f"{' and '.join(chosen)} exclude each other",
+            remedy="name one of them",
+        )
+    settings: dict[str, str] = {}
+    for tag in chosen:
+        if name == "ml-model":
+            settings[_MODEL] = tag
+        elif tag.startswith("_path."):
+            settings[_FILES[name]] = tag.removeprefix("_path.")
+        else:
+            settings["CM_DATASET_SOURCE"] = _DATASETS[tag]
+    return settings, [tag for tag in tags if tag not in chosen]
+
+
+def _is_model(tag: str) -> bool:
+    return tag.startswith("_") and tag[1:].partition(".")[0] in _MODEL_SOURCES
+
+
+def _is_data(tag: str) -> bool:
+    return tag in _DATASETS or tag.startswith("_path.")
+
+
+def amended(step: Step, inputs: Iterable[StepInput]) -> dict[str, Any]:
+    """Return a step's inputs with those that `--adr` gives it. Raises UsageError for one that the job itself gives."""
+    found = dict(step.inputs)
+    for one in inputs:
+        if one.name in step.names:
+            if one.key in step.inputs:
+                raise UsageError(
+                    f"--adr.{one.name}.{one.flag} cannot be given",
+                    cause=f"the job itself gives it to the step {step.name}",
+                    remedy="leave it out, or use the flag of the job for it (--help lists them)",
+                )
+            found[one.key] = one.value
+    return found
