@@ -39,6 +39,7 @@ from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
@@ -172,9 +173,12 @@ def shown(words: Sequence[str]) -> str:
 
 @cache
 def machine() -> str:
-    """Return processors and memory of this machine in words."""
-    cpu, memory = detect_cpu(), detect_memory()
-    return f"{cpu.logical_cpus} processors ({cpu.model_name}), {memory.usable_bytes / 2**30:.0f} GiB of memory"
+    """Return processors, memory and open files of this machine in words."""
+    cpu, memory, files = detect_cpu(), detect_memory(), machine_limits().open_files
+    return (
+        f"{cpu.logical_cpus} processors ({cpu.model_name}), {memory.usable_bytes / 2**30:.0f} GiB of memory, "
+        f"{'no limit of open files' if files is None else f'{files:,} open files a process (ulimit -Hn)'}"
+    )
 
 
 @cache
