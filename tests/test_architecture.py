@@ -138,6 +138,18 @@ INSIDE_THE_RULES = re.compile(
 )
 
 
+def test_files_of_others_are_read_as_plain_files():
+    """A tree or a results folder of somebody else may have a pipe or a device in the place of any file."""
+    found = [
+        f"{path.relative_to(SRC)}:{number}"
+        for package in ("compliance", "results", "submission", "report")
+        for path in sorted((SRC / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"\.read_(text|bytes)\(", line) and "files(" not in line  # of the package itself
+    ]
+    assert found == [], "read them with common.files.bytes_of and text_of"
+
+
 def test_other_packages_ask_the_rules_and_not_their_tables():
     others = [path for name, path in MODULES.items() if name.partition(".")[0] != "rules"]
     assert [str(path) for path in others if INSIDE_THE_RULES.search(path.read_text())] == []

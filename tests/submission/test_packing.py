@@ -127,6 +127,23 @@ def test_a_pipe_in_a_tree_is_refused_by_name(tree, tmp_path):
     assert "open/Nobody/src/pipe is a pipe, a socket or a device" in refused.value.cause
 
 
+@pytest.mark.parametrize(
+    "record",
+    ["[", "{}", '{"settings": {"server": {"endpoint": "http://[x", "replicas": 1}}}', "[" * 10**5, None],
+    ids=["torn", "empty", "kinds", "deep", "pipe"],
+)
+def test_a_run_whose_servers_are_not_known_is_refused_by_name(tree, tmp_path, record):
+    path = tmp_path / "runs/sut/m/Offline/accuracy/run.json"
+    path.parent.mkdir(parents=True)
+    if record is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(record)
+    with pytest.raises(SubmissionError, match="does not say which servers its run asked") as refused:
+        pack(tree, tmp_path / "one.tar.gz")
+    assert str(path) in refused.value.what and not (tmp_path / "one.tar.gz").exists()
+
+
 def test_the_path_of_the_tree_itself_may_be_a_link(tree, tmp_path):
     (tmp_path / "link").symlink_to(tree)
     packed = pack(tmp_path / "link", tmp_path / "one.tar.gz")

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import opened, staged_folder
+from cm4vllm.common.files import bytes_of, staged_folder
 
 __all__ = [
     "MODEL",
@@ -182,8 +182,7 @@ def _copied(data: Path | None) -> dict[str, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        with opened(path) as file:
-            return file.read()
+        return bytes_of(path)
     except OSError as error:
         raise SourceUnavailable(
             f"cannot read {path}",

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.steps import Duration
 from cm4vllm.common.errors import DiskFull, translated_os_errors
-from cm4vllm.common.files import opened, sync_folder
+from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
@@ -252,8 +252,7 @@ class LedgerFile:
     def _set_aside_torn_line(self) -> Path | None:
         """Move a last line without its end to a file among the attempts, and return it."""
         try:
-            with opened(self._path) as file:
-                data = file.read()
+            data = bytes_of(self._path)
         except FileNotFoundError:
             return None
         whole = data.rfind(b"\n") + 1
@@ -281,8 +280,7 @@ def free_name(folder: Path, name: str) -> Path:
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     try:
-        with opened(path) as file:
-            data = file.read()
+        data = bytes_of(path)
     except FileNotFoundError:
         return
     yield from data[: data.rfind(b"\n") + 1].splitlines()

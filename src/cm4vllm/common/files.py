@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "bytes_of",
     "free_bytes",
     "given_path",
     "json_of",
@@ -34,6 +35,7 @@ __all__ = [
     "staged_folder",
     "sync_files",
     "sync_folder",
+    "text_of",
     "typed_path",
     "typed_paths",
     "working_folder",
@@ -138,6 +140,17 @@ def opened(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReade
         code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
         raise OSError(code, "Is a directory" if stat.S_ISDIR(kind) else "it is a pipe, a socket or a device", str(path))
     return io.BufferedReader(io.FileIO(handle), buffer)
+
+
+def bytes_of(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError, also for a pipe or a device, which might never end."""
+    with opened(path) as file:
+        return file.read()
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file in UTF-8, with a mark in the place of what is none. Raises OSError as `bytes_of`."""
+    return bytes_of(path).decode(errors="replace")
 
 
 def json_of(data: str | bytes) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import opened, write_bytes
+from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.redaction import vault
 
 __all__ = ["OtherSchema", "Record", "now", "read_record", "write_record"]
@@ -53,8 +53,7 @@ def read_record(path: Path, cls: type[R]) -> R:
     Raises OtherSchema when another version of cm4vllm wrote it, CmError when the file is missing or is no such record.
     """
     try:
-        with opened(path) as file:
-            fields = msgspec.json.decode(file.read(), type=dict[str, Any])
+        fields = msgspec.json.decode(bytes_of(path), type=dict[str, Any])
     except OSError as error:
         raise CmError(f"cannot read the {cls.__name__} {path}", cause=str(error.strerror)) from error
     except (ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import bytes_of
 
 __all__ = ["LoggedAnswer", "read_answers"]
 
@@ -39,8 +39,7 @@ class LoggedAnswer:
 def read_answers(path: Path) -> list[LoggedAnswer]:
     """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed where it is none."""
     try:
-        with opened(path) as file:
-            entries = msgspec.json.decode(file.read(), type=list[_Entry])
+        entries = msgspec.json.decode(bytes_of(path), type=list[_Entry])
         return [_answer(entry) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_bytes
+from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.records import Record
 from cm4vllm.hardware import nvml
 
@@ -111,4 +111,4 @@ def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_
 
 def read_gpu_samples(path: Path) -> list[GpusSample]:
     """Return the samples of a file, oldest first; none where there is no file."""
-    return msgspec.json.Decoder(GpusSample).decode_lines(path.read_bytes()) if path.exists() else []
+    return msgspec.json.Decoder(GpusSample).decode_lines(bytes_of(path)) if path.exists() else []

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import bytes_of
 from cm4vllm.hardware.description import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
 
 __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
@@ -103,8 +103,7 @@ def read_system_file(path: Path) -> SystemFile:
     value of the wrong kind.
     """
     try:
-        with opened(path) as file:
-            content = yaml.safe_load(file.read().decode())
+        content = yaml.safe_load(bytes_of(path).decode())
     except OSError as error:
         raise UsageError(
             f"cannot read the system file {path}",

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
-from cm4vllm.common.files import opened, sync_folder
+from cm4vllm.common.files import bytes_of, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.loadgen.records import Piece
@@ -225,8 +225,7 @@ class AnswerWriter:
 def _whole_bytes(path: Path) -> bytes:
     """Return the file's whole lines; none where it does not exist, or does not begin as it must."""
     try:
-        with opened(path) as file:
-            data = file.read()
+        data = bytes_of(path)
     except FileNotFoundError:
         return b""
     data = data[: data.rfind(b"\n") + 1]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import SCENARIOS, LoggedFigure, figures, undefined
@@ -111,8 +111,7 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
     try:
-        with opened(path) as file:
-            entries = msgspec.json.decode(file.read(), type=list[AccuracyEntry])
+        entries = msgspec.json.decode(bytes_of(path), type=list[AccuracyEntry])
         tokens = [np.frombuffer(bytes.fromhex(entry.data), np.int32) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from cm4vllm.common.files import bytes_of
 from cm4vllm.report.drawing import Axis, Canvas, Picture, Table
 from cm4vllm.report.wording import ms, percent, qps
 
@@ -51,7 +52,7 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
     found = []
     for path in sorted(out.glob(f"search/**/{SEARCH_FILE}")):
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=_Search)
+            record = msgspec.json.decode(bytes_of(path), type=_Search)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             continue  # one under way, or of another version
         points = [(probe, limit) for probe in record.probes for limit in probe.limits if limit.p99_ms is not None]

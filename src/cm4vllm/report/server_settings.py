@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from cm4vllm.common.files import bytes_of
 from cm4vllm.report.wording import number, rate
 
 __all__ = ["SETTINGS_PATH", "TriedSettings", "tried_settings"]
@@ -71,7 +72,7 @@ class TriedSettings:
 def tried_settings(out: Path) -> TriedSettings | None:
     """Return what a search over server settings tried; None where there was none that can be read."""
     try:
-        record = msgspec.json.decode((out / SETTINGS_PATH).read_bytes(), type=_Record)
+        record = msgspec.json.decode(bytes_of(out / SETTINGS_PATH), type=_Record)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return None
     standing = {one.number: one.standing for one in record.rivals}

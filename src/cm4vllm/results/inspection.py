@@ -15,7 +15,7 @@ from typing import Any
 
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import text_of, write_json
 from cm4vllm.common.plain_text import spelled_out
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.progress import say_text
@@ -289,7 +289,7 @@ def _rehearsal_words(checked: CheckedTree) -> str:
     """Return what to expect of a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / one.name for one in checked.submissions]
     pages = [page for home in homes[:_MANY] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
-    if pages and all(cm4vllm.REHEARSAL_NOTICE in page.read_text(encoding="utf-8", errors="replace") for page in pages):
+    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
         return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
     return ""
 

@@ -14,7 +14,7 @@ import msgspec
 
 import cm4vllm
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_bytes
+from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.results.copied_logs import LogMarks
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.listing import Listing
@@ -78,7 +78,7 @@ def state_of_submission(listing: Listing, base: Path, round_name: str) -> str:
 def kept(folder: Path, home: Path, state: str) -> CheckedSubmission | None:
     """Return what was kept for a submission of this state; None where there is nothing."""
     try:
-        found = msgspec.json.decode(_file(folder, home).read_bytes(), type=_Kept)
+        found = msgspec.json.decode(bytes_of(_file(folder, home)), type=_Kept)
     except (OSError, msgspec.DecodeError):
         return None
     return found.checked if found.state == state else None
@@ -102,4 +102,4 @@ def _package() -> str:
     """Return the digest of this package: other rules find other things."""
     root = Path(cm4vllm.__file__).parent
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return hashlib.sha256(b"".join(bytes_of(path) for path in files)).hexdigest()

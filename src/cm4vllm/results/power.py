@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from cm4vllm.common.files import text_of
 from cm4vllm.results.model import Figure, Performance, Source
 
 __all__ = ["measured_power"]
@@ -26,7 +27,7 @@ def measured_power(part: Performance) -> Figure | None:
         return None
     begin, end = span
     values = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text_of(path).splitlines():
         words = line.split(",")
         if words[0] != "Time" or len(words) < 4:
             continue

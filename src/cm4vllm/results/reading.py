@@ -14,7 +14,7 @@ import msgspec
 from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import opened
+from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.plain_text import one_line
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.figures import figures
@@ -198,8 +198,7 @@ class Reader:
     def json(self, path: Path) -> Mapping[str, Any]:
         """Return the object in a JSON file; empty, and a problem, where it is missing or holds no object."""
         try:
-            with opened(path) as file:
-                return MappingProxyType(msgspec.json.decode(file.read(), type=dict[str, Any]))
+            return MappingProxyType(msgspec.json.decode(bytes_of(path), type=dict[str, Any]))
         except FileNotFoundError:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
         except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_bytes
+from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
@@ -283,7 +283,7 @@ def read_samples(path: Path) -> list[MetricsSample]:
     if not path.exists():
         return []
     decoder = msgspec.json.Decoder(MetricsSample)
-    return decoder.decode_lines(path.read_bytes())
+    return decoder.decode_lines(bytes_of(path))
 
 
 def _parsed(text: str, at_s: float) -> _Look:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.records import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
-from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.files import sha256_of_tree, text_of
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
@@ -90,9 +90,9 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
         file
         for folder in folders
         for file in tree.glob(f"*/{submitter}/{folder}/*")
-        if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES)
+        if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
     ]
-    return bool(files) and all(REHEARSAL_NOTICE in file.read_text(errors="replace", encoding="utf-8") for file in files)
+    return bool(files) and all(REHEARSAL_NOTICE in text_of(file) for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -124,7 +124,7 @@ def _unscored(tree: Path) -> list[str]:
     return sorted(
         path.parent.relative_to(tree).as_posix()
         for path in tree.rglob(ACCURACY_TEXT)
-        if f"\n{NOT_SCORED}" in path.read_text(errors="replace", encoding="utf-8")
+        if f"\n{NOT_SCORED}" in text_of(path)
     )
 
 
@@ -160,7 +160,7 @@ def _run(
         status = done.status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
-    lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
+    lines = text_of(log).splitlines()
     crashed = status not in (0, 1) or any(line.startswith("Traceback ") for line in lines)
     results = _rows(table)
     errors, warnings = _findings(lines, tree)

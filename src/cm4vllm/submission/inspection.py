@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from cm4vllm.common.files import sha256_of
+import msgspec
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import bytes_of, sha256_of, text_of
 from cm4vllm.common.hosts import is_loopback
 from cm4vllm.common.program import program_files
 from cm4vllm.loadgen.records import RUN_FILE
@@ -42,22 +43,48 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 def words_of(out: Path) -> list[PrivateWord]:
     """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
     machine = out / "system" / MACHINE_FILE
-    facts = machine.read_text(encoding="utf-8") if machine.is_file() else ""
+    facts = text_of(machine) if machine.is_file() else ""
     folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
     return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
 
 
+class _Server(msgspec.Struct, frozen=True):
+    endpoint: str
+    replicas: list[str] = []
+    env: dict[str, str] = {}
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    server: _Server
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The fields of a run's record that name servers."""
+
+    settings: _Settings
+
+
 def servers_of(out: Path) -> set[str]:
-    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself."""
-    found = (_hosts(json.loads(record.read_bytes())) for record in out.glob(f"runs/*/*/*/*/{RUN_FILE}"))
+    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself.
+
+    Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
+    """
+    found = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
     return {host for hosts in found for host in hosts if not is_loopback(host)}
 
 
-def _hosts(record: Any) -> set[str]:
+def _hosts(record: Path) -> set[str]:
     """Return the hosts of the servers that a run's record names, its Ray cluster's among them."""
-    server = record["settings"]["server"]
-    addresses = [server["endpoint"], *server.get("replicas", []), f"//{server.get('env', {}).get('RAY_ADDRESS', '')}"]
-    return {urlsplit(address).hostname or "" for address in addresses} - {""}
+    try:
+        server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
+        addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
+        return {urlsplit(address).hostname or "" for address in addresses} - {""}
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubmissionError(
+            f"{record} does not say which servers its run asked",
+            cause=str(error),
+            remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
+        ) from error
 
 
 @cache

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import text_of
 from cm4vllm.common.hosts import address_spellings, is_address, is_loopback
 from cm4vllm.common.program import program_files
 from cm4vllm.common.redaction import Vault, vault
@@ -138,7 +139,7 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
         if path.is_file():
             # Code is full of what has the form of a password: in it, only keys are recognised by their form.
             clean = Vault({}).clean if public is None else str if public else without_keys
-            _refuse_content(inside, path.read_text(errors="replace", encoding="utf-8"), sought, clean)
+            _refuse_content(inside, text_of(path), sought, clean)
 
 
 def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:
@@ -222,9 +223,7 @@ def _vocabulary() -> frozenset[str]:
     """
     files = program_files()
     public = [file for file in files if file.published] or files
-    texts = (
-        file.path.read_text(errors="replace", encoding="utf-8") for file in public if not file.name.startswith("tests/")
-    )
+    texts = (text_of(file.path) for file in public if not file.name.startswith("tests/"))
     return frozenset(word for content in texts for word in re.findall(r"[^\W_]+", content.lower()))
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError, nearest
-from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.files import bytes_of, text_of, write_json, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree
 from cm4vllm.submission.changes import changed_tree
@@ -89,7 +89,7 @@ def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) 
         if not left & scenarios:
             path.unlink()
     for page in sorted((home / "results" / system).glob("*.html")):
-        text = page.read_text(encoding="utf-8", errors="replace")
+        text = text_of(page)
         if f"{model} on " in text and f'id="tile-{spelled}"' in text:
             page.unlink()
             say(f"{writer.name(page)} is removed, too: it shows {model}, {spelled}")
@@ -98,7 +98,7 @@ def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) 
 def _change(writer: TreeWriter, page: Path, change: Callable[[str], str]) -> None:
     if page.is_file():
         writer.shared.add(writer.name(page))
-        write_text(page, change(page.read_text(encoding="utf-8")))
+        write_text(page, change(bytes_of(page).decode()))
 
 
 def _without(folder: Path, pattern: str, kept: set[str]) -> None:

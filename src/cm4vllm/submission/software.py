@@ -18,7 +18,7 @@ from typing import Any
 
 from cm4vllm import __version__
 from cm4vllm.common.command_lines import published_words
-from cm4vllm.common.files import json_of
+from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.common.processes import run
 from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.records import Record, read_record
@@ -150,7 +150,7 @@ def published_facts(out: Path) -> dict[str, str]:
     """Return the facts of a campaign's results by the names that they have in a tree; what is not known is left out."""
     facts: dict[str, Any] = {}
     if (scripts := out / "system" / SCRIPTS_FILE).is_file():
-        facts[SCRIPTS_FILE] = json_of(scripts.read_bytes())
+        facts[SCRIPTS_FILE] = json_of(bytes_of(scripts))
     software = read_software(out)
     if software is not None:
         facts["pip_freeze.json"] = {"pip_freeze": software.packages}

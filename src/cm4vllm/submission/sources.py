@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cm4vllm
 from cm4vllm.common.errors import CmError, SubmissionError
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import bytes_of, sha256_of, text_of, write_text
 from cm4vllm.common.program import MANIFEST, commit_of_this_repository, program_files
 from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.loadgen.records import RunRecord
@@ -69,8 +69,8 @@ def add_program(folder: Path) -> tuple[str, list[str]]:
         _require_whole(one)
     with scratch_folder("mlperf-program-") as aside:
         changed = write_program(aside)
-        manifest = (aside / MANIFEST).read_bytes()
-        same = [one.name for one in there if (one / MANIFEST).read_bytes() == manifest]
+        manifest = bytes_of(aside / MANIFEST)
+        same = [one.name for one in there if bytes_of(one / MANIFEST) == manifest]
         name = same[0] if same else f"{PROGRAM_FOLDER}-{hashlib.sha256(manifest).hexdigest()[:8]}"
         if not same:
             shutil.copytree(aside, folder / name)
@@ -86,7 +86,7 @@ def program_folders(folder: Path) -> list[Path]:
 def published_files(folder: Path) -> frozenset[str]:
     """Return the digests of a version's files where its MANIFEST names the commit that holds them all."""
     try:
-        first, *lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+        first, *lines = bytes_of(folder / MANIFEST).decode().splitlines()
     except (OSError, ValueError):
         return frozenset()
     clean = first.startswith("#") and not first.endswith(("+changes", "unknown"))
@@ -95,7 +95,7 @@ def published_files(folder: Path) -> frozenset[str]:
 
 def remove_unnamed_programs(folder: Path) -> None:
     """Remove the versions of the program that no page below `folder` names; none where no page names any."""
-    pages = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*/README.md")]
+    pages = [text_of(path) for path in folder.glob("*/README.md")]
     named = {found for page in pages for found in _NAMED.findall(page)}
     for one in program_folders(folder) if named else ():
         if one.name not in named:
@@ -104,7 +104,7 @@ def remove_unnamed_programs(folder: Path) -> None:
 
 def _require_whole(folder: Path) -> None:
     try:
-        lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+        lines = bytes_of(folder / MANIFEST).decode().splitlines()
         wrong = [
             line.partition("  ")[2]
             for line in lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import json_of, write_json, write_text
+from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware.description import folder_name, keys_of
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
@@ -234,7 +234,7 @@ def _extra(writer: TreeWriter, path: Path, text: str, one: Results) -> None:
 def _system(out: Path) -> dict[str, str]:
     path = out / "system" / SYSTEM_FILE
     try:
-        system = json_of(path.read_bytes())
+        system = json_of(bytes_of(path))
     except (OSError, ValueError) as error:
         raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_DESCRIBE) from error
     keys = keys_of(str(system.get("division", ""))) if isinstance(system, dict) else keys_of("")
@@ -283,7 +283,7 @@ def _logs(folder: Path, run: ScenarioRuns) -> None:
         target.mkdir(parents=True)
         for name in names:
             shutil.copyfile(source / name, target / name)
-    scores = (run.accuracy_folder / "accuracy.txt").read_text(encoding="utf-8")
+    scores = bytes_of(run.accuracy_folder / "accuracy.txt").decode()
     write_text(accuracy / "accuracy.txt", _noticed(scores, run.performance.notice, "{}\n"))
 
 
@@ -292,7 +292,7 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
 
     Layouts: compliance/TEST*/README.md and run_verification.py.
     """
-    verdict = (test.folder / test.record.file).read_text(encoding="utf-8")
+    verdict = bytes_of(test.folder / test.record.file).decode()
     write_text(folder / test.record.file, _noticed(verdict, test.record.notice, "{}\n"))
     copied = [("accuracy", (ACCURACY_LOG,)), *([("performance/run_1", LOGS)] if test.record.shows_logs else [])]
     for place, names in copied:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import sha256_of, write_bytes
+from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
 from cm4vllm.submission.inspection import inspect_tree
 
 __all__ = ["truncate_log", "truncate_tree"]
@@ -45,7 +45,7 @@ def truncate_log(log: Path) -> bool:
     scores = log.with_name("accuracy.txt")
     if not scores.is_file():
         raise SubmissionError(f"{scores} is missing", remedy="score the accuracy run: --tags=process,mlperf,accuracy")
-    text = scores.read_bytes()
+    text = bytes_of(scores)
     stated = _HASH_LINE.search(text)
     if _is_cut(log):
         if stated is None:
@@ -70,7 +70,7 @@ def _cut(log: Path) -> bool:
     size = log.stat().st_size
     if size < _END_BYTES:
         return False
-    with log.open("rb") as file:
+    with opened(log) as file:
         start = file.read(_END_BYTES)
         file.seek(size - _END_BYTES)
         end = file.read(_END_BYTES)
@@ -81,6 +81,6 @@ def _cut(log: Path) -> bool:
 def _is_cut(log: Path) -> bool:
     if log.stat().st_size != 2 * _END_BYTES + len(_GAP):
         return False
-    with log.open("rb") as file:
+    with opened(log) as file:
         file.seek(_END_BYTES)
         return file.read(len(_GAP)) == _GAP

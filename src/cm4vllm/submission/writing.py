@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
 from cm4vllm.submission.pages import sections, with_section
 
 __all__ = ["GENERATE", "TreeWriter", "place_below", "read_object", "refuse_other"]
@@ -49,7 +49,7 @@ class TreeWriter:
         """Write a file. Raises SubmissionError where the tree has another one in its place."""
         if not path.exists():
             write_bytes(path, content)
-        elif not path.is_file() or path.read_bytes() != content:
+        elif not path.is_file() or bytes_of(path) != content:
             raise self._apart(path)
 
     def copy(self, source: Path, path: Path) -> None:
@@ -67,7 +67,7 @@ class TreeWriter:
         Raises SubmissionError where the page has another part of that heading, unless it is to be made again.
         """
         self.shared.add(self.name(path))
-        page = path.read_text(encoding="utf-8") if path.is_file() else f"{title.strip()}\n"
+        page = bytes_of(path).decode() if path.is_file() else f"{title.strip()}\n"
         there = dict(sections(page)).get(heading)
         if there is not None and not renew and there.strip() != f"## {heading}\n\n{body.strip()}":
             raise self._apart(path, f"its part {heading!r} has another text")
@@ -113,7 +113,7 @@ def place_below(path: str) -> PurePosixPath:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises SubmissionError where it holds none."""
     try:
-        value = json_of(path.read_bytes())
+        value = json_of(bytes_of(path))
     except (OSError, json.JSONDecodeError, ValueError) as error:
         raise SubmissionError(f"{path} cannot be read", cause=str(error), remedy="build the tree again") from error
     if not isinstance(value, dict):

@@ -12,7 +12,7 @@ import msgspec
 
 from cm4vllm.campaign.rehearsal.batching import Paged
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.files import opened, typed_path
+from cm4vllm.common.files import bytes_of, typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import GREATEST
 from cm4vllm.serving.records import Simulation
@@ -156,8 +156,7 @@ def read_profile(name: str) -> Profile:
             known = f"known are {', '.join(named_profiles())}; or give the path of a file, as ./machine.yaml"
             raise UsageError(f"--rehearse={name} is not known", remedy=nearest(name, named_profiles(), known))
     try:
-        with opened(path) as file:
-            data = file.read()
+        data = bytes_of(path)
         profile = msgspec.yaml.decode(data, type=Profile)
     except OSError as error:
         raise UsageError(f"cannot read the profile {path}", cause=str(error.strerror)) from error

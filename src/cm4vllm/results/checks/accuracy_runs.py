@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.accuracy.records import ACCURACY_TEXT
+from cm4vllm.common.files import opened, text_of
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
@@ -91,7 +92,7 @@ def readable(submission: Submission) -> Iterator[Fault]:
                 "scores are missing", text_file(part), ", ".join(missing), "nothing", "a number", severity=severity
             )
             continue
-        by_numpy = dict(_NUMPY.findall(path.read_text(errors="replace", encoding="utf-8")))
+        by_numpy = dict(_NUMPY.findall(text_of(path)))
         if unread := [label for label in asked if label in by_numpy]:
             yield Fault(
                 "the official checker cannot read the scores",
@@ -139,7 +140,7 @@ def served_tokens(result: Result) -> float | None:
 def _is_int64(part: Accuracy) -> bool:
     """Whether the answers in the log, or in what truncation left of it, have zero in every second 32-bit word."""
     try:
-        with (part.folder / ACCURACY_LOG).open("rb") as file:
+        with opened(part.folder / ACCURACY_LOG) as file:
             head = file.read(MAX_LOG)
     except OSError:
         return False

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import rules
+from cm4vllm.common.files import text_of
 from cm4vllm.loadgen.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
@@ -111,7 +112,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
     if not path.is_file():
         yield Fault(f"{file.name} is missing", name)
         return
-    text = path.read_text(errors="replace", encoding="utf-8")
+    text = text_of(path)
     missing = file.missing(text)
     if missing and file.scores and not (apart := list(_apart(folder, terms))):
         return

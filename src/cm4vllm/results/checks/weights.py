@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
@@ -164,7 +165,7 @@ def _calibrated(home: Path, result: Result) -> str:
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
     pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = "\n".join(path.read_text(errors="replace", encoding="utf-8") for path in pages if path.is_file())
+    text = "\n".join(text_of(path) for path in pages if path.is_file())
     return frozenset(one.lower() for one in _METHOD.findall(_of_division(text, division)))
 
 

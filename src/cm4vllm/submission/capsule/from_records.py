@@ -14,7 +14,7 @@ import msgspec
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import json_of, opened
+from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.description import KEYS, NETWORK_KEYS
 from cm4vllm.loadgen.client_doubts import client_doubts
@@ -181,8 +181,7 @@ def _figures(folder: Path, performance: Performance | None) -> dict[str, Capsule
 def answer_digests(log: Path) -> str:
     """Return the digests of the answers of an accuracy log, empty where it is cut or missing: see CapsuleRun."""
     try:
-        with opened(log) as file:
-            entries = msgspec.json.decode(file.read(), type=list[_Entry])
+        entries = msgspec.json.decode(bytes_of(log), type=list[_Entry])
     except (OSError, ValueError):
         return ""
     found = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:ANSWER_BYTES] for entry in entries}
@@ -191,7 +190,7 @@ def answer_digests(log: Path) -> str:
 
 def _scripts(out: Path) -> list[CapsuleScript]:
     path = out / "system" / SCRIPTS_FILE
-    return scripts_of(json_of(path.read_bytes())) if path.is_file() else []
+    return scripts_of(json_of(bytes_of(path))) if path.is_file() else []
 
 
 def scripts_of(noted: Any) -> list[CapsuleScript]:
@@ -253,7 +252,7 @@ def _server(server: ServerRecord, model_path: str, software: SoftwareRecord | No
 
 def _machine(out: Path) -> dict[str, str]:
     path = out / SYSTEM_FILE
-    return machine_of(json_of(path.read_bytes()) if path.is_file() else {})
+    return machine_of(json_of(bytes_of(path)) if path.is_file() else {})
 
 
 def machine_of(described: Mapping[str, Any]) -> dict[str, str]:

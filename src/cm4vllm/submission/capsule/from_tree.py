@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import json_of
+from cm4vllm.common.files import bytes_of, json_of, text_of
 from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 from cm4vllm.results.trees import read_tree
@@ -86,11 +86,7 @@ def _pages(submission: Submission, result: Result) -> list[str]:
     """Return the texts of the pages above a result: those of its system, and the submitter's."""
     home = submission.home
     places = [home / "measurements" / result.system, home / "results" / result.system, home]
-    return [
-        path.read_text(encoding="utf-8", errors="replace")
-        for place in places
-        if (path := place / "README.md").is_file()
-    ]
+    return [text_of(path) for place in places if (path := place / "README.md").is_file()]
 
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
@@ -126,7 +122,7 @@ def _facts(submission: Submission, result: Result) -> dict[str, Any]:
 
 def _read(path: Path, found: dict[str, Any]) -> None:
     try:
-        value = json_of(path.read_bytes())
+        value = json_of(bytes_of(path))
     except (OSError, ValueError):
         return
     if isinstance(value, dict):

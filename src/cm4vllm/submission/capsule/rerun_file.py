@@ -14,7 +14,7 @@ import yaml
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import opened, write_text
+from cm4vllm.common.files import bytes_of, write_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 from cm4vllm.rules import Mode
@@ -146,8 +146,7 @@ def read_capsule(path: Path) -> Capsule:
     """Read a capsule. Raises UsageError where the file is none of this version."""
     again = "make it again from the results or the tree: cm run script --tags=generate,mlperf,capsule --input=FOLDER"
     try:
-        with opened(path) as file:
-            fields = yaml.load(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        fields = yaml.load(bytes_of(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
