@@ -17,6 +17,7 @@ from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.published import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, DownloadError, ModelError, UsageError
 from cm4vllm.common.files import given_path, require_space, sha256_of, write_text
 from cm4vllm.common.progress import step
@@ -50,9 +51,9 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
     location: Annotated[str, Key("CM_DATASET_LOCATION")] = ""
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
-    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    round: input_types.Round = "v6.1"
+    benchmark: input_types.Benchmark = "llama3.1-8b"
+    model_record: input_types.ModelRecordPath = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
     performance: Annotated[bool, Key("CM_DATASET_PERFORMANCE")] = False
     test: Annotated[str, Key("CM_DATASET_TEST")] = ""

@@ -15,6 +15,7 @@ from cm4vllm.assets import dummy, hub, mlcommons, tiny_model
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE, ModelRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
@@ -57,8 +58,8 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     served_folder: Annotated[str, Key("CM_VLLM_SERVER_MODEL_FOLDER")] = ""
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
-    python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
-    layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
+    python: input_types.VllmPython = ""
+    layers: input_types.DummyLayers = None
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:

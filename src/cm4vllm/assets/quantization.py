@@ -15,6 +15,7 @@ from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.assets.worker import run_worker
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
 from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words
@@ -59,7 +60,7 @@ class QuantizationSettings(Record, frozen=True, kw_only=True):
     scheme: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION_SCHEME")] = "fp8-dynamic"
     kv_fp8: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_KV_CACHE")] = False
     python: Annotated[str, Key("CM_LLM_COMPRESSOR_PYTHON_BIN_WITH_PATH")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    model_record: input_types.ModelRecordPath = ""
     calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
     samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
 

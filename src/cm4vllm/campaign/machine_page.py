@@ -12,16 +12,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
 from cm4vllm.campaign.sources import sources
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import free_bytes
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.gpu import detect_gpus
@@ -48,7 +47,7 @@ _LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
 class MachineSettings(Record, frozen=True, kw_only=True):
     """Which round's benchmarks are listed."""
 
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = round_names()[-1]
+    round: input_types.Round = round_names()[-1]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sente
 from cm4vllm.campaign.divisions import Fault
 from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.address import Address
-from cm4vllm.campaign.search.space import Space, asked_space
+from cm4vllm.campaign.search.space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.campaign.sources import Sources, asked_quantisation, sources
 from cm4vllm.campaign.steps import key_of
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.records import Record
@@ -64,9 +65,6 @@ _LEAST_LATENCY = 1e-3
 #: The words of --rerun for every step, and for none; all others name steps.
 _ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
 
-#: How long a search over server settings may take where the user does not say it.
-SEARCH_MINUTES = 30.0
-
 #: A file system takes names of 255 bytes, and other names are made of these.
 _LONGEST_NAME = 100
 
@@ -74,22 +72,22 @@ _LONGEST_NAME = 100
 class CampaignSettings(Record, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
-    scenario: Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")] = ""
+    model: input_types.Benchmark = "llama3.1-8b"
+    round: input_types.Round = "v6.1"
+    scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
     modes: Annotated[str, Key("CM_MLPERF_LOADGEN_MODES")] = "accuracy,performance"
-    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
-    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
-    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = ""
-    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
+    execution_mode: input_types.ExecutionMode = "test"
+    division: input_types.Division = "open"
+    category: input_types.Category = ""
+    device: input_types.Device = ""
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
-    submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
-    output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
-    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
-    vllm_model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
+    submitter: input_types.Submitter = NO_SUBMITTER
+    output_dir: input_types.JobOutputDir = "mlperf-results"
+    api_server: input_types.ApiServer = ""
+    vllm_model_name: input_types.VllmModelName = ""
     model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = ""
-    dummy_layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
+    dummy_layers: input_types.DummyLayers = None
     dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
     performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
@@ -99,26 +97,26 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
     singlestream_target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SINGLESTREAM_TARGET_LATENCY")] = None
     find_target_qps: Annotated[bool | None, Key("CM_MLPERF_FIND_PERFORMANCE_MODE")] = None
-    search: Annotated[str, Key("CM_VLLM_SEARCH")] = ""
-    search_minutes: Annotated[float | None, Key("CM_VLLM_SEARCH_MINUTES")] = None
-    test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
-    max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
+    search: input_types.Search = ""
+    search_minutes: input_types.SearchMinutes = None
+    test_query_count: input_types.TestQueryCount = None
+    max_test_duration: input_types.MaxTestDuration = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
     calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
-    num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
-    max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
-    replicas: Annotated[int | None, Key("CM_VLLM_SERVER_REPLICAS")] = None
-    tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
-    pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
-    dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
-    max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
+    num_workers: input_types.NumWorkers = None
+    max_in_flight: input_types.MaxInFlight = None
+    replicas: input_types.Replicas = None
+    tp_size: input_types.TpSize = None
+    pp_size: input_types.PpSize = None
+    dp_size: input_types.DpSize = None
+    max_model_len: input_types.MaxModelLen = None
     compliance: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE")] = ""
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
     rerun: Annotated[str, Key("CM_RERUN")] = "no"
     attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
     serve: Annotated[str, Key("CM_MLPERF_SERVE")] = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
-    rehearse: Annotated[str, Key("CM_MLPERF_REHEARSE")] = ""
+    rehearse: input_types.Rehearse = ""
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
 from cm4vllm.campaign.live.reading import read_status, status_text
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.progress import say_text, warn
 from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
 from cm4vllm.rules import ExecutionMode
 
 __all__ = ["StatusSettings", "report_status"]
@@ -28,7 +27,7 @@ _KILLED = "its command has ended without reporting it"
 class StatusSettings(Record, frozen=True, kw_only=True):
     """Whose status is shown: that of all jobs in `output_dir`, or of the one in that very folder."""
 
-    output_dir: Annotated[str, Key("OUTPUT_BASE_DIR")] = "mlperf-results"
+    output_dir: input_types.JobOutputDir = "mlperf-results"
 
 
 def report_status(settings: StatusSettings) -> dict[str, object]:

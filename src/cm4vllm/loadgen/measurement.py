@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import Record, read_record, write_record
@@ -48,25 +49,25 @@ _DIFFERENCES = 4
 class RunInputs(Record, frozen=True, kw_only=True):
     """What the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
-    scenario: Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")]
+    scenario: input_types.Scenario
     mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
-    model: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
-    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
-    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
+    round: input_types.Round = "v6.1"
+    model: input_types.Benchmark = "llama3.1-8b"
+    division: input_types.Division = "open"
+    execution_mode: input_types.ExecutionMode = "test"
     target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_QPS")] = None
     target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_LATENCY")] = None
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
-    test_query_count: Annotated[int | None, Key("CM_TEST_QUERY_COUNT")] = None
-    max_test_duration: Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")] = None
-    max_in_flight: Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")] = None
+    test_query_count: input_types.TestQueryCount = None
+    max_test_duration: input_types.MaxTestDuration = None
+    max_in_flight: input_types.MaxInFlight = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
-    num_workers: Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")] = None
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
-    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
-    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
+    num_workers: input_types.NumWorkers = None
+    model_record: input_types.ModelRecordPath = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    server_record: input_types.ServerRecordPath = ""
     user_conf: Annotated[str, Key("CM_MLPERF_USER_CONF")] = ""
-    output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
+    output_dir: input_types.OutputDir = ""
     pythonpath: Annotated[str, Key("CM_MLPERF_LOADGEN_PYTHONPATH")] = ""
     compliance_test: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE_TEST")] = ""
     keep_answers: Annotated[bool, Key("CM_MLPERF_KEEP_ANSWERS")] = False

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import redacted_words
@@ -48,34 +49,34 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
-    model: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
+    model: input_types.VllmModelName
     name: Annotated[str, Key("CM_VLLM_SERVER_SERVED_MODEL_NAME")]
     host: Annotated[str, Key("CM_VLLM_SERVER_HOST")] = LOOPBACK
-    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
+    port: input_types.ServerPort = 0
     dtype: Annotated[str, Key("CM_VLLM_SERVER_DTYPE")] = ""
     load_format: str = ""
-    max_model_len: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = None
-    max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
-    max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
-    kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = ""
+    max_model_len: input_types.MaxModelLen = None
+    max_num_seqs: input_types.MaxNumSeqs = None
+    max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
+    kv_cache_dtype: input_types.KvCacheDtype = ""
     quantization: Annotated[str, Key("CM_VLLM_SERVER_QUANTIZATION")] = ""
     distributed_executor_backend: Annotated[str, Key("CM_VLLM_SERVER_DIST_EXEC_BACKEND")] = ""
-    tp_size: Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")] = None
-    pp_size: Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")] = None
-    dp_size: Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")] = None
-    ray_address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
+    tp_size: input_types.TpSize = None
+    pp_size: input_types.PpSize = None
+    dp_size: input_types.DpSize = None
+    ray_address: input_types.RayAddress = ""
     gpus: str = ""
     threads: int = 0
     api: Api = Api.COMPLETIONS
     seed: Annotated[int | None, Key("CM_VLLM_SERVER_SEED")] = None
-    gpu_memory_utilization: Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = None
+    gpu_memory_utilization: input_types.GpuMemoryUtilization = None
     enable_chunked_prefill: Annotated[bool | None, Key("CM_VLLM_SERVER_ENABLE_CHUNKED_PREFILL")] = None
     enforce_eager: Annotated[bool | None, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = None
     trust_remote_code: Annotated[bool, Key("CM_VLLM_SERVER_TRUST_REMOTE_CODE")] = False
     uvicorn_log_level: Annotated[str, Key("CM_VLLM_SERVER_UVICORN_LOG_LEVEL")] = ""
-    kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
+    kv_cache_gib: input_types.KvCacheSpace = 1
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
-    extra: Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")] = ""
+    extra: input_types.ExtraArgs = ""
 
     @property
     def workers(self) -> int:

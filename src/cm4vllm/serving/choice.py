@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say
@@ -42,11 +43,11 @@ _KFD = Path("/dev/kfd")
 class Choice(Record, frozen=True, kw_only=True):
     """What was requested, and what was detected. `variant` and `version` are empty where nothing was requested."""
 
-    variant: Annotated[str, Key("CM_VLLM_VARIANT")] = ""
-    version: Annotated[str, Key("CM_VLLM_WANTED_VERSION")] = ""
+    variant: input_types.VllmVariant = ""
+    version: input_types.VllmVersion = ""
     cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
-    system_python: Annotated[str, Key("CM_VLLM_SYSTEM_PYTHON")] = ""
+    system_python: input_types.SystemPython = ""
 
 
 class SystemVllm(Record, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from cm4vllm.common import environments
+from cm4vllm.common import environments, input_types
 from cm4vllm.common.environments import (
     checked,
     install_pinned,
@@ -90,12 +90,12 @@ class InstallSettings(Record, frozen=True, kw_only=True):
     With `index_url` nothing else is asked; `extra_index_url` is asked too, before the variant's own index.
     """
 
-    variant: Annotated[str, Key("CM_VLLM_VARIANT")]
-    version: Annotated[str, Key("CM_VLLM_WANTED_VERSION")] = ""
+    variant: input_types.VllmVariant
+    version: input_types.VllmVersion = ""
     index_url: Annotated[str, Key("CM_VLLM_INDEX_URL")] = ""
     extra_index_url: Annotated[str, Key("CM_VLLM_EXTRA_INDEX_URL")] = ""
     wheel: Annotated[str, Key("CM_VLLM_WHEEL")] = ""
-    system_python: Annotated[str, Key("CM_VLLM_SYSTEM_PYTHON")] = ""
+    system_python: input_types.SystemPython = ""
 
     @property
     def index_words(self) -> list[str]:

@@ -77,7 +77,7 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
             settings.model_name,
             api=asked_api(settings, None),
             ca_file=settings.api_server_ca,
-            max_model_len=settings.max_model_len,
+            max_model_len=settings.max_model_len or 0,
             access=access,
             text=True,
         )
@@ -89,7 +89,7 @@ def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerReco
         for note in record.unchecked:
             warn(f"not checked: {note}")
         return record, path
-    record = started(planned(settings, env), folder, settings.ready_timeout_s)
+    record = started(planned(settings, env), folder, settings.patience_s)
     write_record(path, record)
     return record, path
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
@@ -40,33 +41,43 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     `api_headers_env` name the variables that hold the key and the headers for a server at `api_server`.
     """
 
-    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    api_server: input_types.ApiServer = ""
     api: Annotated[Literal["auto", "completions", "generate", "chat"], Key("CM_MLPERF_INFERENCE_API")] = "auto"
     api_server_ca: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER_CA")] = ""
     api_key_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_KEY_ENV")] = ""
     api_headers_env: Annotated[str, Key("CM_MLPERF_INFERENCE_API_HEADERS_ENV")] = ""
-    max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 0
-    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
-    model_name: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
-    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
-    performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
+    max_model_len: input_types.MaxModelLen = None
+    folder: input_types.ServerDir = ""
+    model_name: input_types.VllmModelName = ""
+    model_record: input_types.ModelRecordPath = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
     compliance_dataset_record: Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")] = ""
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
-    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
-    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
-    replicas: Annotated[int, Key("CM_VLLM_SERVER_REPLICAS")] = 1
-    python: Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")] = ""
-    ray_python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")] = ""
+    round: input_types.Round = "v6.1"
+    benchmark: input_types.Benchmark = "llama3.1-8b"
+    division: input_types.Division = "open"
+    replicas: input_types.Replicas = None
+    python: input_types.VllmPython = ""
+    ray_python: input_types.RayPython = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
     preset: Annotated[str, Key("CM_VLLM_SERVER_PRESET")] = ""
-    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
+    device: input_types.Device = ""
     gpu_name: Annotated[str, Key("CM_HOST_GPU_MODEL_NAME")] = ""
     gpu_count: Annotated[int, Key("CM_HOST_GPU_COUNT")] = 0
-    action: Annotated[Literal["start", "describe", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")] = "start"
+    action: input_types.ServerAction = "start"
     background: Annotated[bool, Key("CM_VLLM_SERVER_BACKGROUND")] = False
-    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
-    ready_timeout_s: Annotated[float, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = READY_TIMEOUT_S
+    port: input_types.ServerPort = 0
+    ready_timeout_s: input_types.ReadyTimeout = None
+
+    @property
+    def servers(self) -> int:
+        """The number of servers that are started."""
+        return 1 if self.replicas is None else self.replicas
+
+    @property
+    def patience_s(self) -> float:
+        """How long a server may take until it serves, in seconds."""
+        return READY_TIMEOUT_S if self.ready_timeout_s is None else self.ready_timeout_s
 
 
 def require_installed(settings: LaunchSettings) -> None:
@@ -110,7 +121,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
     if settings.action != "start":
         return
     chosen = _chosen(env)
-    require_sensible(chosen, settings.ready_timeout_s)
+    require_sensible(chosen, settings.patience_s)
     asked_options(env)
     require_access(settings)
     if settings.api_server:
@@ -118,7 +129,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
         return
     on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
     alone = on_cpu and not chosen.ray_address
-    for part in placed(chosen, settings.replicas, 0, os.environ) if alone else [chosen]:
+    for part in placed(chosen, settings.servers, 0, os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
 
 
@@ -159,7 +170,7 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
 
 def require_no_replicas(settings: LaunchSettings) -> None:
     """Raise UsageError for a number of replicas that is given for running servers."""
-    if settings.replicas != 1:
+    if settings.servers != 1:
         raise UsageError(
             "--replicas cannot be given with --api_server",
             cause="no server is started then",

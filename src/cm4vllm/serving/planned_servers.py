@@ -52,9 +52,9 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     options = read_options(Path(settings.installation)) if settings.installation else None
     chosen = replace(chosen, api=asked_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
-    chosen = in_few_processes(chosen, settings.replicas, len(own_cores()))
-    require_sensible(chosen, settings.ready_timeout_s)
-    parts = placed(chosen, settings.replicas, settings.gpu_count, os.environ)
+    chosen = in_few_processes(chosen, settings.servers, len(own_cores()))
+    require_sensible(chosen, settings.patience_s)
+    parts = placed(chosen, settings.servers, settings.gpu_count, os.environ)
     return Planned(python, parts, _words(chosen, python, preset, options))
 
 
@@ -146,7 +146,7 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
             remedy="leave --device out, or the --adr that chose this vLLM",
         )
-    require_host_memory(server_settings, model, settings.replicas)
+    require_host_memory(server_settings, model, settings.servers)
     return server_settings
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
@@ -40,6 +41,8 @@ MACHINE_FILE = "machine.json"
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
 _LONGEST_NAME = 100
+#: The category of a system that no benchmark was run on.
+_CATEGORY = "datacenter"
 
 
 class SystemSettings(Record, frozen=True, kw_only=True):
@@ -48,12 +51,12 @@ class SystemSettings(Record, frozen=True, kw_only=True):
     `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.
     """
 
-    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
-    submitter: Annotated[str, Key("CM_MLPERF_SUBMITTER")] = NO_SUBMITTER
+    server_record: input_types.ServerRecordPath = ""
+    submitter: input_types.Submitter = NO_SUBMITTER
     folder: Annotated[str, Key("CM_SUT_DIR")] = "."
-    division: Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")] = "open"
-    category: Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")] = "datacenter"
-    execution_mode: Annotated[str, Key("CM_MLPERF_RUN_STYLE")] = "test"
+    division: input_types.Division = "open"
+    category: input_types.Category = ""
+    execution_mode: input_types.ExecutionMode = "test"
     system_file: Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")] = ""
     name: Annotated[str, Key("CM_HW_NAME")] = ""
 
@@ -86,7 +89,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     asked = SystemAsked(
         submitter=settings.submitter,
         division=settings.division,
-        system_type=settings.category,
+        system_type=settings.category or _CATEGORY,
         vllm=server.version if server and server.software == "vLLM" else "",
         software=server.named if server and server.software else "",
         packages=server.packages if server else {},
@@ -122,7 +125,7 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
             "system_name": f"simulated-{simulation.profile}",
             "submitter": settings.submitter,
             "division": settings.division,
-            "system_type": settings.category,
+            "system_type": settings.category or _CATEGORY,
             "status": "rdi",
             "framework": f"vLLM {server.version}",
             "hw_notes": notes,

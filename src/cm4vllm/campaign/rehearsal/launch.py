@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.rehearsal.faults import Faults
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.records import Record, read_record, write_record
@@ -54,16 +55,16 @@ class SimulatedSettings(Record, frozen=True, kw_only=True):
     `searched` are options by a search over server settings, which come after the others and so are used.
     """
 
-    profile: Annotated[str, Key(PROFILE)]
+    profile: input_types.Rehearse
     seed: Annotated[int, Key("CM_MLPERF_REHEARSE_SEED")] = 0
     faults: Annotated[str, Key("CM_MLPERF_REHEARSE_FAULTS")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
-    folder: Annotated[str, Key("CM_VLLM_SERVER_DIR")] = ""
-    action: Annotated[Literal["start", "describe"], Key("CM_VLLM_SERVER_ACTION")] = "start"
-    port: Annotated[int, Key("CM_VLLM_SERVER_PORT")] = 0
-    max_num_seqs: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = None
-    max_num_batched_tokens: Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = None
-    searched: Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")] = ""
+    model_record: input_types.ModelRecordPath = ""
+    folder: input_types.ServerDir = ""
+    action: input_types.ServerAction = "start"
+    port: input_types.ServerPort = 0
+    max_num_seqs: input_types.MaxNumSeqs = None
+    max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
+    searched: input_types.ExtraArgs = ""
 
 
 def act(env: Mapping[str, str]) -> dict[str, str]:
@@ -103,6 +104,11 @@ def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
             f"--rehearse_seed={settings.seed} is not usable",
             cause=f"it must be 0 or more, and {GREATEST:,} at most",
             remedy="give a value in this range, or leave it out",
+        )
+    if settings.action not in ("start", "describe"):
+        raise UsageError(
+            f"a simulated server has no action {settings.action}",
+            remedy=f"use that of run,vllm-server: its _{settings.action} variation shows simulated servers, too",
         )
     Faults.parse(settings.faults)
     return settings

@@ -19,7 +19,8 @@ from cm4vllm.campaign.search.evidence import evidence_words, rivals
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
 from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
-from cm4vllm.campaign.search.space import Candidate, Space, shown, words_of
+from cm4vllm.campaign.search.space import SEARCH_MINUTES, Candidate, Space, shown, words_of
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
@@ -42,15 +43,20 @@ _INPUTS_FILE = "inputs.sha256"
 class SettingsInputs(Record, frozen=True, kw_only=True):
     """What the recipe reads of its environment beside what a server and a run do."""
 
-    search: Annotated[str, Key("CM_VLLM_SEARCH")]
-    minutes: Annotated[float, Key("CM_VLLM_SEARCH_MINUTES")]
+    search: input_types.Search
+    minutes: input_types.SearchMinutes = None
     scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
     results_dir: Annotated[str, Key("CM_MLPERF_RESULTS_DIR")] = ""
-    output_dir: Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")] = ""
-    dataset_record: Annotated[str, Key("CM_DATASET_RECORD")] = ""
-    performance_dataset_record: Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
-    rehearse: Annotated[str, Key(simulated.PROFILE)] = ""
+    output_dir: input_types.OutputDir = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
+    model_record: input_types.ModelRecordPath = ""
+    rehearse: input_types.Rehearse = ""
+
+    @property
+    def most_minutes(self) -> float:
+        """The minutes after which no further evaluation begins."""
+        return SEARCH_MINUTES if self.minutes is None else self.minutes
 
 
 def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
@@ -67,7 +73,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     say(
         f"search over server settings: {space.size} candidates, "
         f"{'and' if len(candidates) > space.size else 'one of which is'} the server as it is, "
-        f"{inputs.minutes:g} minutes at most"
+        f"{inputs.most_minutes:g} minutes at most"
     )
     try:
         with step("search over server settings"):
@@ -76,7 +82,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
                 noted.add(evaluation)
                 say(f"server settings: {words(evaluation)}")
 
-            found = halve(candidates, bench, HalvingPlan(60 * inputs.minutes), seen)
+            found = halve(candidates, bench, HalvingPlan(60 * inputs.most_minutes), seen)
     finally:
         bench.close()
     record = _record(found, inputs, str(env.get(EXTRA) or ""), space.size)
@@ -108,7 +114,8 @@ def inputs_digest(env: Mapping[str, str]) -> str:
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
     server = {key: str(env.get(key) or "") for key in keys}
     machine = [simulated.simulation_of(env)] if inputs.rehearse else []
-    parts = (__version__, inputs.search, inputs.minutes, inputs.scenarios, model.sha256, datasets, server, *machine)
+    asked = (inputs.search, inputs.most_minutes, inputs.scenarios)
+    parts = (__version__, *asked, model.sha256, datasets, server, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
@@ -230,7 +237,7 @@ def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) 
     chosen = words_of(best.options)
     return SettingsRecord(
         search=inputs.search,
-        minutes=inputs.minutes,
+        minutes=inputs.most_minutes,
         scenarios=inputs.scenarios.split(","),
         candidates=candidates,
         untried=found.untried,

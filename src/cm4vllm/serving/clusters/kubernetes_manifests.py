@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.records import Record
@@ -30,6 +32,9 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: Said by an LLMInferenceService's own fields, or by the start command of KServe's template: not among its arguments.
 _SAID_BY_LLM_D = ("--served-model-name", "--host", "--port", "--tensor-parallel-size", "--pipeline-parallel-size")
 
+#: How long a pod may load, in seconds, where the inputs do not set it.
+_START_TIMEOUT_S = 1800
+
 
 class PodSettings(Record, frozen=True, kw_only=True):
     """What a cluster has to know beside the server's own arguments.
@@ -39,17 +44,27 @@ class PodSettings(Record, frozen=True, kw_only=True):
     """
 
     kind: Annotated[Literal["deployment", "kserve", "llm-d"], Key("CM_KUBERNETES_KIND")] = "deployment"
-    model: Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
+    model: input_types.VllmModelName
     name: Annotated[str, Key("CM_KUBERNETES_NAME")] = ""
     namespace: Annotated[str, Key("CM_KUBERNETES_NAMESPACE")] = ""
     image: Annotated[str, Key("CM_KUBERNETES_IMAGE")] = ""
     replicas: Annotated[int, Key("CM_KUBERNETES_REPLICAS")] = 1
-    pp_size: Annotated[int, Key("CM_VLLM_SERVER_PP_SIZE")] = 1
+    pp_size: input_types.PpSize = None
     gpu_resource: Annotated[str, Key("CM_KUBERNETES_GPU_RESOURCE")] = "nvidia.com/gpu"
     cpu: Annotated[str, Key("CM_KUBERNETES_CPU")] = ""
     memory: Annotated[str, Key("CM_KUBERNETES_MEMORY")] = ""
     hf_token_secret: Annotated[str, Key("CM_KUBERNETES_HF_TOKEN_SECRET")] = ""
-    start_timeout_s: Annotated[int, Key("CM_VLLM_SERVER_READY_TIMEOUT")] = 1800
+    start_timeout_s: input_types.ReadyTimeout = None
+
+    @property
+    def stages(self) -> int:
+        """The number of pipeline stages."""
+        return 1 if self.pp_size is None else self.pp_size
+
+    @property
+    def most_start_s(self) -> float:
+        """The seconds after which a pod that still loads is started again."""
+        return _START_TIMEOUT_S if self.start_timeout_s is None else self.start_timeout_s
 
     @property
     def claim(self) -> tuple[str, str]:
@@ -127,7 +142,7 @@ def _check(pod: PodSettings) -> None:
             cause="KServe fetches the model itself, with the token of its own service account",
             remedy="attach the Secret to that service account and leave the input out",
         )
-    if pod.replicas < 1 or pod.pp_size < 1:
+    if pod.replicas < 1 or pod.stages < 1:
         raise UsageError("--replicas and --pp_size have to be 1 or more")
 
 
@@ -154,7 +169,7 @@ def _labels(pod: PodSettings) -> dict[str, str]:
 
 def _resources(pod: PodSettings, server: ServerSettings) -> dict[str, Any]:
     asked = {key: value for key, value in (("cpu", pod.cpu), ("memory", pod.memory)) if value}
-    gpus = {pod.gpu_resource: str((server.tp_size or 1) * pod.pp_size)}
+    gpus = {pod.gpu_resource: str((server.tp_size or 1) * pod.stages)}
     return {"limits": {**asked, **gpus}, "requests": {**asked, **gpus}}
 
 
@@ -195,7 +210,7 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
                 "startupProbe": {
                     **health,
                     "periodSeconds": period,
-                    "failureThreshold": -(-pod.start_timeout_s // period),
+                    "failureThreshold": math.ceil(pod.most_start_s / period),
                 },
                 "readinessProbe": {**health, "periodSeconds": period},
                 "volumeMounts": mounts,
@@ -259,7 +274,7 @@ def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: 
     }
     if pod.image:
         container["image"] = pod.image
-    parallelism = {"tensor": server.tp_size or 1, "pipeline": pod.pp_size}
+    parallelism = {"tensor": server.tp_size or 1, "pipeline": pod.stages}
     return {
         "apiVersion": "serving.kserve.io/v1alpha2",
         "kind": "LLMInferenceService",

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import last_lines, run
@@ -52,16 +53,16 @@ class RaySettings(Record, frozen=True, kw_only=True):
     """
 
     role: Annotated[Literal["head", "worker", "status"], Key("CM_RAY_ROLE")] = "head"
-    python: Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")]
-    address: Annotated[str, Key("CM_RAY_ADDRESS")] = ""
+    python: input_types.RayPython
+    address: input_types.RayAddress = ""
     node_ip: Annotated[str, Key("CM_RAY_NODE_IP")] = ""
     port: Annotated[int, Key("CM_RAY_PORT")] = PORT
     num_gpus: Annotated[int | None, Key("CM_RAY_NUM_GPUS")] = None
     num_cpus: Annotated[int | None, Key("CM_RAY_NUM_CPUS")] = None
     folder: Annotated[str, Key("CM_RAY_DIR")] = "ray-cluster"
     ready_timeout_s: Annotated[float, Key("CM_RAY_READY_TIMEOUT")] = 120.0
-    tp_size: Annotated[int, Key("CM_VLLM_SERVER_TP_SIZE")] = 1
-    pp_size: Annotated[int, Key("CM_VLLM_SERVER_PP_SIZE")] = 1
+    tp_size: input_types.TpSize = None
+    pp_size: input_types.PpSize = None
 
 
 class RayRecord(Record, frozen=True, kw_only=True):
@@ -151,7 +152,8 @@ def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEM
 
 def show(settings: RaySettings) -> Cluster:
     """Say what the cluster has and whether a server of tp_size x pp_size GPUs fits. Raises UsageError when not."""
-    workers = settings.tp_size * settings.pp_size
+    tensor, pipeline = settings.tp_size or 1, settings.pp_size or 1
+    workers = tensor * pipeline
     cluster = look(settings.python, _address(settings), workers if workers > 1 else 0)
     for node in cluster.nodes:
         state = "" if node.alive else ", gone"
@@ -160,7 +162,7 @@ def show(settings: RaySettings) -> Cluster:
         gpus = sum(node.resources.get("GPU", 0) for node in cluster.nodes if node.alive)
         raise UsageError(
             f"{workers} workers do not fit the cluster",
-            cause=f"tensor parallel {settings.tp_size} x pipeline parallel {settings.pp_size} needs "
+            cause=f"tensor parallel {tensor} x pipeline parallel {pipeline} needs "
             f"{workers} free GPUs; its nodes have {gpus:g}, some of which other programs may use",
             remedy="join more machines (run,ray-cluster,_worker) or give smaller sizes",
         )

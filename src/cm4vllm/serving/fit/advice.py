@@ -10,6 +10,7 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.config_json import json_object, section
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import Record, read_record
@@ -24,6 +25,10 @@ __all__ = ["AdviceSettings", "advice", "asked_of", "require_host_memory"]
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
 
+#: Tokens of a request, and of a step, where the inputs do not set them.
+_MODEL_LEN, _BATCHED_TOKENS = 2048, 2048
+
+
 class AdviceSettings(Record, frozen=True, kw_only=True):
     """Which model on which machine. `model` is a name of the catalogue, a folder or a config.json.
 
@@ -31,18 +36,18 @@ class AdviceSettings(Record, frozen=True, kw_only=True):
     """
 
     model: Annotated[str, Key("CM_VLLM_FIT_MODEL")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    model_record: input_types.ModelRecordPath = ""
     precision: Annotated[str, Key("CM_VLLM_FIT_PRECISION")] = ""
     gpus: Annotated[int | None, Key("CM_VLLM_FIT_GPUS")] = None
     gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY")] = None
-    utilisation: Annotated[float, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")] = UTILISATION
-    tp_size: Annotated[int, Key("CM_VLLM_SERVER_TP_SIZE")] = 0
-    pp_size: Annotated[int, Key("CM_VLLM_SERVER_PP_SIZE")] = 0
-    kv_cache_dtype: Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")] = "bf16"
-    kv_cache_gib: Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")] = 1
-    max_model_len: Annotated[int, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")] = 2048
-    max_num_seqs: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")] = 0
-    max_num_batched_tokens: Annotated[int, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")] = 2048
+    utilisation: input_types.GpuMemoryUtilization = None
+    tp_size: input_types.TpSize = None
+    pp_size: input_types.PpSize = None
+    kv_cache_dtype: input_types.KvCacheDtype = ""
+    kv_cache_gib: input_types.KvCacheSpace = 1
+    max_model_len: input_types.MaxModelLen = None
+    max_num_seqs: input_types.MaxNumSeqs = None
+    max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
 
 
 def advice(settings: AdviceSettings) -> Fit:
@@ -90,29 +95,28 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
 
 def asked_of(settings: AdviceSettings) -> Asked:
     """Return what the advisor computes with. Raises UsageError, ModelError."""
-    if settings.max_model_len < 1:
-        raise UsageError(
-            f"--max_model_len={settings.max_model_len} is too short for a request", remedy="give 1 or more"
-        )
+    longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
+    if longest < 1:
+        raise UsageError(f"--max_model_len={longest} is too short for a request", remedy="give 1 or more")
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)
-    longest = min(settings.max_model_len, architecture.max_positions or settings.max_model_len)
+    batched = settings.max_num_batched_tokens
     return Asked(
         name=name,
         architecture=architecture,
         precision=settings.precision or precision,
         gpus=gpus,
         memory_bytes=memory,
-        max_model_len=longest,
+        max_model_len=min(longest, architecture.max_positions or longest),
         weight_bytes=_size(folder) if folder and not settings.precision else 0,
-        kv_dtype=settings.kv_cache_dtype,
-        utilisation=settings.utilisation,
+        kv_dtype=settings.kv_cache_dtype or "bf16",
+        utilisation=UTILISATION if settings.utilisation is None else settings.utilisation,
         kv_cache_bytes=settings.kv_cache_gib * GIB if gpus == 0 else 0,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        tensor_parallel=settings.tp_size,
-        pipeline_parallel=settings.pp_size,
+        max_num_seqs=settings.max_num_seqs or 0,
+        max_num_batched_tokens=_BATCHED_TOKENS if batched is None else batched,
+        tensor_parallel=settings.tp_size or 0,
+        pipeline_parallel=settings.pp_size or 0,
     )
 
 

@@ -1,0 +1,68 @@
+"""The inputs that several settings classes read: the environment key and the type of each, once.
+
+The flag, the help and the default of an input stand in the `inputs` of the recipe that describes it. The default is the
+same in every class, `None` where the reader chooses the value (tests/common/test_inputs.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cm4vllm.common.settings import Key
+
+# --- what is measured, by which rules ---
+
+Benchmark = Annotated[str, Key("CM_MLPERF_MODEL")]
+Round = Annotated[str, Key("CM_MLPERF_ROUND")]
+Division = Annotated[str, Key("CM_MLPERF_SUBMISSION_DIVISION")]
+Category = Annotated[str, Key("CM_MLPERF_SUBMISSION_SYSTEM_TYPE")]
+Submitter = Annotated[str, Key("CM_MLPERF_SUBMITTER")]
+ExecutionMode = Annotated[str, Key("CM_MLPERF_RUN_STYLE")]
+Scenario = Annotated[str, Key("CM_MLPERF_LOADGEN_SCENARIO")]
+Device = Annotated[str, Key("CM_MLPERF_DEVICE")]
+TestQueryCount = Annotated[int | None, Key("CM_TEST_QUERY_COUNT")]
+MaxTestDuration = Annotated[float | None, Key("CM_MLPERF_MAX_DURATION_TEST")]
+NumWorkers = Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")]
+MaxInFlight = Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")]
+Rehearse = Annotated[str, Key("CM_MLPERF_REHEARSE")]
+Search = Annotated[str, Key("CM_VLLM_SEARCH")]
+SearchMinutes = Annotated[float | None, Key("CM_VLLM_SEARCH_MINUTES")]
+
+# --- folders and records ---
+
+JobOutputDir = Annotated[str, Key("OUTPUT_BASE_DIR")]
+OutputDir = Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")]
+DatasetRecordPath = Annotated[str, Key("CM_DATASET_RECORD")]
+PerformanceDatasetRecordPath = Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")]
+ModelRecordPath = Annotated[str, Key("CM_ML_MODEL_RECORD")]
+ServerRecordPath = Annotated[str, Key("CM_VLLM_SERVER_RECORD")]
+
+# --- models and programs ---
+
+DummyLayers = Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")]
+VllmVariant = Annotated[str, Key("CM_VLLM_VARIANT")]
+VllmVersion = Annotated[str, Key("CM_VLLM_WANTED_VERSION")]
+VllmPython = Annotated[str, Key("CM_VLLM_PYTHON_BIN_WITH_PATH")]
+SystemPython = Annotated[str, Key("CM_VLLM_SYSTEM_PYTHON")]
+RayPython = Annotated[str, Key("CM_RAY_PYTHON_BIN_WITH_PATH")]
+RayAddress = Annotated[str, Key("CM_RAY_ADDRESS")]
+
+# --- servers ---
+
+ApiServer = Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")]
+ServerAction = Annotated[Literal["start", "describe", "status", "stop"], Key("CM_VLLM_SERVER_ACTION")]
+ServerDir = Annotated[str, Key("CM_VLLM_SERVER_DIR")]
+VllmModelName = Annotated[str, Key("CM_VLLM_SERVER_MODEL_NAME")]
+ServerPort = Annotated[int, Key("CM_VLLM_SERVER_PORT")]
+ReadyTimeout = Annotated[float | None, Key("CM_VLLM_SERVER_READY_TIMEOUT")]
+Replicas = Annotated[int | None, Key("CM_VLLM_SERVER_REPLICAS")]
+TpSize = Annotated[int | None, Key("CM_VLLM_SERVER_TP_SIZE")]
+PpSize = Annotated[int | None, Key("CM_VLLM_SERVER_PP_SIZE")]
+DpSize = Annotated[int | None, Key("CM_VLLM_SERVER_DP_SIZE")]
+MaxModelLen = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_MODEL_LEN")]
+MaxNumSeqs = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_SEQS")]
+MaxNumBatchedTokens = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_TOKENS")]
+KvCacheDtype = Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")]
+KvCacheSpace = Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")]
+GpuMemoryUtilization = Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")]
+ExtraArgs = Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")]
