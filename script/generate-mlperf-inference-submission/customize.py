@@ -4,6 +4,17 @@ from pathlib import Path
 from typing import Any
 
 
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.report.tree_texts import submission_inputs
+
+    i["env"].update(submission_inputs(i["env"]))
+    return {"return": 0}
+
+
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    return {"return": 0, "env": {}}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import typed_path, write_json, write_text
     from cm4vllm.common.progress import say
@@ -11,13 +22,12 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
     from cm4vllm.submission.removal import remove_results
     from cm4vllm.submission.software import SCRIPTS_FILE, scripts_that_ran
-    from cm4vllm.submission.tree import build_tree, require_place
+    from cm4vllm.submission.tree import build_tree
 
     env = i["env"]
-    submitter, given = env.get("CM_MLPERF_SUBMITTER", ""), env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")
-    tree = Path(given).absolute() if given else None
+    submitter, tree = env.get("CM_MLPERF_SUBMITTER", ""), Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]).absolute()
     if removed := env.get("CM_MLPERF_SUBMISSION_REMOVE", ""):
-        names = remove_results(require_place(tree, "--remove"), removed, submitter)
+        names = remove_results(tree, removed, submitter)
         say(f"removed from {tree}: {', '.join(names)}")
         return {"return": 0}
     folders = results_folders(env.get("CM_MLPERF_RESULTS_DIR", ""))
@@ -37,10 +47,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     ]
     for one in asked:
         write_text(one.out / CAPSULE_FILE, one.capsule)
-    add = env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes"
-    if add or len(asked) > 1:
-        require_place(tree, "--add" if add else "several results folders")
-    tree = build_tree(*asked, tree=tree, add=add)
+    tree = build_tree(*asked, tree=tree, add=env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes")
     say(f"submission tree: {tree}")
     env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)
     return {"return": 0}

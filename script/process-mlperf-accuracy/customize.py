@@ -3,20 +3,21 @@
 from typing import Any
 
 
-def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from pathlib import Path
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.accuracy.needs import score_needs
 
-    from cm4vllm.accuracy.graders.records import GraderRecord
+    if not i["env"].get("CM_MLPERF_RESULTS_DIR"):  # a job has made ready what its runs need
+        i["env"].update(score_needs(i["env"]))
+    return {"return": 0}
+
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.accuracy.needs import accuracy_folder, ready_graders
     from cm4vllm.accuracy.records import ACCURACY_FILE
     from cm4vllm.accuracy.scoring import score_run
-    from cm4vllm.common.errors import UsageError
-    from cm4vllm.common.records import read_record
 
     env = i["env"]
-    if not env.get("CM_MLPERF_ACCURACY_RESULTS_DIR"):
-        raise UsageError("no accuracy run is named", remedy="--result_dir=FOLDER of an accuracy run")
-    folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
-    graders = [read_record(Path(file), GraderRecord) for file in env.get("CM_MLPERF_GRADERS", "").split(",") if file]
-    score_run(folder, nltk_data=env.get("CM_NLTK_DATA"), graders=graders)
+    folder = accuracy_folder(env)
+    score_run(folder, nltk_data=env.get("CM_NLTK_DATA"), graders=ready_graders(env))
     env["CM_MLPERF_ACCURACY_RECORD"] = str(folder / ACCURACY_FILE)
     return {"return": 0}

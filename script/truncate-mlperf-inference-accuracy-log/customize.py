@@ -1,14 +1,24 @@
 """Cuts the accuracy logs of a submission and writes their digests."""
 
-from pathlib import Path
 from typing import Any
+
+TAGS = "truncate,mlperf,inference,accuracy,log"
+
+
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.submission.tree_inputs import tree_folder
+
+    if not i["env"].get("CM_MLPERF_RESULTS_DIR"):  # the tree of these results is built first
+        tree_folder(i["env"], TAGS)
+    return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
+    from cm4vllm.submission.tree_inputs import tree_folder
     from cm4vllm.submission.truncation import truncate_tree
 
     env = i["env"]
-    cut = truncate_tree(Path(env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")), env.get("CM_MLPERF_SUBMITTER", ""))
+    cut = truncate_tree(tree_folder(env, TAGS), env.get("CM_MLPERF_SUBMITTER", ""))
     say(f"accuracy logs: {len(cut)} truncated, their digests in accuracy.txt")
     return {"return": 0}

@@ -56,3 +56,22 @@ def test_a_sentence_model_of_another_version_is_not_installed(cm, tmp_path):
     code, output = cm("get,nltk-data", f"--nltk_data={tmp_path / 'punkt_tab.zip'}")
     assert code == 42
     assert "this is not the punkt_tab.zip that scores are compared with" in output
+
+
+def test_the_folder_is_asked_for_before_anything_is_fetched(cm, tmp_path):
+    for flags, words in (((), "--result_dir=FOLDER"), ((f"--result_dir={tmp_path}",), "holds no run")):
+        for more in ((), ("--plan",)):
+            code, output = cm("process,mlperf,accuracy", *flags, *more)
+            assert code == 20, output
+            assert words in output
+            assert "get,nltk-data" not in output
+
+
+def test_a_run_alone_gets_the_sentence_model_that_it_needs(cm, accuracy_run):
+    folder = accuracy_run.write(["salt"], [(0, "salt")], sentences="punkt_tab")
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", "--plan")
+    assert code == 0, output
+    assert "get,nltk-data" in output and "get,mlperf,grader" not in output
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", f"--nltk_data={folder}", "--plan")
+    assert code == 0, output
+    assert "get,nltk-data" not in output

@@ -6,6 +6,7 @@ import ast
 import enum
 import importlib
 import re
+import runpy
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -199,7 +200,12 @@ def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
     assert DESCRIBED["CM_MLPERF_SEARCH_SCENARIOS"][2]["values"] == [
         str(one) for one in Scenario if one is not Scenario.MULTI_STREAM
     ]
-    assert DESCRIBED["CM_MLPERF_LOADGEN_COMPLIANCE_TEST"][2]["values"] == sorted(verified_tests())
+
+
+def test_a_run_of_a_compliance_test_lists_the_tests_that_can_be_verified():
+    place = str(ROOT / "script/app-mlperf-inference-vllm/customize.py")
+    customize = runpy.run_path(place)
+    assert customize["values"]({"env": {}})["values"]["compliance_test"] == list(verified_tests())
 
 
 # --- the docs ---------------------------------------------------------------------------------------------------------

@@ -119,23 +119,73 @@ def test_a_system_is_described(cm, tmp_path):
     assert "did you mean 'cooling'" in output
 
 
-def test_from_records_to_a_checked_tree(cm, results, inference):
+GENERATE, CHECK = "generate,mlperf,inference,submission", "run,mlperf,inference,submission,checker"
+TRUNCATE = "truncate,mlperf,inference,accuracy,log"
+
+
+def test_one_command_builds_truncates_and_checks_a_tree(cm, results, inference):
     source = f"--inference_src={inference.path}"
-    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    code, output, env = cm(GENERATE, f"--results_dir={results}", source)
     assert code == 0, output
     tree = env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]
-    code, output, _ = cm("truncate,mlperf,inference,accuracy,log", f"--submission_dir={tree}")
-    assert code == 0, output
     assert "2 truncated" in output
-    check = ("run,mlperf,inference,submission,checker", f"--submission_dir={tree}", "--submitter=Nobody", source)
+    assert "only length findings, expected of a rehearsal" in output
+    checked = read_record(results / "checker.json", CheckerRecord)
+    assert (checked.round, checked.tree_sha256) == ("v6.1", sha256_of_tree(Path(tree)))
+    check = (CHECK, f"--submission_dir={tree}", source)
     code, output, env = cm(*check)
     assert code == 0, output
-    assert "only length findings, expected of a rehearsal" in output
     assert Path(env["CM_MLPERF_SUBMISSION_CHECKER_RECORD"]) == results / "checker.json"
     next(Path(tree).glob("open/*/results/*/*/Server/README.md")).unlink()
     code, output, _ = cm(*check)
     assert code == 61
     assert "is missing README.md" in output
+
+
+def test_checkers_that_are_left_out_or_cannot_be_fetched_leave_a_truncated_tree(cm, results, tmp_path):
+    code, output, _ = cm(GENERATE, f"--results_dir={results}", "--run_checker=no")
+    assert code == 0, output
+    assert "2 truncated" in output and not (results / "checker.json").exists()
+    built = sha256_of_tree(results / "submission")
+    code, output, _ = cm(GENERATE, f"--results_dir={results}", f"--inference_src={tmp_path / 'nothing'}")
+    assert code == 43, output
+    assert "--inference_src=DIR" in output
+    assert sha256_of_tree(results / "submission") == built
+    code, output, _ = cm(GENERATE, f"--submission_dir={results / 'submission'}", "--remove=other")
+    assert code == 60 and "truncated" not in output, output
+
+
+def test_the_plan_shows_the_whole_chain_of_a_tree(cm, results):
+    folder = f"--results_dir={results}"
+    for flags, there, missing in (
+        ((folder,), (TRUNCATE, CHECK, "get,mlperf,inference,src", "fetch,mlperf,inference,src"), ()),
+        ((folder, "--run_checker=no"), (TRUNCATE,), (CHECK, "get,mlperf,inference,src")),
+        (("--remove=x", f"--submission_dir={results}"), (), (TRUNCATE, CHECK)),
+    ):
+        code, output, _ = cm(GENERATE, *flags, "--plan")
+        assert code == 0, output
+        assert all(tags in output for tags in there), output
+        assert not any(tags in output for tags in missing), output
+        assert "depends on" not in output
+
+
+def test_the_folder_is_asked_for_by_plan_and_run_alike(cm, results, tmp_path):
+    (results / "system/system.json").rename(results / "system/elsewhere.json")
+    for tags, flags, exit_code, words in (
+        (GENERATE, (), 20, "remedy: --results_dir=FOLDER"),
+        (GENERATE, (f"--results_dir={results.parent}",), 60, f"remedy: --results_dir={results}"),
+        (GENERATE, (f"--results_dir={results}",), 60, f"--tags=get,sut,description --sut_dir={results / 'system'}"),
+        (GENERATE, (f"--results_dir={results}", "--add"), 60, "get,sut,description"),
+        (GENERATE, ("--remove=x",), 20, "--remove: no tree was named"),
+        (TRUNCATE, (), 20, "--submission_dir=FOLDER"),
+        (CHECK, (), 20, "--submission_dir=FOLDER"),
+        (CHECK, (f"--submission_dir={tmp_path / 'none'}",), 60, "remedy: build it first"),
+        ("process,mlperf,compliance", (), 20, "--test_dir=FOLDER"),
+        ("process,mlperf,compliance", (f"--test_dir={tmp_path}",), 20, "holds no run"),
+    ):
+        for more in ((), ("--plan",)):
+            code, output, _ = cm(tags, *flags, *more)
+            assert (code, words in output) == (exit_code, True), (tags, flags, more, output)
 
 
 def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inference, monkeypatch, capsys):
@@ -147,18 +197,9 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
         "--extra_args='--hf-token s3cret-2'"
     )
     write_record(results / "campaign.json", msgspec.structs.replace(campaign, command=typed))
-    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    code, output, env = cm(GENERATE, f"--results_dir={results}", f"--inference_src={inference.path}")
     assert code == 0, output
     tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
-    code, output, _ = cm("truncate,mlperf,inference,accuracy,log", f"--submission_dir={tree}")
-    assert code == 0, output
-    code, output, _ = cm(
-        "run,mlperf,inference,submission,checker",
-        f"--submission_dir={tree}",
-        "--submitter=Nobody",
-        f"--inference_src={inference.path}",
-    )
-    assert code == 0, output
     checked = sha256_of_tree(tree)
     assert read_record(results / "checker.json", CheckerRecord).tree_sha256 == checked
 
@@ -187,7 +228,7 @@ def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inferenc
 
 
 def test_the_commands_of_a_readme_run_when_pasted(cm, results, tmp_path):
-    code, output, env = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    code, output, env = cm(GENERATE, f"--results_dir={results}", "--run_checker=no")
     assert code == 0, output
     tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"])
     page = next(tree.glob("open/*/results/*/*/Offline/README.md")).read_text()
@@ -220,7 +261,7 @@ def test_the_commands_of_a_readme_run_when_pasted(cm, results, tmp_path):
 
 def test_without_records_there_is_no_tree(cm, results):
     next(results.glob("runs/*/*/Server/accuracy/accuracy.json")).unlink()
-    code, output, _ = cm("generate,mlperf,inference,submission", f"--results_dir={results}")
+    code, output, _ = cm(GENERATE, f"--results_dir={results}")
     assert code == 60
     assert "accuracy.json" in output
     assert not (results / "submission").exists()

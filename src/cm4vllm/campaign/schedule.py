@@ -314,7 +314,12 @@ def _submission(job: Job) -> Iterator[Step]:
     """Give the steps that build the tree and check it, where one is made."""
     if job.no_tree:
         return
-    yield Step(name="submission", tags="generate,mlperf,inference,submission", gives="submission/")
+    yield Step(
+        name="submission",
+        tags="generate,mlperf,inference,submission",
+        inputs={"CM_MLPERF_SUBMISSION_IN_JOB": "yes"},
+        gives="submission/",
+    )
     yield Step(name="truncation", tags="truncate,mlperf,inference,accuracy,log", gives="accuracy logs as submitted")
     if job.settings.run_checker:
         source = Condition(need=Need.ENDED_WELL, of=("checker source",)) if job.rehearsal else None

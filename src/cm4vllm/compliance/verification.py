@@ -7,10 +7,11 @@ settings and what its folder in a submission holds.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from cm4vllm import compliance
 from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
@@ -26,7 +27,7 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
 
-__all__ = ["require_passed", "verified_tests", "verify_run"]
+__all__ = ["compliance_folder", "require_passed", "verified_tests", "verify_run"]
 
 
 @cache
@@ -80,6 +81,26 @@ def verify_run(folder: Path) -> ComplianceRecord:
     write_record(folder / COMPLIANCE_FILE, record)
     say(f"{settings.title}: {'passed' if record.passed else 'FAILED: ' + '; '.join(record.failures)}")
     return record
+
+
+def compliance_folder(env: Mapping[str, Any]) -> Path:
+    """Return the folder of the run that is verified. Raises UsageError where none is named or it holds no run."""
+    given = env.get("CM_MLPERF_COMPLIANCE_RESULTS_DIR")
+    if not given:
+        raise UsageError(
+            "no run of a compliance test is named",
+            remedy="--tags=process,mlperf,compliance --test_dir=FOLDER, as OUTPUT_DIR/test/runs/SYSTEM/MODEL/SCENARIO/"
+            "TEST06",
+        )
+    folder = Path(given).absolute()
+    if not (folder / RUN_FILE).is_file():
+        raise UsageError(
+            f"{folder} holds no run",
+            cause=f"no {RUN_FILE} in it",
+            remedy="--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
+            "app,mlperf,inference,vllm",
+        )
+    return folder
 
 
 def require_passed(record: ComplianceRecord) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.command_lines import published_command
-from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware.description import folder_name, keys_of
@@ -32,9 +32,10 @@ from cm4vllm.submission.sources import add_program, program_folders, source_page
 from cm4vllm.submission.system import SYSTEM_FILE
 from cm4vllm.submission.writing import GENERATE, TreeWriter, place_below
 
-__all__ = ["TreeAsked", "build_tree", "require_place", "system_folder"]
+__all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 
-_DESCRIBE = "describe the system again: --tags=get,sut,description"
+#: The tree's folder in that of a job's results.
+SUBMISSION = "submission"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
     a record is missing, contradicts another or what the tree has, or cannot be published: privacy.py says what may not.
     """
     results = [Results.of(one) for one in (asked, *more)]
-    submission = tree or asked.out / "submission"
+    submission = tree or asked.out / SUBMISSION
     private = sorted(
         {word for one in results for word in words_of(one.asked.out)}, key=lambda word: (-len(word.word), word.kind)
     )
@@ -102,13 +103,6 @@ def _name_versions(folder: Path, here: str) -> None:
             f"another: {folder.name}/{here} goes with the results that are added now, the others keep "
             f"{', '.join(f'{folder.name}/{name}' for name in others)}"
         )
-
-
-def require_place(tree: Path | None, why: str) -> Path:
-    """Return the tree's folder. Raises UsageError where none was given."""
-    if tree is None:
-        raise UsageError(f"{why}: no tree was named", remedy=f"give its folder: --tags={GENERATE} --submission_dir=DIR")
-    return tree
 
 
 def system_folder(out: Path) -> str:
@@ -236,12 +230,19 @@ def _system(out: Path) -> dict[str, str]:
     try:
         system = json_of(bytes_of(path))
     except (OSError, ValueError) as error:
-        raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_DESCRIBE) from error
+        raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_describe(out)) from error
     keys = keys_of(str(system.get("division", ""))) if isinstance(system, dict) else keys_of("")
     missing = [key for key in keys if not isinstance(system, dict) or not isinstance(system.get(key), str)]
     if missing:
-        raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy=_DESCRIBE)
+        raise SubmissionError(f"{path} lacks {', '.join(missing)}", remedy=_describe(out))
     return {key: system[key] for key in keys}
+
+
+def _describe(out: Path) -> str:
+    return (
+        "describe the system on the machine that was measured: "
+        f"--tags=get,sut,description --sut_dir={out / 'system'} --server_record={out / 'server' / 'server.json'}"
+    )
 
 
 def _marked(system: dict[str, str], notices: list[str]) -> dict[str, str]:

@@ -1,0 +1,63 @@
+"""The dependencies of the scores of a run: the sentence model and the graders that its scorer uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.scoring import graders_of, scorer_of
+from cm4vllm.accuracy.sentences import TRAINED
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+
+__all__ = ["accuracy_folder", "ready_graders", "score_needs"]
+
+_FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"
+_GIVEN = "CM_MLPERF_GRADERS"
+_SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
+_GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
+
+
+def accuracy_folder(env: Mapping[str, Any]) -> Path:
+    """Return the folder of the run that is scored. Raises UsageError where none is named or it holds no run."""
+    given = env.get(_FOLDER)
+    if not given:
+        raise UsageError(
+            "no accuracy run is named",
+            remedy="--tags=process,mlperf,accuracy --result_dir=FOLDER, as OUTPUT_DIR/test/runs/SYSTEM/MODEL/SCENARIO/"
+            "accuracy",
+        )
+    folder = Path(given).absolute()
+    if not (folder / RUN_FILE).is_file():
+        raise UsageError(
+            f"{folder} holds no run",
+            cause=f"no {RUN_FILE} in it",
+            remedy="--tags=process,mlperf,accuracy --result_dir=FOLDER, that of a run with --mode=accuracy of "
+            "app,mlperf,inference,vllm",
+        )
+    return folder
+
+
+def score_needs(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment keys that switch on the dependencies by which a run is scored, read from its record.
+
+    Only graders that can run on this machine are asked for; what others judge has no score.
+    """
+    settings = read_record(accuracy_folder(env) / RUN_FILE, RunRecord).settings
+    scorer = scorer_of(settings.terms)
+    needs = {_SENTENCES: "yes"} if scorer.rouge and settings.dataset.sentences == TRAINED else {}
+    if not env.get(_GIVEN):
+        names = graders_of(scorer, str(env.get("CM_LIVECODEBENCH_DIR") or ""))
+        needs |= {f"{_GRADER}{name.upper()}": "yes" for name in names}
+    return needs
+
+
+def ready_graders(env: Mapping[str, Any]) -> list[GraderRecord]:
+    """Return the graders that are given, and those that the dependencies made ready."""
+    files = str(env.get(_GIVEN) or "").split(",")
+    needed = (key.removeprefix(_GRADER) for key in env if key.startswith(_GRADER))
+    files += [str(env.get(f"CM_MLPERF_GRADER_{name}") or "") for name in needed]
+    return [read_record(Path(file), GraderRecord) for file in files if file]
