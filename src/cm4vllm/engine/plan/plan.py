@@ -32,6 +32,7 @@ from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.required import require_inputs
 from cm4vllm.engine.run.scope import completed, remarks
 from cm4vllm.engine.run.selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
@@ -242,6 +243,7 @@ class _Planner:
         source = code_of(frame.script)
         if has_hook(source, "before_deps"):
             self.before_deps(frame)
+        require_inputs(self.session.catalogue, frame.script, frame.env)
         self.dependencies(node, frame, "deps", certain=certain)
         is_known = has_hook(source, "plan") and self.code(node, frame, certain=certain)
         if source and not is_known:

@@ -17,6 +17,7 @@ from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.required import require_inputs
 from cm4vllm.engine.run.scope import Outcome, Scope, completed, remarks
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
 from cm4vllm.engine.run.selection import select, settled
@@ -122,10 +123,12 @@ def deps(run: Run) -> None:
 
 
 def _before_deps(run: Run) -> None:
-    """Call the hook before_deps; the dependencies get the inputs as it left them."""
+    """Call the hook before_deps: dependencies get the inputs as it left them. Raises UsageError for missing inputs."""
     if run.session.hooks_of(run.task.script).get("before_deps") is not None:
         run.hook("before_deps")
         completed(run.scope)
+    if not run.is_fake:
+        require_inputs(run.session.catalogue, run.task.script, run.scope.env)
 
 
 def run_deps(phase: str) -> Callable[[Run], None]:
