@@ -160,3 +160,24 @@ def test_other_packages_ask_the_rules_and_not_their_tables():
     ):
         assert INSIDE_THE_RULES.search(line)
     assert not INSIDE_THE_RULES.search("from cm4vllm.rules import Mode, terms")
+
+
+ROUND = re.compile(r"v\d(\.\d)?")
+
+
+def named_rounds(tree: ast.AST) -> Iterator[int]:
+    """Give the lines in which a value is compared with a round's name, or looked up by one."""
+    for node in ast.walk(tree):
+        parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        parts += [node.slice] if isinstance(node, ast.Subscript) else []
+        parts += [one for part in parts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) for one in part.elts]
+        if any(isinstance(one, ast.Constant) and ROUND.fullmatch(str(one.value)) for one in parts):
+            yield node.lineno
+
+
+def test_no_module_compares_the_name_of_a_round():
+    """Rounds differ in fields of the rules' data, each with its source."""
+    found = {name: list(named_rounds(ast.parse(path.read_text()))) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    for line in ('round_ >= "v6"', 'round_.name in ("v4.1", "v5.0")', 'LAYOUTS["v6.0"]'):
+        assert list(named_rounds(ast.parse(line))) == [1]
