@@ -59,16 +59,16 @@ def compliance(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def unknown(submission: Submission) -> Iterator[Fault]:
-    known = ", ".join(rules.compliance_test_names())
     for result in submission.results:
         folder = submission.root / result.folder
         if is_endpoints(folder):
             continue
         for place in compliance_folders(submission.home, folder):
+            known = (*rules.compliance_test_names(), *(_RUNS if place == folder else ()))
             for path in sorted(place.iterdir()) if place.is_dir() else ():
-                if path.is_dir() and path.name not in (*rules.compliance_test_names(), *_RUNS):
-                    name = path.relative_to(submission.root).as_posix()
-                    yield Fault("a folder of no known compliance test", name, "", path.name, known)
+                if path.is_dir() and path.name not in known:
+                    name, expected = path.relative_to(submission.root).as_posix(), ", ".join(known)
+                    yield Fault("a folder of no known compliance test", name, "", path.name, expected)
 
 
 def _folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
