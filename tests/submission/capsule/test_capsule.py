@@ -95,6 +95,25 @@ def test_a_file_that_is_no_capsule_is_refused(tmp_path):
         read_capsule(tmp_path / "none.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 10**5, "nested deeper than"),
+        ("- " * 10**5, "nested deeper than"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "refers to a part of itself: *a"),
+        ("a: &a {b: *a}\n", "refers to a part of itself: *a"),
+        (f"a: {'9' * 6000}\n", "4300 digits"),
+    ],
+    ids=["deep", "deep-list", "references", "loop", "number"],
+)
+def test_a_file_made_to_end_its_reader_is_refused(tmp_path, text, why):
+    """Before, libyaml overflowed its stack, which ended the process without a message."""
+    (tmp_path / "rerun.yaml").write_text(text)
+    with pytest.raises(UsageError, match="is not a capsule") as refused:
+        read_capsule(tmp_path / "rerun.yaml")
+    assert why in refused.value.cause
+
+
 def test_a_capsule_equals_itself(results):
     capsule = capsule_of_results(results.out)
     rows = compare(capsule, capsule)

@@ -128,6 +128,20 @@ def test_what_the_user_gives_is_the_users_address():
     assert "--api_server=http://gpu7/hub-token-value" in words and not [word for word in words if "evil" in word]
 
 
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "OPENAI_API_KEY"])
+def test_a_server_on_this_machine_gets_the_users_key_only_where_it_is_accepted(monkeypatch, name):
+    """Any user of the machine can listen at an address of it."""
+    flag = "--api_server=http://127.0.0.1:8000"
+    assert flag in words_of(flag)
+    monkeypatch.setitem(ENVIRON, name, "sk-user")
+    with pytest.raises(UsageError, match="asks for more") as refused:
+        words_of(flag)
+    assert f"the server there gets the key in {name}" in refused.value.cause and "sk-user" not in str(refused.value)
+    assert flag in words_of(flag, accept=["api_server"])
+    assert "--api_server=http://gpu7:8000" in words_of("--api_server=${API_SERVER:?}", fill=["API_SERVER"])
+    assert "--api_server=http://mine" in words_of(flag, given={"api_server": "http://mine"})
+
+
 def test_a_secret_that_is_named_goes_where_a_secret_is_expected():
     flag = "--env.HF_TOKEN=${HF_TOKEN:?}"
     assert "--env.HF_TOKEN=hub-token-value" in words_of(flag, fill=["HF_TOKEN"], accept=["env.HF_TOKEN"])
@@ -186,7 +200,6 @@ EXTRA = [
     "--max-num-seqs=16 --worker-cls=evil.Worker",
     "--max-num-seqs=16 evil/model",
     "--max-num-seqs 16 17",
-    "--max-num-seqs=16\n--worker-extension-cls=evil.Worker",
     "--seed=${EXTRA_ARGS:?}",
     '--compilation-config={"backend":"evil.backend"}',
     "-cc.backend=evil",
@@ -211,6 +224,21 @@ def test_a_flag_that_is_not_on_the_list_is_shown_and_needs_to_be_accepted(flag):
     assert name.partition(".")[0] in refused.value.cause.replace("-", "_")
     accepted = words_of(flag, accept=[name], fill=variables)
     assert [word for word in accepted if word.partition("=")[0] == f"--{name}"]
+
+
+def test_every_flag_of_the_job_is_listed_left_out_or_asked_for():
+    """Also in the other spellings that cm takes; a flag that is new is asked for until somebody lists it."""
+    listed = {name for entry in replayed().flags for name in entry.names} | {"extra_args"}
+    dropped = {"output_dir", "results_dir", "submitter", "plan", "rerun", "clean", "serve", "published_results"}
+    dropped |= {"search", "search_minutes", "find_target_qps"}
+    taken = []
+    for name in {*MAIN.input_mapping, *MAIN.input_description} - listed - dropped:
+        for flag in (name, name.replace("_", "-"), f"{name},", f"-{name}"):
+            try:
+                taken += [word for word in words_of(f"--{flag}=1") if word != TAGS]
+            except UsageError as refused:
+                assert "asks for more" in refused.what or "is refused" in refused.what, flag
+    assert taken == []
 
 
 def test_what_a_flag_does_is_shown_in_the_words_of_the_recipe():
@@ -243,7 +271,10 @@ def test_what_a_flag_does_is_shown_in_the_words_of_the_recipe():
         (("--artifact=detect-os",), "another script"),
         (("--parsed_artifact,=detect-os",), "another script"),
         (("--automation=cache", "--action=rm"), "another script"),
-        (("--out_put=\u202e", "--x y=1"), "form --name=value"),
+        (("--x y=1",), "form --name=value"),
+        (("--hw_name=box\u202e",), "does not show"),
+        (("--env.A=\x1b]0;evil\x07",), "does not show"),
+        (("--extra_args=--max-num-seqs=16\n--worker-extension-cls=evil.Worker",), "does not show"),
     ],
 )
 def test_words_that_choose_another_script_or_file_are_refused_always(words, why):

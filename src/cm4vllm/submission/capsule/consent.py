@@ -26,6 +26,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import PLACEHOLDER
 from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.serving.access import KEY_VARIABLES
 
 __all__ = [
     "Asked",
@@ -118,19 +119,25 @@ def flag_name(name: str) -> str:
     return first.replace("-", "_") + dot + rest
 
 
-def asked_of(tags: str, flags: Mapping[str, str | None], help_of: Mapping[str, str]) -> list[Asked]:
+def asked_of(
+    tags: str, flags: Mapping[str, str | None], help_of: Mapping[str, str], environ: Mapping[str, str]
+) -> list[Asked]:
     """Return the flags of a capsule's command that the user has to accept; `help_of` says what each does.
 
-    Raises UsageError for what is refused, accepted or not: another script than the main job, a flag of the engine that
+    A server on this machine may be another user's: it is asked for where `environ` has a key that it would get. Raises
+    UsageError for what is refused, accepted or not: another script than the main job, a flag of the engine that
     chooses one, a value that the engine would fill.
     """
     found = _asked_of_tags(tags)
+    key = next((one for one in KEY_VARIABLES if environ.get(one, "").strip()), "")
     for name, value in flags.items():
         word = f"--{name}" if value is None else f"--{name}={value}"
         refuse_unusable(word)
         if name == _EXTRA and value is not None:
             if options := _options_asked(value):
                 found.append(Asked(name, word, f"options of vLLM that are not on the list: {', '.join(options)}"))
+        elif name == "api_server" and key and not PLACEHOLDER.fullmatch(value or ""):
+            found.append(Asked(name, word, f"the server there gets the key in {key} with each request"))
         elif not _is_taken(replayed().flags, name, value or ""):
             found.append(Asked(name, word, _effect(name, help_of)))
     return found
@@ -143,6 +150,8 @@ def refuse_unusable(word: str) -> None:
     never = next((one.does for one in replayed().engine if one.never and base in one.begins), "")
     if not word.startswith("-") or not _FLAG.fullmatch(name):
         never = "it is not a flag of the form --name=value"
+    elif not word.isprintable():
+        never = "it has characters that a terminal does not show"
     elif "<<<" in word:
         never = "the script engine would put values of its environment in the place of <<<...>>>"
     if never:

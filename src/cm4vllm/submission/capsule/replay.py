@@ -131,7 +131,7 @@ def replay_words(
     capsule has no command.
     """
     tags, wanted = _wanted(capsule, given)
-    asked = asked_of(tags, {name: value for name, value in wanted.items() if name not in given}, help_of)
+    asked = asked_of(tags, {name: value for name, value in wanted.items() if name not in given}, help_of, environ)
     words = {name: f"--{name}" if value is None else f"--{name}={value}" for name, value in wanted.items()}
     for name, word in [("tags", f"--tags={tags}"), *words.items()]:
         if name not in given:

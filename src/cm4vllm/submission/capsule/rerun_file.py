@@ -41,6 +41,7 @@ RUN_RECORDS = "run records"
 #: Bytes of the digest of each answer in CapsuleRun.answers.
 ANSWER_BYTES = 3
 _SCHEMA = "schema"
+_DEEPEST = 32
 
 
 class CapsuleScript(Record, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ def read_capsule(path: Path) -> Capsule:
     """Read a capsule. Raises UsageError where the file is none of this version."""
     again = "make it again from the results or the tree: cm run script --tags=generate,mlperf,capsule --input=FOLDER"
     try:
-        fields = yaml.load(bytes_of(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        fields = _value(bytes_of(path))
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
@@ -165,6 +166,23 @@ def read_capsule(path: Path) -> Capsule:
         return msgspec.convert(fields, Capsule)
     except (msgspec.ValidationError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
+
+
+def _value(data: bytes) -> Any:
+    """Return the value of a YAML text. Raises YAMLError, and ValueError for a text that no capsule has.
+
+    libyaml overflows the stack on a text that is nested deep, and a text with references may stand for one of any
+    length: neither is loaded.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    for event in yaml.parse(data, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it refers to a part of itself: *{event.anchor}")
+    return yaml.load(data, Loader=loader)  # noqa: S506 both are safe loaders
 
 
 def unknown_fields(capsule: Capsule, *, expected: dict[str, tuple[str, ...]]) -> list[str]:
