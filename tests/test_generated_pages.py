@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import chain_picture
 import structure_picture
 from cm4vllm.engine.tools.reference import recipes_page
 from cm4vllm.rules.page import benchmarks_page
@@ -31,13 +32,14 @@ def matrix_page() -> str:
             structure_picture.picture(),
             "python tests/structure_picture.py > docs/pictures/structure.svg",
         ),
+        ("pictures/chain.svg", chain_picture.picture(), "python tests/chain_picture.py > docs/pictures/chain.svg"),
         (
             "recipes.md",
             recipes_page(str(ROOT / "script")),
             "python -m cm4vllm.engine.tools.reference script > docs/recipes.md",
         ),
     ],
-    ids=["benchmarks", "matrix", "structure", "recipes"],
+    ids=["benchmarks", "matrix", "structure", "chain", "recipes"],
 )
 def test_a_generated_page_is_of_this_version(name, text, command):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"write it again: {command}"

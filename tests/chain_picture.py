@@ -1,0 +1,101 @@
+"""The recipes and what they declare as dependencies, drawn: python tests/chain_picture.py > docs/pictures/chain.svg
+
+An arrow goes from a recipe to one that its `_cm.yaml` names as a dependency, in the recipe itself or in a variation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cm4vllm.campaign.steps import RECIPES
+from cm4vllm.engine.format.dependency import Dependency
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.plan.chain import dependencies_of, plain_tags
+from cm4vllm.engine.run.request import parse_tags
+from layered_picture import Look, drawn, floors, routed
+
+FOLDER = Path(__file__).resolve().parents[1] / "script"
+SCRIPTS = {path.parent.name: load_script(str(path.parent), "cm4vllm") for path in sorted(FOLDER.glob("*/_cm.yaml"))}
+#: Dependencies of nearly all recipes, which would hide the others.
+LEFT_OUT = {"get-generic-python-lib", "get-python3", "detect-os"}
+LOOK = Look(
+    box=(176, 46), gap=18, floor=100, style=".name{font-size:11px}.step{fill:#fdf3d8}.maybe{stroke-dasharray:5 4}"
+)
+#: Characters of a line in a box, and recipes in a row.
+LINE, ROW = 25, 7
+
+
+def answering(tags: tuple[str, ...]) -> list[str]:
+    """Return the recipes that tags name."""
+    words = set(parse_tags(tags)[0])
+    return [name for name, script in SCRIPTS.items() if words <= set(script.tags)]
+
+
+def graph() -> dict[str, dict[str, str]]:
+    """Return the recipes that each recipe declares: '' for a dependency without conditions, else 'maybe'."""
+    found: dict[str, dict[str, str]] = {name: {} for name in SCRIPTS if name not in LEFT_OUT}
+    for name, edges in found.items():
+        for place, _, _, _, dependency in dependencies_of(SCRIPTS[name]):
+            for other in answering(tuple(plain_tags(dependency))):
+                if other not in LEFT_OUT:
+                    maybe = "maybe" if place or _is_conditional(dependency) else ""
+                    edges[other] = edges.get(other, maybe) and maybe
+    return found
+
+
+def _is_conditional(dependency: Dependency) -> bool:
+    one = dependency.conditions
+    return any((one.enable_all, one.enable_any, one.skip_all, one.skip_any))
+
+
+def steps() -> set[str]:
+    """Return the recipes that are steps of the main job."""
+    return {name for tags in RECIPES.values() for name in answering(tuple(tags.split(",")))} | {
+        "run-mlperf-inference-app"
+    }
+
+
+def rows(edges: dict[str, dict[str, str]], steps: set[str]) -> list[list[str]]:
+    """Return the recipes by rows from the lowest on; steps without dependencies, and no part of any, come last."""
+    targets = {other for others in edges.values() for other in others}
+    linked = {name: others for name, others in edges.items() if others or name in targets}
+    level = floors(linked)
+    found = [[name for name in linked if level[name] == floor] for floor in range(max(level.values()) + 1)]
+    alone = sorted(name for name in steps if name not in linked)
+    return [*found, *(alone[at : at + ROW] for at in range(0, len(alone), ROW))]
+
+
+def lines(script: ScriptMeta) -> list[str]:
+    """Return the tags of a recipe in lines of LINE characters."""
+    found = [""]
+    for word in script.title().split(","):
+        if found[-1] and len(f"{found[-1]}{word},") > LINE:
+            found.append("")
+        found[-1] += f"{word},"
+    return [line if number < len(found) else line[:-1] for number, line in enumerate(found, 1)]
+
+
+def picture() -> str:
+    """Return the SVG document."""
+    edges, of_job = graph(), steps()
+    boxes = rows(edges, of_job)
+    arrows = {(name, other): kind for row in boxes for name in row for other, kind in sorted(edges[name].items())}
+    placed, ways = routed(boxes, arrows)
+    return drawn(
+        "The recipes of cm4vllm, each above those that it declares as dependencies",
+        placed,
+        ways,
+        {name: lines(SCRIPTS[name]) for row in boxes for name in row},
+        look=LOOK,
+        classes=dict.fromkeys(of_job, "step"),
+        notes=[
+            "Yellow: run-mlperf,inference and the steps of its schedule. Dashed: under a condition, as where its "
+            "record is not given, or in a variation.",
+            "Not drawn: get,python3, get,generic-python-lib and detect,os, on which nearly all depend, and recipes "
+            "without dependencies that are no steps.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    print(picture(), end="")
