@@ -29,6 +29,7 @@ ELSEWHERE = {
     "TOKENS-RANGE": "test_another_number_of_tokens_a_sample_is_found",
     **dict.fromkeys(("RESULTS-NONE", "ROUND-UNKNOWN", "ROUND-MIXED", "RULES-UNKNOWN"), "test_coverage.py"),
     "ACCURACY-FILES": "test_coverage.py",
+    "COMPLIANCE-FIGURES": "test_compliance_figures.py",
 }
 
 

@@ -69,13 +69,34 @@ def test_a_name_states_a_number_of_accelerators(name: str, count: set[int]) -> N
 
 
 def test_each_name_is_compared_by_itself() -> None:
-    one = submission(name="XE8640_4xH100_vLLM", described={"system_name": "XE8640 (1xH100-SXM-80GB, vLLM)"})
+    described = {"system_name": "XE8640 (1xH100-SXM-80GB, vLLM)", "accelerator_model_name": "NVIDIA H100-SXM-80GB"}
+    one = submission(name="XE8640_4xH100_vLLM", described=described)
     (finding,) = CHECKS["SYSTEM-ACCELERATORS"].findings(one)
     assert (finding.value, finding.expected) == ("1 in each of 1 nodes", "4, as 'XE8640_4xH100_vLLM' says")
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "found"),
+    [
+        ("DGX-H100_H100-SXM-80GBx8_TRT", "NVIDIA H100-SXM-80GB", ""),
+        ("DGX-H100_H100-SXM-80GBx8_TRT", "NVIDIA A100-SXM-80GB", "H100, as 'DGX-H100_H100-SXM-80GBx8_TRT' says"),
+        ("L4x1_TRT", "NVIDIA L40S", "L4, as 'L4x1_TRT' says"),
+        ("GO_2xRTX4090", "NVIDIA GeForce RTX 4090", ""),
+        ("8xMI300X_8xMI325X", "AMD Instinct MI325X", ""),
+        ("GB200-NVL72_GB200-186GB_aarch64x72", "NVIDIA B200", "GB200, as 'GB200-NVL72_GB200-186GB_aarch64x72' says"),
+        ("XE9680", "NVIDIA A100", ""),
+        ("4xH100", "an accelerator that the table does not have", ""),
+    ],
+)
+def test_a_name_states_the_accelerator_that_is_described(name: str, model: str, found: str) -> None:
+    one = submission(name=name, described={"accelerator_model_name": model})
+    faults = [fault for fault in CHECKS["SYSTEM-ACCELERATORS"].findings(one) if fault.field == "accelerator_model_name"]
+    assert [fault.expected for fault in faults] == ([found] if found else [])
+
+
 def test_a_count_of_one_node_is_right_too() -> None:
     described = {"accelerators_per_node": 8, "number_of_nodes": 2, "system_name": "XE9680 (8x MI300X)"}
+    described |= {"accelerator_model_name": "AMD MI300X"}
     assert not list(CHECKS["SYSTEM-ACCELERATORS"].findings(submission(described=described)))
 
 

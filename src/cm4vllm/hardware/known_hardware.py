@@ -26,6 +26,7 @@ __all__ = [
     "accelerator",
     "contradictions",
     "processor",
+    "products_named",
     "unconfirmed_note",
 ]
 
@@ -33,6 +34,8 @@ R = TypeVar("R", bound=Record)
 
 #: What is sold as 48 GB is stated as 48 GB: a driver's 47.99 is meant to pass, its 44.99 is not.
 _MEMORY_TOLERANCE = 0.01
+#: The word of an accelerator's name that says which product it is: H100, L40S, MI300X, the 4090 of RTX 4090.
+_PRODUCT = re.compile(r"[A-Z]{1,2}\d{1,4}[A-Z]?|\d{4}")
 _MEMORY_TYPE = re.compile(r"\b(?:HBM\d?[eE]?|GDDR\dX?|LPDDR\dX?|DDR\d)\b", re.IGNORECASE)
 
 
@@ -91,6 +94,17 @@ def accelerator(name: str) -> Accelerator | None:
     """Return the row of an accelerator by what its driver or a published file calls it; None for an unknown one."""
     wanted = _words(name)
     return next((row for row in _accelerators() if any(_words(known) == wanted for known in row.names)), None)
+
+
+def products_named(text: str) -> set[str]:
+    """Return the products of the table that a text names: H100 of `8xH100_vLLM` and of `DGX-H100_H100-SXM-80GBx8`."""
+    return {word for word in _products() if re.search(rf"(?<![A-WYZa-wyz\d]){word}(?![A-WYZa-wyz\d])", text)}
+
+
+@cache
+def _products() -> frozenset[str]:
+    words = (word for row in _accelerators() for name in row.names for word in re.split(r"[\s-]+", name))
+    return frozenset(word for word in words if _PRODUCT.fullmatch(word))
 
 
 def processor(name: str) -> Processor | None:

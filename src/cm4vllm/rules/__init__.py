@@ -6,6 +6,7 @@
 from cm4vllm.rules.compliance import (
     Audit,
     ComplianceRules,
+    VerifiedFigure,
     VerifiedFile,
     audit,
     compliance_rules,
@@ -65,6 +66,7 @@ __all__ = [
     "StopSequence",
     "Terms",
     "TreeLayout",
+    "VerifiedFigure",
     "VerifiedFile",
     "accuracy_targets",
     "audit",

@@ -14,7 +14,15 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import read_files
 
-__all__ = ["Audit", "ComplianceRules", "VerifiedFile", "audit", "compliance_rules", "compliance_test_names"]
+__all__ = [
+    "Audit",
+    "ComplianceRules",
+    "VerifiedFigure",
+    "VerifiedFile",
+    "audit",
+    "compliance_rules",
+    "compliance_test_names",
+]
 
 
 class Audit(Record, frozen=True, kw_only=True):
@@ -59,11 +67,24 @@ class VerifiedFile(Record, frozen=True, kw_only=True):
         return not self.missing(text) and not self.forbidden(text)
 
 
+class VerifiedFigure(Record, frozen=True, kw_only=True):
+    """A figure that the verification of a compliance test states behind a label.
+
+    `run` says whose it is: that of the result, or that of the test. `least` and `most` name thresholds of the test.
+    """
+
+    label: str
+    run: Literal["result", "test", ""] = ""
+    least: str = ""
+    most: str = ""
+
+
 class ComplianceRules(Record, frozen=True, kw_only=True):
     """A compliance test: the files in the folder of a passed one, and how LoadGen makes its run.
 
     `run_logs` says whether LoadGen's logs of the run belong into that folder too: the checkers require them, or the
-    test's script publishes them. A test of other than language models has no `audits`.
+    test's script publishes them. `figures` are those that the files state. A test of other than language models has no
+    `audits`.
     """
 
     title: str
@@ -71,6 +92,7 @@ class ComplianceRules(Record, frozen=True, kw_only=True):
     source: str
     test: str = ""
     run_logs: Literal["", "published", "required"] = ""
+    figures: tuple[VerifiedFigure, ...] = ()
     audits: tuple[Audit, ...] = ()
 
 

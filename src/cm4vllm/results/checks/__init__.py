@@ -12,6 +12,7 @@ from cm4vllm.results.checks import (
     accuracy_runs,
     answers,
     campaign,
+    compliance_figures,
     compliance_tests,
     coverage,
     first_tokens,
@@ -23,6 +24,7 @@ from cm4vllm.results.checks import (
     one_system,
     performance_runs,
     private_text,
+    readme_figures,
     readmes,
     records,
     served_weights,
@@ -62,9 +64,11 @@ _MODULES = (
     networks,
     weights,
     served_weights,
+    readme_figures,
     readmes,
     tree_files,
     compliance_tests,
+    compliance_figures,
     private_text,
 )
 

@@ -24,6 +24,7 @@ MAX_LOG = 10 * 1024
 #: Scored tokens a sample over those of the performance run, between which a width was misread.
 _DOUBLED = (1.8, 2.2)
 _TOKENS = "tokens_per_sample"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
 #: A score as numpy 2 prints it, by its label; the official checkers look only for the labels that have a target.
 _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
@@ -223,12 +224,12 @@ def answers(submission: Submission) -> Iterator[Fault]:
 )
 def digest(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
-        if not part.hash and (part.folder / ACCURACY_TEXT).is_file():
+        if not _SHA256.fullmatch(part.hash) and (part.folder / ACCURACY_TEXT).is_file():
             yield Fault(
                 "no digest of the accuracy log",
                 text_file(part),
                 "hash",
-                "nothing",
+                part.hash or "nothing",
                 "hash=<SHA-256>",
                 severity=Severity.ERROR if is_strict(submission) else Severity.NOTE,
             )

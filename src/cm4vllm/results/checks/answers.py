@@ -19,12 +19,20 @@ __all__: list[str] = []
 
 _SCRIPT = "evaluate-accuracy.py of the benchmark"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
-_SAMPLES, _TOKENS, _EACH = "gen_num", "gen_tok_len", "tokens_per_sample"
+_SAMPLES, _LENGTH, _TOKENS, _EACH = "gen_num", "gen_len", "gen_tok_len", "tokens_per_sample"
 #: tokens_per_sample has one digit after the point.
 _ROUNDED = 0.051
 #: How far the tokens a sample of the two runs may lie apart: of 800 published results, 1.8 % at most, and 50 % in one
 #: whose tokens were read with the wrong width.
 _TOLERANCE = 0.04
+#: Scores of texts are percent; of one text, pairs of words and common sequences are a part of its words.
+_MOST, _WORDS, _OF_WORDS = 100.0, "rouge1", ("rouge2", "rougeL", "rougeLsum")
+#: An answer has at least this many characters a token: of 747 published results, 1.7.
+_CHARACTERS = 0.5
+#: An answer that truncation left whole, and how many tokens it states.
+_ANSWER = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]*)"[^{}]*?"token_count"\s*:\s*(\d+)')
+#: Hexadecimal digits of a token, as its 32 or 64 bits.
+_WIDTHS = (8, 16)
 #: Entries of an accuracy log that truncation left, also those that it cut.
 _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
 
@@ -56,6 +64,29 @@ def stated_once(submission: Submission) -> Iterator[Fault]:
 
 
 @check(
+    "SCORE-IMPOSSIBLE",
+    "scores are possible: none is above 100, and none of the ROUGE scores above that of single words",
+    source=_SCRIPT,
+    remedy=_SCORE,
+    stage=Stage.TREE,
+)
+def possible(submission: Submission) -> Iterator[Fault]:
+    for _, part in scored(submission):
+        parts = {
+            one.label
+            for one in (part.terms.targets if part.terms else ())
+            if one.upper is None and one.reference <= _MOST
+        }
+        words = part.figures.value(_WORDS)
+        for label in sorted(parts | set(_OF_WORDS)):
+            value = part.figures.value(label)
+            most = words if label in _OF_WORDS and words is not None else _MOST
+            if value is not None and not 0 <= value <= most:
+                than = f"{_WORDS}, {most:g}" if label in _OF_WORDS else f"{_MOST:g}"
+                yield Fault("no run has such a score", text_file(part), label, f"{value:g}", f"0 to {than}")
+
+
+@check(
     "ACCURACY-COUNTS",
     "the counts in accuracy.txt agree with each other and with the log: samples, tokens, and tokens a sample",
     source=_SCRIPT,
@@ -81,6 +112,15 @@ def counts(submission: Submission) -> Iterator[Fault]:
                 _EACH,
                 f"{each:g}",
                 f"{tokens / samples:.1f}, {tokens:.0f} / {samples:.0f}",
+            )
+        characters = part.figures.value(_LENGTH)
+        if characters is not None and tokens and characters < _CHARACTERS * tokens:
+            yield Fault(
+                "the answers have fewer characters than so many tokens can have",
+                text_file(part),
+                _LENGTH,
+                f"{characters:.0f}",
+                f"more, for {tokens:.0f} tokens",
             )
 
 
@@ -141,6 +181,31 @@ def entries(submission: Submission) -> Iterator[Fault]:
         beyond = [sample for _, sample in found if isinstance(total, int) and total and sample >= total]
         if beyond:
             yield Fault("an answer is of no sample of the dataset", name, "qsl_idx", beyond[0], f"less than {total}")
+
+
+@check(
+    "ANSWERS-LENGTHS",
+    "an accuracy log has answers, each with as many tokens as it states",
+    source="loadgen/logging.cc, LogAccuracy",
+    remedy="publish the run's own accuracy log, truncated by the official tool",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def lengths(submission: Submission) -> Iterator[Fault]:
+    for _, part in scored(submission):
+        path = part.folder / ACCURACY_LOG
+        name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
+        cut = len(text) // 2  # truncation leaves the beginning and the end, as much of each
+        if path.is_file() and b'"qsl_idx"' not in text:
+            yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
+        answers = [(len(one[1]), int(one[2])) for one in _ANSWER.finditer(text) if not one.start() < cut < one.end()]
+        # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
+        width = next((one for one in _WIDTHS if any(size == one * count > 0 for size, count in answers)), 0)
+        for size, count in answers:
+            if size != width * count if width else size < count:
+                held = f"{size // width} tokens" if width else f"{size // 2} bytes"
+                yield Fault("an answer has another length than it states", name, "token_count", count, held)
+                break
 
 
 def _head_and_tail(path: Path) -> bytes:

@@ -22,7 +22,7 @@ from cm4vllm.results.reading import Reader, scores_of, terms_of
 from cm4vllm.results.trees import compliance_folders
 from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
 
-__all__: list[str] = []
+__all__ = ["test_folder"]
 
 #: The scores of the answers that the performance run of a test logged, and of the same samples in the accuracy run.
 _SCORES = ("accuracy/compliance_accuracy.txt", "accuracy/baseline_accuracy.txt")
@@ -44,7 +44,7 @@ def compliance(submission: Submission) -> Iterator[Fault]:
             continue  # the harness's tests are audits of its own, which are optional
         for test in terms.compliance:
             wanted = rules.compliance_rules(test)
-            if (folder := _folder(submission, result, wanted)) is None:
+            if (folder := test_folder(submission, result, wanted)) is None:
                 yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
             else:
                 yield from _passed(submission, result, folder, wanted, terms)
@@ -71,7 +71,7 @@ def unknown(submission: Submission) -> Iterator[Fault]:
                     yield Fault("a folder of no known compliance test", name, "", path.name, expected)
 
 
-def _folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
+def test_folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
     """Return the folder of a test, of several the one with its verification; None where there is none."""
     places = compliance_folders(submission.home, submission.root / result.folder)
     found = [folder for place in places if (folder := place / wanted.test).is_dir()]
@@ -121,7 +121,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
         if file.scores:
             what += f": other answers than in the accuracy run, and {apart[0]}"
         yield Fault(what, name, "", _line_with(text, line), line)
-    for line in file.forbidden(text):
+    for line in () if missing else file.forbidden(text):
         yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
 
 

@@ -12,7 +12,10 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import performance_runs
 from cm4vllm.results.model import Submission
 
-__all__: list[str] = []
+__all__ = ["UNSUCCESSFUL"]
+
+#: What LoadGen says of a run that early stopping judges as too short (loadgen/early_stopping.cc).
+UNSUCCESSFUL = "Run unsuccessful"
 
 #: The part by which two figures may differ: each rate has six digits.
 _DIGITS = 2e-5
@@ -41,6 +44,13 @@ _DISTRIBUTIONS = (
 )
 #: LoadGen adds latencies in ns up to this sum; larger ones make its mean a wrong number.
 _SUM_END = 2**63
+#: LoadGen plans this many times the samples of the target rate, so that an Offline run is long enough.
+_SLACK = 1.1
+#: A target rate has six digits.
+_ROUNDED = 1e-4
+#: How far the rate of a schedule may lie from the target: standard deviations of its random intervals, and a part of it
+#: for what LoadGen rounds (of 1,564 published schedules at most 0.04 %, and of short ones 3 deviations).
+_DEVIATIONS, _OF_TARGET = 6.0, 0.002
 
 
 class _Apart(NamedTuple):
@@ -86,6 +96,12 @@ class _Log:
         return value if isinstance(value, bool) else None
 
     @property
+    def unsuccessful(self) -> str:
+        """The result of early stopping that says that the run did not succeed; empty where none does."""
+        texts = ((key, str(value)) for key, value in self.values.items() if key.startswith("early_stopping_"))
+        return next((key for key, text in texts if UNSUCCESSFUL in text), "")
+
+    @property
     def samples(self) -> float:
         return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
 
@@ -125,6 +141,29 @@ def _counts(log: _Log) -> Iterator[_Apart]:
             yield _Apart("not as many samples as are asked for", "effective_samples_per_query", each, least)
         if log["effective_min_query_count"] > 1:
             yield _Apart("Offline has one query", "effective_min_query_count", log["effective_min_query_count"], 1)
+        yield from _planned(log, each)
+    late = log["result_overlatency_query_count"]
+    if late > log.samples > 0:
+        yield _Apart("more queries are late than were issued", "result_overlatency_query_count", late, log.samples)
+
+
+def _planned(log: _Log, each: float) -> Iterator[_Apart]:
+    """Compare the samples of an Offline run with those that its target rate and its least duration ask for."""
+    wanted = max(log["requested_min_query_count"], _SLACK * log["effective_target_qps"] * _least_s(log))
+    sizes = {wanted}
+    if (
+        log.flag("effective_sample_concatenate_permutation") is not False
+    ):  # whole data sets, so that all are equally often
+        whole = max(log["effective_performance_sample_count"], 1.0)
+        sizes.add(math.ceil(wanted / whole) * whole)
+    planned = any(abs(each - one) <= 1 + _ROUNDED * one for one in sizes)
+    if each and not planned and not log["effective_max_query_count"]:
+        yield _Apart(
+            "not the samples that target rate and least duration ask for",
+            "effective_samples_per_query",
+            each,
+            f"{wanted:,.0f}, of target_qps {log['effective_target_qps']:g} for {_least_s(log):g} s",
+        )
 
 
 def _rates(log: _Log) -> Iterator[_Apart]:
@@ -152,6 +191,9 @@ def _rates(log: _Log) -> Iterator[_Apart]:
                 f"{planned:,.3f} s",
                 f"{made:,.3f} s, generated_query_duration",
             )
+        target = log["effective_target_qps"]
+        if target and abs(rate / target - 1) > _DEVIATIONS / math.sqrt(max(samples, 1)) + _OF_TARGET:
+            yield _Apart("the scheduled rate is not the target", "result_scheduled_samples_per_sec", rate, target)
         ended = log["result_completed_samples_per_sec"] and (samples - 1) / log["result_completed_samples_per_sec"]
         latest = planned + log["result_max_latency_ns"] / 1e9
         if ended and not planned * (1 - _DIGITS) <= ended <= latest * (1 + _DIGITS) + 0.1:
@@ -192,8 +234,7 @@ def _tokens(log: _Log) -> Iterator[_Apart]:
 
 
 def _verdicts(log: _Log) -> Iterator[_Apart]:
-    lasted = _lasted(log)
-    least = log["effective_min_duration_ms"] / 1e3
+    lasted, least = _lasted(log), _least_s(log)
     said = log.flag("result_min_duration_met")
     if lasted and least and said is not None and abs(lasted - least) > 1e-5 * least and said != (lasted >= least):
         yield _Apart("the verdict on the duration is wrong", "result_min_duration_met", said, f"{lasted:,.1f} s")
@@ -208,9 +249,15 @@ def _verdicts(log: _Log) -> Iterator[_Apart]:
         if said and log.scenario == "Server" and log[limit] and log[key] > log[limit]:
             yield _Apart("the verdict on the limits is wrong", key, log[key], f"{log[limit]:.15g} or less")
     verdicts = ("result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met")
+    if log.flag("early_stopping_met") and (failed := log.unsuccessful):
+        yield _Apart("the verdict on early stopping is wrong", "early_stopping_met", True, f"false, as {failed} says")
     missed = [key for key in verdicts if log.flag(key) is False]
     if missed and log.values.get("result_validity") == "VALID":
         yield _Apart("a valid result missed a condition", missed[0], False, True)
+
+
+def _least_s(log: _Log) -> float:
+    return log["effective_min_duration_ms"] / 1e3
 
 
 def _lasted(log: _Log) -> float:

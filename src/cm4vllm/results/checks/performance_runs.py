@@ -170,9 +170,18 @@ def _counts_tokens(result: Result) -> bool:
 )
 def performance_samples(submission: Submission) -> Iterator[Fault]:
     for _, part in measured(submission):
+        drawn, held = (part.settings.get(key) for key in ("performance_sample_count", "qsl_reported_total_count"))
+        if isinstance(drawn, int) and isinstance(held, int) and 0 < held < drawn:
+            yield Fault(
+                "the run draws from more samples than its sample library has",
+                part.log,
+                "qsl_reported_total_count",
+                held,
+                f"{drawn} or more, effective_performance_sample_count",
+                severity=Severity.WARNING,
+            )
         if (terms := part.terms) is None:
             continue
-        drawn = part.settings.get("performance_sample_count")
         if isinstance(drawn, int) and drawn < terms.samples:
             yield Fault(
                 "the run draws from a part of the dataset",

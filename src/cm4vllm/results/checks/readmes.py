@@ -1,4 +1,4 @@
-"""The READMEs of results: units, required accuracy and command lines, against the logs and the rules."""
+"""The READMEs of results: required accuracy and command lines, against the logs and the rules."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.words import shows_a_command
 
-__all__: list[str] = []
+__all__ = ["BOUND", "POLICY", "WRITE", "close", "readme_of", "targets_of"]
 
-_POLICY = "inference_policies/submission_rules.adoc, README of a result"
-_WRITE = "write the README from the log: value, unit and the commands that were run"
-_VALUE = re.compile(
-    r"(?<![\w-])`?((?:Scheduled |Completed )?(?:Samples?|Tokens?|Quer(?:y|ies))(?: per second|/s)|QPS)`?\s*[:=|]\s*"
-    r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
-    re.IGNORECASE,
-)
-_BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]*?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)")
+POLICY = "inference_policies/submission_rules.adoc, README of a result"
+WRITE = "write the README from the log: value, unit and the commands that were run"
+BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]*?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)")
 _UNFILLED = re.compile(r"\b(TBD|TODO|TO BE (?:FILLED|ADDED|DONE)[\w ]*|FIXME|lorem ipsum)\b", re.IGNORECASE)
 #: A page, a link or a folder of programs that a page names.
 _ELSEWHERE = re.compile(r"README|\.(?:md|adoc|rst|sh|py)\b|https?://|\]\(|\b(?:code|src|documentation)/")
@@ -32,105 +26,30 @@ _FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _SAME = 2e-3
 
 
-def _file(result: Result) -> str:
+def readme_of(result: Result) -> str:
+    """Return the path of a result's README, as findings name it."""
     return result.files.get("readme", result.folder)
-
-
-@check(
-    "README-UNIT",
-    "a README states a figure with the unit that it has in the log",
-    source=_POLICY,
-    remedy=_WRITE,
-    stage=Stage.TREE,
-)
-def units(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
-        for label, text in _VALUE.findall(result.readme):
-            value = float(text.replace(",", ""))
-            said, meant = ("token", "sample") if "oken" in label else ("sample", "token")
-            if rates[said] and rates[meant] and not _close(value, rates[said]) and _close(value, rates[meant]):
-                yield Fault(
-                    f"{label} is the number of {meant}s",
-                    _file(result),
-                    label,
-                    text,
-                    f"{rates[said]}, or {rates[meant]}",
-                )
-
-
-@check(
-    "README-METRIC",
-    "a README states the figure by which results of its scenario are compared",
-    source=_POLICY,
-    remedy=_WRITE,
-    severity=Severity.WARNING,
-    stage=Stage.TREE,
-)
-def metric(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        found = [(label, float(text.replace(",", ""))) for label, text in _VALUE.findall(result.readme)]
-        if part.metric is None or not found or any(_close(value, part.metric.value) for _, value in found):
-            continue
-        rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
-        if label := next((label for label, value in found if any(_close(value, rate) for rate in rates)), ""):
-            yield Fault(
-                "the README states another figure than the official one",
-                _file(result),
-                label,
-                f"{dict(found)[label]:g}",
-                str(part.metric),
-            )
-
-
-@check(
-    "README-FIGURE",
-    "a README states the figures of the logs and scores beside it",
-    source=_POLICY,
-    remedy=_WRITE,
-    stage=Stage.TREE,
-)
-def figures(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        known = [one.value for one in part.figures.values()] + [
-            float(one) for one in part.settings.values() if isinstance(one, int | float)
-        ]
-        for label, text in _VALUE.findall(result.readme):
-            value = float(text.replace(",", ""))
-            if not any(_close(value, one) for one in known):
-                yield Fault("the log has no such figure", _file(result), label, text, str(part.metric or "none"))
-        yield from _scores(result)
-
-
-def _scores(result: Result) -> Iterator[Fault]:
-    """Compare the scores in a README with those of accuracy.txt, which has more digits."""
-    scores = result.accuracy.figures if result.accuracy else {}
-    labels = {one.metric.upper(): one.label for one in _targets(result.round, result.benchmark, result.scenario)}
-    for name, text, _, _ in _BOUND.findall(result.readme):
-        figure = scores.get(labels.get(name, ""))
-        if figure is not None and not _close(float(text), figure.value):
-            yield Fault(f"{name} is not the score of the run", _file(result), name, text, f"{figure.value:g}")
 
 
 @check(
     "README-TARGET",
     "the required accuracy in a README is that of the benchmark's variant and round, with both bounds",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
-    remedy=_WRITE,
+    remedy=WRITE,
     stage=Stage.TREE,
 )
 def required(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
-        known = {one.metric.upper(): one for one in _targets(result.round, result.benchmark, result.scenario)}
-        for metric_name, _, text, rest in _BOUND.findall(result.readme):
+        known = {one.metric.upper(): one for one in targets_of(result.round, result.benchmark, result.scenario)}
+        for metric_name, _, text, rest in BOUND.findall(result.readme):
             target = known.get(metric_name)
             if target is None or target.lower is None:
                 continue
-            if not _close(float(text), target.lower, 1e-5):
+            if not close(float(text), target.lower, 1e-5):
                 other = _variant_with(result, metric_name, float(text))
                 yield Fault(
                     f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
-                    _file(result),
+                    readme_of(result),
                     metric_name,
                     text,
                     f"{target.lower:g} of {result.benchmark}",
@@ -139,7 +58,7 @@ def required(submission: Submission) -> Iterator[Fault]:
             elif target.upper is not None and "<=" not in rest:
                 yield Fault(
                     f"the upper bound of {metric_name} is left out",
-                    _file(result),
+                    readme_of(result),
                     metric_name,
                     f">= {text}",
                     f"<= {target.upper:g}, too",
@@ -147,7 +66,8 @@ def required(submission: Submission) -> Iterator[Fault]:
                 )
 
 
-def _targets(round_name: str, benchmark: str, scenario: str) -> tuple[rules.AccuracyTarget, ...]:
+def targets_of(round_name: str, benchmark: str, scenario: str) -> tuple[rules.AccuracyTarget, ...]:
+    """Return the accuracy that a benchmark asks for; nothing where the rules do not know it."""
     try:
         return rules.accuracy_targets(round_name, benchmark, rules.Scenario.parse(scenario))
     except UsageError:
@@ -157,8 +77,8 @@ def _targets(round_name: str, benchmark: str, scenario: str) -> tuple[rules.Accu
 def _variant_with(result: Result, metric_name: str, value: float) -> str:
     """Return the other benchmark of the round whose target this is."""
     for name in rules.benchmark_names(result.round):
-        for target in _targets(result.round, name, result.scenario):
-            if target.metric.upper() == metric_name and target.lower and _close(value, target.lower, 1e-5):
+        for target in targets_of(result.round, name, result.scenario):
+            if target.metric.upper() == metric_name and target.lower and close(value, target.lower, 1e-5):
                 return name
     return ""
 
@@ -166,8 +86,8 @@ def _variant_with(result: Result, metric_name: str, value: float) -> str:
 @check(
     "README-COMMAND",
     "a command line in a README can be parsed, and does not contradict what was measured",
-    source=_POLICY,
-    remedy=_WRITE,
+    source=POLICY,
+    remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
 )
@@ -178,7 +98,11 @@ def commands(submission: Submission) -> Iterator[Fault]:
                 words = shlex.split(text)
             except ValueError as error:
                 yield Fault(
-                    "a command line cannot be parsed", _file(result), text[:60], str(error), "a line that a shell takes"
+                    "a command line cannot be parsed",
+                    readme_of(result),
+                    text[:60],
+                    str(error),
+                    "a line that a shell takes",
                 )
                 continue
             given = {
@@ -205,7 +129,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
         if given.get(flag) and given[flag].lower() != known.lower():
             yield Fault(
                 f"the command's --{flag} contradicts the result",
-                _file(result),
+                readme_of(result),
                 f"--{flag}",
                 given[flag],
                 known,
@@ -221,7 +145,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
         name = stated.get("accelerator_model_name", "accelerators")
         yield Fault(
             "the command's --device contradicts the system description",
-            _file(result),
+            readme_of(result),
             "--device",
             "cpu",
             f"{stated.get('accelerators_per_node')} {name}",
@@ -230,19 +154,19 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
     if given.get("category") and kinds and given["category"] not in kinds.split(","):
         yield Fault(
             "the command's --category contradicts the system description",
-            _file(result),
+            readme_of(result),
             "--category",
             given["category"],
             kinds,
         )
     if given.get("execution_mode") == "test":
-        yield Fault("the command starts a short run", _file(result), "--execution_mode", "test", "valid")
+        yield Fault("the command starts a short run", readme_of(result), "--execution_mode", "test", "valid")
     qps = given.get(f"{result.scenario.lower()}_target_qps", "")
     run = result.performance
-    if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not _close(float(qps), run.target_qps, 1e-3):
+    if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not close(float(qps), run.target_qps, 1e-3):
         yield Fault(
             "the command asks for another target QPS than the log",
-            _file(result),
+            readme_of(result),
             f"--{result.scenario.lower()}_target_qps",
             qps,
             f"{run.target_qps:g}, as in {run.log}",
@@ -252,7 +176,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
 @check(
     "README-REPEATABLE",
     "the instructions of a README make the same run: server and its version, a fixed source, nothing that destroys",
-    source=_POLICY,
+    source=POLICY,
     remedy="name the server's command and version, pin every source to a commit",
     severity=Severity.NOTE,
     stage=Stage.TREE,
@@ -263,37 +187,41 @@ def repeatable(submission: Submission) -> Iterator[Fault]:
         if any("--api_server" in line for line in lines) and not re.search(
             r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
         ):
-            yield Fault("a server is asked, and no command starts it", _file(result), "--api_server", "", "its command")
+            yield Fault(
+                "a server is asked, and no command starts it", readme_of(result), "--api_server", "", "its command"
+            )
         for line in lines:
             for pinned in re.findall(r"_branch\.[\w./-]+", line):
-                yield Fault("a source is taken from a branch, which moves on", _file(result), "", pinned, "a commit")
+                yield Fault(
+                    "a source is taken from a branch, which moves on", readme_of(result), "", pinned, "a commit"
+                )
         if found := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
-            yield Fault("the processor is not named", _file(result), "CPU version", found[1], "its name")
+            yield Fault("the processor is not named", readme_of(result), "CPU version", found[1], "its name")
         if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
             yield Fault(
-                "a command removes everything that CM has cached", _file(result), "", "cm rm cache -f", "nothing"
+                "a command removes everything that CM has cached", readme_of(result), "", "cm rm cache -f", "nothing"
             )
 
 
 @check(
     "README-UNFILLED",
     "a page is written, not left as a template",
-    source=_POLICY,
-    remedy=_WRITE,
+    source=POLICY,
+    remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
 )
 def unfilled(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         if found := _UNFILLED.search(result.readme):
-            yield Fault("a README is not written yet", _file(result), "", found[0], "a text")
+            yield Fault("a README is not written yet", readme_of(result), "", found[0], "a text")
 
 
 @check(
     "README-NO-COMMAND",
     "a page shows the commands of its result, or names the page that does",
-    source=_POLICY,
-    remedy=_WRITE,
+    source=POLICY,
+    remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
 )
@@ -303,9 +231,10 @@ def without_command(submission: Submission) -> Iterator[Fault]:
         if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
             continue
         yield Fault(
-            "a README shows no command and names no other page", _file(result), "", page.strip()[:60], "a command"
+            "a README shows no command and names no other page", readme_of(result), "", page.strip()[:60], "a command"
         )
 
 
-def _close(value: float, other: float | None, part: float = _SAME) -> bool:
+def close(value: float, other: float | None, part: float = _SAME) -> bool:
+    """Tell whether two numbers are equal, as pages print them."""
     return other is not None and abs(value - other) <= part * max(abs(value), abs(other))

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.performance_runs import performance_runs
-from cm4vllm.results.model import Performance, Submission
+from cm4vllm.results.model import Accuracy, Performance, Submission
 
 __all__: list[str] = []
 
@@ -44,6 +45,16 @@ _SETTINGS = {
     "ttft_latency (ns)": "requested_server_ttft_latency",
     "tpot_latency (ns)": "requested_server_tpot_latency",
 }
+#: Verdicts of a summary, and the entry of the detail log that has each.
+_VERDICTS = {
+    "Performance constraints satisfied": "result_perf_constraints_met",
+    "Min duration satisfied": "result_min_duration_met",
+    "Min queries satisfied": "result_min_queries_met",
+    "Early stopping satisfied": "early_stopping_met",
+}
+#: The last lines of a summary: how many warnings and errors there were.
+_ENTRIES = re.compile(r"^(No|\d+) (error|warning)s? encountered", re.IGNORECASE)
+_SOME = {True: "some", False: "none"}
 _UNIT = re.compile(r" \((ns|ms)\)$")
 
 
@@ -72,7 +83,9 @@ class _Stated(NamedTuple):
     stage=Stage.TREE,
 )
 def one_run(submission: Submission) -> Iterator[Fault]:
-    for part in performance_runs(submission):
+    parts: list[Performance | Accuracy] = [*performance_runs(submission)]
+    parts += [one.accuracy for one in submission.results if one.accuracy]
+    for part in parts:
         stated = list(_stated(part))
         apart = [one for one in stated if not one.same]
         if apart:
@@ -85,24 +98,44 @@ def one_run(submission: Submission) -> Iterator[Fault]:
             )
 
 
-def _stated(part: Performance) -> Iterator[_Stated]:
+def _stated(part: Performance | Accuracy) -> Iterator[_Stated]:
     """Give the lines of a run's summary that the detail log has a value for; none where there is no summary."""
     try:
         with opened(part.folder / SUMMARY_LOG) as file:
             lines = file.read(_MAX_SUMMARY).decode(errors="replace").splitlines()
     except OSError:
         return  # RESULT-FILES
+    yield from _entries(part, lines)
     for line in lines:
         if found := _LINE.match(line):
             label, text = found.groups()
-            if (value := _logged(part, label)) is not None:
+            value = _setting(part, label) if isinstance(part, Accuracy) else _logged(part, label)
+            if value is not None:
                 yield _Stated(label, text, value)
+
+
+def _entries(part: Performance | Accuracy, lines: list[str]) -> Iterator[_Stated]:
+    """Give what the summary says of warnings and errors, and of early stopping where that failed."""
+    if part.detail is None:
+        return
+    logged = {"error": part.detail.error_count > 0, "warning": bool(part.detail.warnings)}
+    for line in lines:
+        if found := _ENTRIES.match(line):
+            said, kind = found[1].lower() != "no", found[2].lower()
+            yield _Stated(f"{kind}s", _SOME[said], _SOME[logged[kind]])
+    failed = any(UNSUCCESSFUL in str(value) for value in part.detail.values.values())
+    said = any(UNSUCCESSFUL in line for line in lines)
+    if said or failed:
+        yield _Stated("early stopping", UNSUCCESSFUL if said else "", UNSUCCESSFUL if failed else "")
 
 
 def _logged(part: Performance, label: str) -> float | int | str | None:
     """Return what the detail log has for a line of the summary; None where the line is of something else."""
     if label == "Result is" and part.loadgen_valid:
         return "VALID"  # what the detail log says against it is RESULT-INVALID's
+    if label in _VERDICTS:
+        met = part.detail.values.get(_VERDICTS[label]) if part.detail else None
+        return ("Yes" if met else "NO") if isinstance(met, bool) else None
     short = _PERCENTILE.sub(lambda one: f"p{one[1]}" + (f".{one[2].rstrip('0')}" if one[2].strip("0") else ""), label)
     for pattern, name, scale in _LABELS:
         if found := pattern.fullmatch(short):
@@ -110,5 +143,9 @@ def _logged(part: Performance, label: str) -> float | int | str | None:
             names = (f"query_{full}", full) if name == "latency" else (full,)
             figure = next((part.figures[one] for one in names if one in part.figures), None)
             return None if figure is None else float(figure.value) * scale
+    return _setting(part, label)
+
+
+def _setting(part: Performance | Accuracy, label: str) -> float | int | str | None:
     value = part.settings.get(_SETTINGS.get(label) or _UNIT.sub(r"_\1", label))
     return int(value) if isinstance(value, bool) else value if isinstance(value, int | float | str) else None

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cm4vllm.hardware.known_hardware import products_named
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.system_files import accelerator_count, described
 from cm4vllm.results.findings import Severity
@@ -19,7 +20,8 @@ _SOURCE = "inference_policies/submission_rules.adoc, system description"
 
 @check(
     "SYSTEM-ACCELERATORS",
-    "as many accelerators are described as each of the system's names says: its folder's and system_name",
+    "the accelerators that are described are those that the system's names say, its folder's and system_name: the "
+    "product and how many",
     source=_SOURCE,
     remedy="state what the machine has in systems/<system>.json",
     severity=Severity.WARNING,
@@ -29,7 +31,17 @@ def accelerators(submission: Submission) -> Iterator[Fault]:
     for system, stated in described(submission):
         total = accelerator_count(stated)
         per_node = str(stated.get("accelerators_per_node")).strip()
+        model = str(stated.get("accelerator_model_name", ""))
         for name in dict.fromkeys((system.name, str(stated.get("system_name", "")))):
+            said, described_as = products_named(name), products_named(model)
+            if total and said and described_as and not said & described_as:
+                yield Fault(
+                    "a name and the description differ in the accelerator",
+                    system.file,
+                    "accelerator_model_name",
+                    model,
+                    f"{' or '.join(sorted(said))}, as {name!r} says",
+                )
             named = accelerators_named(name)
             if total and named and not {str(total), per_node} & {str(one) for one in named}:
                 yield Fault(

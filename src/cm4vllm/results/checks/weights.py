@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.words import models_served
@@ -29,6 +30,15 @@ _VERSION = r"[-_ ]?v?(\d+(?:[._]\d+)?)(?![\dbx.])"
 #: A family of fewer letters would be found in other words.
 _LEAST_LETTERS = 4
 _METHOD = re.compile(r"(?<![A-Za-z])(GPTQ|AWQ|FP8|INT8|INT4|MXFP4|NVFP4|FP4|W4A16|W8A8)(?![A-Za-z])", re.IGNORECASE)
+#: The types of the weights that methods of quantisation make, where the method is not called by its type.
+_TYPES = {
+    "gptq": ("int4", "int8"),
+    "awq": ("int4",),
+    "w4a16": ("int4",),
+    "w8a8": ("int8", "fp8"),
+    "mxfp4": ("fp4",),
+    "nvfp4": ("fp4",),
+}
 _NOT_QUANTISED = re.compile(r"fp32|float32|fp16|float16|bf16|bfloat16", re.IGNORECASE)
 _NONE = frozenset({"none", "no", "n/a", "na", "-"})
 
@@ -132,9 +142,12 @@ def types(submission: Submission) -> Iterator[Fault]:
             str(result.measurements.get(key, "")) for key in ("weight_data_types", "weight_transformations")
         )
         transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
-        if not result.measurements or _METHOD.search(said) or not _NOT_QUANTISED.search(said):
-            continue
         where, fields = result.files.get("measurements", ""), "weight_data_types, weight_transformations"
+        if _METHOD.search(said):
+            yield from _other_types(submission.home, result, said, where, fields)
+            continue
+        if not result.measurements or not _NOT_QUANTISED.search(said):
+            continue
         named = next(filter(None, map(_METHOD.search, _names(result))), None)
         if named and (transformed in _NONE or named.string == result.measurements.get("starting_weights_filename")):
             yield Fault(
@@ -147,6 +160,23 @@ def types(submission: Submission) -> Iterator[Fault]:
             )
         elif transformed in _NONE and (found := _calibrated(submission.home, result)):
             yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, found)
+
+
+def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
+    """Give the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
+    stated = _types_of(_METHOD.findall(said))
+    named = {name: _types_of(found) for name in _names(result) if (found := _METHOD.findall(name))}
+    page = _types_of(_methods(home, result.division))
+    if len(page) == 1:
+        named["calibration.md"] = page
+    for name, types in named.items():
+        if not stated & types:
+            yield Fault("the weights are stated with another type", where, fields, said, f"{min(types)}, as in {name}")
+            return
+
+
+def _types_of(methods: Iterable[str]) -> set[str]:
+    return {one for method in methods for one in _TYPES.get(method.lower(), (method.lower(),))}
 
 
 def _names(result: Result) -> Iterator[str]:
@@ -182,6 +212,22 @@ def _of_division(page: str, division: str) -> str:
         if not left_out:
             kept.append(line)
     return "\n".join(kept)
+
+
+@check(
+    "WEIGHTS-RETRAINED",
+    "a closed result is of weights that were not trained again",
+    source="inference_policies/inference_rules.adoc, Model",
+    remedy="submit it to the open division",
+    stage=Stage.TREE,
+)
+def retrained(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results if is_strict(submission) else ():
+        said = str(result.measurements.get("retraining", ""))
+        if said.strip().lower() in ("yes", "true"):
+            yield Fault(
+                "the weights were trained again", result.files.get("measurements", ""), "retraining", said, "no"
+            )
 
 
 @check(

@@ -1,0 +1,162 @@
+"""The figures in READMEs: those of the logs and scores beside them, with their units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.checks.readmes import BOUND, POLICY, WRITE, close, readme_of, targets_of
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Performance, Result, Submission
+from cm4vllm.results.reading import Reader
+
+__all__: list[str] = []
+
+_VALUE = re.compile(
+    r"(?<![\w-])`?((?:Scheduled |Completed )?(?:Samples?|Tokens?|Quer(?:y|ies))(?: per second|/s)|QPS)`?\s*[:=|]\s*"
+    r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
+    re.IGNORECASE,
+)
+#: A rate in a sentence, and the label of one: also the head of a column of a table.
+_RATE = re.compile(
+    r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)\s*((?:sample|token|querie)s(?: per second|/s(?:ec)?\b))", re.IGNORECASE
+)
+_LABEL = re.compile(r"(?:(?:Scheduled|Completed) )?(?:Samples|Tokens|Queries)(?: per second|/s)|QPS", re.IGNORECASE)
+_PLAIN = re.compile(r"\d[\d,]*(?:\.\d+)?")
+#: The folders with a page for each system, in which public automation lists its results, and the columns of rates.
+_OVERVIEWS = ("measurements", "results")
+_RATES = ("QPS", "Throughput")
+
+
+@check(
+    "README-UNIT",
+    "a README states a figure with the unit that it has in the log",
+    source=POLICY,
+    remedy=WRITE,
+    stage=Stage.TREE,
+)
+def units(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
+        for label, text in _VALUE.findall(result.readme):
+            value = _number(text)
+            said, meant = ("token", "sample") if "oken" in label else ("sample", "token")
+            if rates[said] and rates[meant] and not close(value, rates[said]) and close(value, rates[meant]):
+                yield Fault(
+                    f"{label} is the number of {meant}s",
+                    readme_of(result),
+                    label,
+                    text,
+                    f"{rates[said]}, or {rates[meant]}",
+                )
+
+
+@check(
+    "README-METRIC",
+    "a README states the figure by which results of its scenario are compared",
+    source=POLICY,
+    remedy=WRITE,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def metric(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        found = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
+        if part.metric is None or not found or any(close(value, part.metric.value) for _, value in found):
+            continue
+        rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
+        if label := next((label for label, value in found if any(close(value, rate) for rate in rates)), ""):
+            yield Fault(
+                "the README states another figure than the official one",
+                readme_of(result),
+                label,
+                f"{dict(found)[label]:g}",
+                str(part.metric),
+            )
+
+
+@check(
+    "README-FIGURE",
+    "a README states the figures of the logs and scores beside it",
+    source=POLICY,
+    remedy=WRITE,
+    stage=Stage.TREE,
+)
+def figures(submission: Submission) -> Iterator[Fault]:
+    for result, part in measured(submission):
+        known = list(_known(part))
+        for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme))):
+            if not _is_among(_number(text), known):
+                yield Fault("the log has no such figure", readme_of(result), label, text, str(part.metric or "none"))
+        yield from _scores(result)
+    for system in submission.systems:
+        yield from _overview(submission, system.name)
+
+
+def _known(part: Performance) -> Iterator[float]:
+    """Give the figures and the settings of a run, and the rates that its latencies make."""
+    at_once = part.settings.get("samples_per_query")
+    for figure in part.figures.values():
+        yield figure.value
+        if figure.unit == "ms" and figure.value and isinstance(at_once, int):
+            yield at_once * 1e3 / figure.value
+    yield from (float(one) for one in part.settings.values() if isinstance(one, int | float))
+
+
+def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
+    """Give the rates that a page states in sentences and in columns of tables, by label."""
+    yield from ((label, text) for text, label in _RATE.findall(page))
+    for row in _rows(page):
+        yield from ((label, cell) for label, cell in row.items() if _LABEL.fullmatch(label) and _PLAIN.fullmatch(cell))
+
+
+def _rows(page: str) -> Iterator[dict[str, str]]:
+    """Give the rows of the tables in a page in Markdown: each cell by the head of its column."""
+    head: list[str] = []
+    before: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip(" `*") for cell in line.strip().strip("|").split("|")] if "|" in line else []
+        if cells and all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+            head = before
+        elif cells and len(cells) == len(head):
+            yield dict(zip(head, cells, strict=True))
+        elif not cells:
+            head = []
+        before = cells
+
+
+def _overview(submission: Submission, system: str) -> Iterator[Fault]:
+    """Compare the page that lists the results of a system with their logs and scores."""
+    results = {(one.model, one.scenario.lower()): one for one in submission.results if one.system == system}
+    reader = Reader(submission.root)
+    for path in (submission.home / folder / system / "README.md" for folder in _OVERVIEWS):
+        for row in _rows(reader.text(path)) if path.is_file() else ():
+            result = results.get((row.get("Model", ""), row.get("Scenario", "").lower()))
+            if result is None or result.performance is None:
+                continue
+            scores = [one.value for one in result.accuracy.stated] if result.accuracy else []
+            for head, known in (*((one, list(_known(result.performance))) for one in _RATES), ("Accuracy", scores)):
+                for text in _PLAIN.findall(row.get(head, "")) if known else ():
+                    if not _is_among(_number(text), known):
+                        what = f"{result.model}, {result.scenario}: the run has no such figure"
+                        yield Fault(what, reader.name(path), head, text, f"a figure of {result.folder}")
+
+
+def _scores(result: Result) -> Iterator[Fault]:
+    """Compare the scores in a README with those of accuracy.txt, which has more digits."""
+    scores = result.accuracy.figures if result.accuracy else {}
+    labels = {one.metric.upper(): one.label for one in targets_of(result.round, result.benchmark, result.scenario)}
+    for name, text, _, _ in BOUND.findall(result.readme):
+        figure = scores.get(labels.get(name, ""))
+        if figure is not None and not close(float(text), figure.value):
+            yield Fault(f"{name} is not the score of the run", readme_of(result), name, text, f"{figure.value:g}")
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _is_among(value: float, known: Sequence[float]) -> bool:
+    return any(close(value, one) for one in known)

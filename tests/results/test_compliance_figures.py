@@ -1,0 +1,71 @@
+"""What the verification of a compliance test states: against the logs of the result and of the test."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_coverage import codes, put
+
+from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.trees import read_tree
+
+Logs = dict[tuple[str, str], Path]
+LOG = "yolo-95/Offline/TEST01/verify_performance.txt"
+
+
+@pytest.fixture
+def place(any_scenario: Logs, tmp_path: Path) -> Path:
+    """A result of yolo with a run of TEST01 that has other figures than the result."""
+    place = put(tmp_path, any_scenario, "yolo-95/Offline")
+    shutil.copytree(any_scenario["Offline", "tokens"], place / "TEST01" / "performance" / "run_1")
+    return place
+
+
+def rates(tree: Path) -> tuple[float, float]:
+    """Return the samples/s of the result and of its test."""
+    (result,) = read_tree(tree)[0].results
+    assert result.performance is not None
+    own, test = result.performance.samples_per_second, result.test_runs["TEST01"].samples_per_second
+    assert own and test and abs(own / test - 1) > 0.01
+    return own, test
+
+
+@pytest.mark.parametrize(
+    ("of_result", "of_test", "found"),
+    [(1.0, 1.0, {}), (1.1, 1.0, {"COMPLIANCE-FIGURES warning"}), (1.0, 1.1, {"COMPLIANCE-FIGURES error"})],
+)
+def test_the_scores_of_a_compliance_test_are_those_of_its_logs(
+    place: Path, tmp_path: Path, of_result: float, of_test: float, found: set[str]
+) -> None:
+    own, test = rates(tmp_path)
+    text = (
+        f"Verifying performance.\nReference score = {own * of_result:.2f}\ntest score = {test * of_test}\nTEST PASS\n"
+    )
+    (place / "TEST01" / "verify_performance.txt").write_text(text)
+    assert set(codes(check_tree(tmp_path), "COMPLIANCE-FIGURES")) == set(found)
+
+
+@pytest.mark.parametrize(
+    ("test", "file", "text", "found"),
+    [
+        ("TEST07", "verify_accuracy.txt", "Accuracy score: 61.2\nTEST PASS\n", []),
+        ("TEST07", "verify_accuracy.txt", "Accuracy score: 60.2\nTEST PASS\n", ["Accuracy score 60.698 or more"]),
+        ("TEST09", "verify_output_len.txt", "Mean output tokens: 1300.2\nTEST PASS\n", []),
+        (
+            "TEST09",
+            "verify_output_len.txt",
+            "Mean output tokens: 1500.2\nTEST PASS\n",
+            ["Mean output tokens 1150.38 or more and 1406.02 or less"],
+        ),
+    ],
+)
+def test_a_test_whose_figure_is_not_one_of_a_passed_test_is_found(
+    any_scenario: Logs, tmp_path: Path, test: str, file: str, text: str, found: list[str]
+) -> None:
+    folder = put(tmp_path, any_scenario, "gpt-oss-120b/Offline", kind="tokens", system_type="datacenter") / test
+    folder.mkdir()
+    (folder / file).write_text(text)
+    errors = codes(check_tree(tmp_path), "COMPLIANCE-FIGURES").get("COMPLIANCE-FIGURES error", [])
+    assert [one.partition(f"{file} ")[2] for one in errors] == found
