@@ -4,10 +4,11 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.compliance.verification import compliance_folder
+    from cm4vllm.compliance.verification import FOLDER, compliance_folder
 
-    if not i["env"].get("CM_MLPERF_RESULTS_DIR"):  # a job verifies runs that it makes
-        compliance_folder(i["env"])
+    env = i["env"]
+    if env.get(FOLDER) and not env.get("CM_MLPERF_RESULTS_DIR"):  # a job verifies runs that it makes
+        compliance_folder(env)
     return {"return": 0}
 
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-TAGS = "truncate,mlperf,inference,accuracy,log"
-
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.tree_inputs import tree_folder
+    from cm4vllm.submission.tree_inputs import TREE, tree_folder
 
-    if not i["env"].get("CM_MLPERF_RESULTS_DIR"):  # the tree of these results is built first
-        tree_folder(i["env"], TAGS)
+    env = i["env"]
+    if env.get(TREE) and not env.get("CM_MLPERF_RESULTS_DIR"):  # else the tree of these results is built first
+        tree_folder(env)
     return {"return": 0}
 
 
@@ -19,6 +18,6 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.truncation import truncate_tree
 
     env = i["env"]
-    cut = truncate_tree(tree_folder(env, TAGS), env.get("CM_MLPERF_SUBMITTER", ""))
+    cut = truncate_tree(tree_folder(env), env.get("CM_MLPERF_SUBMITTER", ""))
     say(f"accuracy logs: {len(cut)} truncated, their digests in accuracy.txt")
     return {"return": 0}

@@ -177,10 +177,10 @@ def test_the_folder_is_asked_for_by_plan_and_run_alike(cm, results, tmp_path):
         (GENERATE, (f"--results_dir={results}",), 60, f"--tags=get,sut,description --sut_dir={results / 'system'}"),
         (GENERATE, (f"--results_dir={results}", "--add"), 60, "get,sut,description"),
         (GENERATE, ("--remove=x",), 20, "--remove: no tree was named"),
-        (TRUNCATE, (), 20, "--submission_dir=FOLDER"),
-        (CHECK, (), 20, "--submission_dir=FOLDER"),
+        (TRUNCATE, (), 20, "--submission_dir=..."),
+        (CHECK, (), 20, "--submission_dir=..."),
         (CHECK, (f"--submission_dir={tmp_path / 'none'}",), 60, "remedy: build it first"),
-        ("process,mlperf,compliance", (), 20, "--test_dir=FOLDER"),
+        ("process,mlperf,compliance", (), 20, "--test_dir=..."),
         ("process,mlperf,compliance", (f"--test_dir={tmp_path}",), 20, "holds no run"),
     ):
         for more in ((), ("--plan",)):

@@ -13,24 +13,18 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 
-__all__ = ["accuracy_folder", "ready_graders", "score_needs"]
+__all__ = ["FOLDER", "accuracy_folder", "ready_graders", "score_needs"]
 
-_FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"
+#: The key of the folder of the run.
+FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"
 _GIVEN = "CM_MLPERF_GRADERS"
 _SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
 _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
 
 def accuracy_folder(env: Mapping[str, Any]) -> Path:
-    """Return the folder of the run that is scored. Raises UsageError where none is named or it holds no run."""
-    given = env.get(_FOLDER)
-    if not given:
-        raise UsageError(
-            "no accuracy run is named",
-            remedy="--tags=process,mlperf,accuracy --result_dir=FOLDER, as OUTPUT_DIR/test/runs/SYSTEM/MODEL/SCENARIO/"
-            "accuracy",
-        )
-    folder = Path(given).absolute()
+    """Return the folder of the run that is scored. Raises UsageError where it holds no run."""
+    folder = Path(env[FOLDER]).absolute()
     if not (folder / RUN_FILE).is_file():
         raise UsageError(
             f"{folder} holds no run",

@@ -27,7 +27,10 @@ from cm4vllm.loadgen.logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
 
-__all__ = ["compliance_folder", "require_passed", "verified_tests", "verify_run"]
+__all__ = ["FOLDER", "compliance_folder", "require_passed", "verified_tests", "verify_run"]
+
+#: The key of the folder of the run.
+FOLDER = "CM_MLPERF_COMPLIANCE_RESULTS_DIR"
 
 
 @cache
@@ -84,15 +87,8 @@ def verify_run(folder: Path) -> ComplianceRecord:
 
 
 def compliance_folder(env: Mapping[str, Any]) -> Path:
-    """Return the folder of the run that is verified. Raises UsageError where none is named or it holds no run."""
-    given = env.get("CM_MLPERF_COMPLIANCE_RESULTS_DIR")
-    if not given:
-        raise UsageError(
-            "no run of a compliance test is named",
-            remedy="--tags=process,mlperf,compliance --test_dir=FOLDER, as OUTPUT_DIR/test/runs/SYSTEM/MODEL/SCENARIO/"
-            "TEST06",
-        )
-    folder = Path(given).absolute()
+    """Return the folder of the run that is verified. Raises UsageError where it holds no run."""
+    folder = Path(env[FOLDER]).absolute()
     if not (folder / RUN_FILE).is_file():
         raise UsageError(
             f"{folder} holds no run",

@@ -12,8 +12,10 @@ from cm4vllm.results.trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.writing import GENERATE
 
-__all__ = ["TreeInputs", "tree_folder", "tree_inputs"]
+__all__ = ["TREE", "TreeInputs", "tree_folder", "tree_inputs"]
 
+#: The key of the tree's folder.
+TREE = "CM_MLPERF_INFERENCE_SUBMISSION_DIR"
 _CHECK = "run,mlperf,inference,submission,checker"
 
 
@@ -26,19 +28,9 @@ class TreeInputs:
     round: str
 
 
-def tree_folder(env: Mapping[str, Any], recipe: str) -> Path:
-    """Return the folder of the tree that a recipe works on.
-
-    Raises UsageError where none is named, SubmissionError where it does not exist.
-    """
-    given = env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR")
-    if not given:
-        raise UsageError(
-            "no submission is named",
-            remedy=f"--tags={recipe} --submission_dir=FOLDER, the folder with open/, closed/ or network/: "
-            "OUTPUT_DIR/test/submission",
-        )
-    tree = Path(given).absolute()
+def tree_folder(env: Mapping[str, Any]) -> Path:
+    """Return the folder of the tree. Raises SubmissionError where it does not exist."""
+    tree = Path(env[TREE]).absolute()
     if not tree.is_dir():
         raise SubmissionError(f"no submission in {tree}", remedy=f"build it first: --tags={GENERATE}")
     return tree
@@ -49,7 +41,7 @@ def tree_inputs(env: Mapping[str, Any]) -> TreeInputs:
 
     Raises what tree_folder does, and UsageError where the tree has several submitters, or logs of no known round.
     """
-    tree = tree_folder(env, _CHECK)
+    tree = tree_folder(env)
     submitter, round_name = str(env.get("CM_MLPERF_SUBMITTER") or ""), str(env.get("CM_MLPERF_ROUND") or "")
     if submitter and round_name:
         return TreeInputs(tree, submitter, round_terms(round_name).name)
