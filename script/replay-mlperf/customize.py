@@ -21,15 +21,17 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.command_lines import stored_command
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
-    from cm4vllm.submission.capsule.comparison import ACCURACY_TOLERANCE, compare, environment, judge, report
-    from cm4vllm.submission.capsule.from_records import capsule_of_results
-    from cm4vllm.submission.capsule.replay import this_place, with_scenarios
+    from cm4vllm.report.verification_text import report_environment, report_verification
+    from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
+    from cm4vllm.submission.capsule.comparison import compare_environment
+    from cm4vllm.submission.capsule.making import capsule_of_results
+    from cm4vllm.submission.capsule.replay import with_scenarios
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]
     capsule, words = _command(i, asks=True)
     say("before the run, this machine and program against the capsule's:")
-    report(environment(capsule, this_place(capsule)))
+    report_environment(compare_environment(capsule))
     say(f"running: {stored_command(['cm', 'run', 'script', *words])}")
     done = i["automation"].run({**_typed(words), "quiet": True, "out": ""})
     if done["return"]:
@@ -38,12 +40,12 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     again = capsule_of_results(out)
     write_capsule(out / CAPSULE_FILE, again)
     if i["input"].get("scenario"):
-        capsule = with_scenarios(capsule, {run.scenario for run in again.runs})
-    rows = compare(capsule, again, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
-    report(rows)
+        capsule = with_scenarios(capsule, {one.scenario for one in again.results})
+    capsules = [(Path(env["CM_MLPERF_CAPSULE"]), capsule), (out, again)]
+    rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     i["state"]["compared"] = msgspec.to_builtins(rows)
     env.update(CM_MLPERF_RESULTS_DIR=str(out), CM_MLPERF_CAPSULE=str(out / CAPSULE_FILE))
-    judge(rows)
+    refuse_differences(rows)
     return {"return": 0}
 
 
@@ -53,7 +55,8 @@ def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
 
     from cm4vllm.common.errors import UsageError
     from cm4vllm.submission.capsule.consent import Consent, question
-    from cm4vllm.submission.capsule.replay import capsule_at, replay_words
+    from cm4vllm.submission.capsule.making import capsule_at
+    from cm4vllm.submission.capsule.replay import replay_words
 
     env = i["env"]
     if not env.get("CM_MLPERF_CAPSULE"):

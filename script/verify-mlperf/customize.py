@@ -8,17 +8,17 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
     from cm4vllm.common.errors import UsageError
-    from cm4vllm.submission.capsule.comparison import ACCURACY_TOLERANCE, compare, judge, report
-    from cm4vllm.submission.capsule.replay import capsule_at
+    from cm4vllm.report.verification_text import report_verification
+    from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
+    from cm4vllm.submission.capsule.making import capsule_at
 
     env = i["env"]
     given = [env.get(key, "") for key in ("CM_MLPERF_CAPSULE", "CM_MLPERF_OTHER_CAPSULE")]
     if not all(given):
         raise UsageError("two results are compared", remedy="give both: --capsule=FILE --other=FILE")
     chosen = env.get("CM_MLPERF_CAPSULE_OF", "")
-    first, second = (capsule_at(Path(one).absolute(), chosen) for one in given)
-    rows = compare(first, second, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
-    report(rows)
+    capsules = [(path, capsule_at(path, chosen)) for path in (Path(one).absolute() for one in given)]
+    rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     i["state"]["compared"] = msgspec.to_builtins(rows)
-    judge(rows)
+    refuse_differences(rows)
     return {"return": 0}

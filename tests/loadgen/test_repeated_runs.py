@@ -7,9 +7,10 @@ from fake_vllm import Behaviour, FakeVllm
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.runner import run
+from cm4vllm.results.comparison import compare
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.submission.capsule.comparison import compare, judge
-from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.results.verification import refuse_differences, verify
+from cm4vllm.submission.capsule.making import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 
@@ -46,12 +47,11 @@ def measured(out, make_settings, **changed):
 def test_a_run_made_again_is_verified_and_one_with_another_sampling_parameter_is_not(folder, make_settings):
     first = measured(folder / "first", make_settings)
     again = measured(folder / "again", make_settings)
-    judge(compare(first, again))
-    figures = next(one for one in first.runs if one.mode == "performance").figures
-    low, high = figures["tokens_per_second"].low, figures["tokens_per_second"].high
-    assert low is not None and high is not None and low < figures["tokens_per_second"].value < high
+    refuse_differences(verify(compare([("first", first), ("again", again)])))
+    rate = first.results[0].performance.figures["tokens_per_second"]
+    assert rate.interval is not None and rate.interval.low < rate.value < rate.interval.high
     other = measured(folder / "other", make_settings, max_tokens=64)
     with pytest.raises(ResultsDiffer) as differs:
-        judge(compare(first, other))
-    assert "runs.Offline accuracy.sampling.max_tokens: 128 and 64" in differs.value.cause
-    assert "runs.Offline accuracy.answers: 64 answers and " in differs.value.cause
+        refuse_differences(verify(compare([("first", first), ("other", other)])))
+    assert "sampling: max_tokens: 128 and 64" in differs.value.cause
+    assert "Offline: answers: 64 answers and " in differs.value.cause

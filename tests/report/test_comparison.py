@@ -15,12 +15,12 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
-from cm4vllm.report.compared_settings import Group, differences
-from cm4vllm.report.comparison import compare
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
+from cm4vllm.results.compared_settings import Group, compare_settings
 from cm4vllm.results.opening import open_results
 from cm4vllm.results.uncertainty import Verdict
-from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.submission.capsule.comparison import compare_paths
+from cm4vllm.submission.capsule.making import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 SYSTEMS = "4xH100-SXM-80GB_vLLM_{}-reference-cpu-pytorch-v2.3.1-default_config"
@@ -58,9 +58,9 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 
 def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted(two) -> None:
-    found = compare(two)
+    found = compare_paths(two)
     assert [(one.group, one.name, one.values) for one in found.differences] == [
-        (Group.SERVER, "--max-num-seqs", ("", "4"))
+        (Group.OPTIONS, "--max-num-seqs", ("", "4"))
     ]
     assert found.alike > 60
     text = list(as_text(found))
@@ -73,12 +73,12 @@ def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted
 def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_magic: Path) -> None:
     names = ("vLLM_8xL40S", "GO_2xRTX4090")
     systems = [next((neural_magic / "results").glob(f"{name}*")) for name in names]
-    found = compare(systems)
+    found = compare_paths(systems)
     assert any(len({side.accelerators for side in block.sides}) == 2 for block in found.blocks)
     for block in found.blocks:
         rows = {one.name: one for one in block.rows}
         names_ = list(rows)
-        counts = [8 if side.first.system.startswith(names[0]) else 2 for side in block.sides]
+        counts = [8 if side.capsule.system.startswith(names[0]) else 2 for side in block.sides]
         assert names_[0] == "tokens per second" and names_[1] == "tokens per second per accelerator"
         for whole, part, count in zip(rows[names_[0]].cells, rows[names_[1]].cells, counts, strict=True):
             assert whole.figure and part.figure and part.figure.value == pytest.approx(whole.figure.value / count)
@@ -90,9 +90,9 @@ def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_
 
 
 def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two) -> None:
-    found = compare(two)
+    found = compare_paths(two)
     median = row(found, "Server", "ttft p50")
-    assert median.cells[1].shift and median.cells[1].estimate
+    assert median.cells[1].shift and median.cells[1].interval
     assert median.cells[1].shift.change == pytest.approx(1.0, abs=1e-6)
     assert median.cells[1].shift.verdict is Verdict.REAL
     p99 = row(found, "Server", "ttft p99").cells[1].shift
@@ -113,37 +113,38 @@ def capsules(two, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, capsules) -> None:
-    found = compare([capsules[0], two[0], capsules[1]])
+    found = compare_paths([capsules[0], two[0], capsules[1]])
     assert [(one.group, one.name, one.values) for one in found.differences] == [
-        (Group.SERVER, "--max-num-seqs", ("", "", "4"))
+        (Group.OPTIONS, "--max-num-seqs", ("", "", "4"))
     ]
     assert found.warnings[0] == "A: REHEARSAL, NOT A RESULT"
-    recorded = {(run.scenario, run.mode): run for run in read_capsule(capsules[0]).runs}
+    recorded = {one.scenario: one.performance for one in read_capsule(capsules[0]).results}
     for scenario in ("Offline", "Server"):
-        figures = recorded[scenario, "performance"].figures
+        figures = recorded[scenario].figures
         rate = row(found, scenario, "tokens per second")
         assert rate.cells[0].figure and rate.cells[0].figure.value == figures["tokens_per_second"].value
-        assert str(rate.cells[0].figure.source) == f"a.yaml: runs.{scenario} performance.figures.tokens_per_second"
+        assert rate.cells[0].figure.source == rate.cells[1].figure.source
         assert rate.cells[1].shift and rate.cells[1].shift.verdict is Verdict.SAME
-    estimate = row(found, "Server", "tokens per second").cells[0].estimate
-    assert estimate and (estimate.low, estimate.high) == (
-        recorded["Server", "performance"].figures["tokens_per_second"].low,
-        recorded["Server", "performance"].figures["tokens_per_second"].high,
-    )
+    interval = row(found, "Server", "tokens per second").cells[0].interval
+    assert interval and interval == recorded["Server"].figures["tokens_per_second"].interval
+    assert interval == row(found, "Server", "tokens per second").cells[1].interval  # of the run, computed again
     p99 = row(found, "Server", "ttft p99").cells
-    assert p99[0].estimate is None and p99[2].shift and p99[2].shift.verdict is Verdict.UNKNOWN
+    assert p99[0].interval is None and p99[2].shift and p99[2].shift.verdict is Verdict.UNKNOWN
     assert any(line.startswith("A: tiny-llama on") and "a.yaml" in line for line in as_text(found))
-    assert 'title="a.yaml: runs.Server performance.figures.ttft_p99"' in as_page(found)
+    median = row(found, "Server", "ttft p50").cells
+    assert median[1].shift.verdict is Verdict.SAME and median[2].shift.verdict is Verdict.REAL
+    live = row(compare_paths(two), "Server", "ttft p50").cells[1].shift
+    assert median[2].shift == live  # a capsule and the folder that it was made of cannot disagree
 
 
 def test_a_file_that_is_no_capsule_is_refused(two, tmp_path: Path) -> None:
-    (tmp_path / "rerun.yaml").write_text("schema: 1\nround: v6.1\n")
+    (tmp_path / "rerun.yaml").write_text("schema: 2\nround: v6.1\n")
     with pytest.raises(UsageError, match="is not a capsule"):
-        compare([tmp_path / "rerun.yaml", two[0]])
+        compare_paths([tmp_path / "rerun.yaml", two[0]])
 
 
 def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:
-    made = as_object(compare(two))
+    made = as_object(compare_paths(two))
     checked = 0
     for result in made["results"]:
         for figure in result["figures"]:
@@ -174,14 +175,14 @@ def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> 
 
 
 def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic: Path) -> None:
-    found = compare([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
+    found = compare_paths([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
     assert [one.values for one in found.differences if one.name == "weight data types"] == [("fp8", "int4")]
     assert found.warnings == (
         "Server: LoadGen asked for 5 and 4 samples/s. The throughput follows that, and the "
         "latencies are those of different loads.",
     )
     rate, p99 = (row(found, "Server", name).cells for name in ("tokens per second", "tpot p99"))
-    assert rate[1].shift and rate[1].shift.verdict is Verdict.UNKNOWN and rate[0].estimate is None
+    assert rate[1].shift and rate[1].shift.verdict is Verdict.UNKNOWN and rate[0].interval is None
     assert p99[1].shift and p99[1].shift.verdict is Verdict.LIKELY and "worse: likely" in as_page(found)
     assert any("~" in line for line in as_text(found) if line.startswith("tpot p99"))
 
@@ -200,32 +201,32 @@ def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic: Pat
 
 def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neural_magic: Path, tmp_path) -> None:
     with pytest.raises(UsageError, match="one result alone"):
-        compare([real_runs])
+        compare_paths([real_runs])
     with pytest.raises(UsageError, match="nothing to compare"):
-        compare([real_runs, neural_magic / "results" / SYSTEMS.format("FP8")])
+        compare_paths([real_runs, neural_magic / "results" / SYSTEMS.format("FP8")])
     with pytest.raises(UsageError, match="too many to read"):
-        compare([neural_magic, neural_magic])
+        compare_paths([neural_magic, neural_magic])
     with pytest.raises(SubmissionError, match="holds no results"):
-        compare([tmp_path, real_runs])
+        compare_paths([tmp_path, real_runs])
     with pytest.raises(UsageError, match="is no folder"):
-        compare([tmp_path / "missing", real_runs])
+        compare_paths([tmp_path / "missing", real_runs])
 
 
 def test_what_one_result_does_not_state_is_no_difference() -> None:
-    ours = {(Group.SERVER, "--a"): "1", (Group.MEASURED, "dataset"): "x", (Group.SYSTEM, "cooling"): "air"}
-    bare = {(Group.SERVER, "server"): "vLLM", (Group.MEASURED, "round"): "v6.1", (Group.SYSTEM, "cooling"): "water"}
-    rows, alike, unstated = differences({"Offline": [ours, bare, {}]})
-    assert [(row.name, row.values) for row in rows] == [
+    ours = {(Group.OPTIONS, "--a"): "1", (Group.MEASURED, "dataset"): "x", (Group.SYSTEM, "cooling"): "air"}
+    bare = {(Group.OPTIONS, "command"): "vllm", (Group.MEASURED, "round"): "v6.1", (Group.SYSTEM, "cooling"): "water"}
+    rows = compare_settings({"Offline": [ours, bare, {}]})
+    assert [(row.name, row.values) for row in rows if row.differs] == [
         ("--a", ("1", "", "not stated")),
-        ("server", ("", "vLLM", "not stated")),
+        ("command", ("", "vllm", "not stated")),
         ("cooling", ("air", "water", "not stated")),
     ]
-    assert (alike, unstated) == (0, 2)
+    assert not any(row.equal or row.stated for row in rows)
 
 
 def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two) -> None:
     consumer = neural_magic / "results" / "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
-    found = compare([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
+    found = compare_paths([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
     assert [side.name for side in found.sides] == ["A", "B", "C", "D"]
     having = {(block.benchmark, block.scenario): [side.name for side in block.sides] for block in found.blocks}
     assert having["llama2-70b-99.9", "Offline"] == ["C", "D"]

@@ -19,7 +19,7 @@ from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.index import read_index
 from cm4vllm.results.inspection import check_tree, report_checks
 from cm4vllm.results.model import Submission
-from cm4vllm.submission.capsule.from_tree import capsules_of_tree
+from cm4vllm.submission.capsule.making import capsules_at
 
 RESULT = Path("results", good_tree.SYSTEM, good_tree.MODEL)
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
         path.symlink_to(path.name)
     assert "CHECK-FAILED" not in found_in(home)
     assert explored(home, tmp_path / "kept") == 2
-    assert capsules_of_tree(home.parents[1])
+    assert capsules_at(home.parents[1])
 
 
 def test_a_readme_of_many_dots_is_read(home: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from cm4vllm.loadgen.sample_times import FIELDS
 from cm4vllm.results import uncertainty
-from cm4vllm.results.model import Figure, Source
-from cm4vllm.results.uncertainty import Basis, Estimate, Verdict, shift
+from cm4vllm.results.model import Basis, Figure, Interval, Source
+from cm4vllm.results.uncertainty import Verdict, shift
 
 #: Repetitions of each trial, and samples of each run.
 TRIALS, SAMPLES = 40, 12_000
@@ -25,6 +23,10 @@ def latencies(seed: int, *, correlation: float = 0.9) -> np.ndarray:
         last = correlation * last + one
         values.append(last)
     return 100 * np.exp(np.array(values))
+
+
+def figure(value: float, interval: Interval | None) -> Figure:
+    return Figure("ttft_p50", value, "ms", Source("log", ""), interval, "" if interval else "no samples")
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,7 @@ def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) 
             uncertainty.mean(float(values.mean()), values, seed=seed + place)
             for place, values in enumerate((one, other))
         )
-        return shift(float(one.mean()), float(other.mean()), first, second, "").verdict
+        return shift(figure(float(one.mean()), first), figure(float(other.mean()), second)).verdict
 
     same = [verdict(one, other, 2 * seed) for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
     slower = [
@@ -106,11 +108,11 @@ def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone()
     far = uncertainty.from_percentiles(260.0, {share: 1.3 * value for share, value in known.items()}, 24576, 0.99)
     near = uncertainty.from_percentiles(201.0, {share: 1.005 * value for share, value in known.items()}, 24576, 0.99)
     assert one and far and near
-    assert shift(200, 260, one, far, "").verdict is Verdict.LIKELY
-    assert shift(200, 201, one, near, "").verdict is Verdict.WITHIN
-    assert shift(200, 260, one, None, "no samples").why == "no samples"
-    assert shift(200, 200, None, None, "no samples").verdict is Verdict.SAME
-    assert shift(0, 5, one, far, "").change is None
+    assert shift(figure(200, one), figure(260, far)).verdict is Verdict.LIKELY
+    assert shift(figure(200, one), figure(201, near)).verdict is Verdict.WITHIN
+    assert shift(figure(200, one), figure(260, None)).why == "no samples"
+    assert shift(figure(200, None), figure(200, None)).verdict is Verdict.SAME
+    assert shift(figure(0, one), figure(5, far)).change is None
 
 
 def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
@@ -121,8 +123,8 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
     rows["last_ns"] = rows["first_ns"] + 100e6
 
-    def found(name: str, value: float, unit: str) -> Estimate:
-        estimate, why = uncertainty.from_samples(Figure(name, value, unit, Source("log", name)), rows, seed=0)
+    def found(name: str, value: float, unit: str) -> Interval:
+        estimate, why = uncertainty.from_samples(Figure(name, value, unit, Source("log", name)), rows)
         assert estimate is not None and not why
         return estimate
 
@@ -130,29 +132,31 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     assert 190 < rate.low < 220 < rate.high < 250
     first = found("ttft_p99", 19.9, "ms")
     assert 19.6 < first.low < 19.9 < first.high < 20.2
-    assert found("tpot_p99", 10.0, "ms").value == 10.0
+    assert found("tpot_p99", 10.0, "ms").basis is Basis.SAMPLES
     burst = rows.copy()
     burst["last_ns"][1:] = burst["last_ns"][0]
     burst["last_ns"][-1] *= 1000
-    assert uncertainty.from_samples(
-        Figure("tokens_per_second", 220.0, "tokens/s", Source("log", "")), burst, seed=0
-    ) == (None, "in long parts of the run no answer ended")
+    assert uncertainty.from_samples(Figure("tokens_per_second", 220.0, "tokens/s", Source("log", "")), burst) == (
+        None,
+        "in long parts of the run no answer ended",
+    )
     rows["first_ns"] = -1
-    assert uncertainty.from_samples(Figure("ttft_p99", 19.9, "ms", Source("log", "ttft_p99")), rows, seed=0) == (
+    assert uncertainty.from_samples(Figure("ttft_p99", 19.9, "ms", Source("log", "ttft_p99")), rows) == (
         None,
         "the client's record has no times of tokens",
     )
 
 
-def test_intervals_that_were_recorded_judge_a_change_as_the_draws_do() -> None:
+def test_the_interval_of_a_change_is_that_of_its_bootstrap() -> None:
     draw = np.random.default_rng(3)
+    samples = [draw.lognormal(np.log(value), 0.5, 4000) for value in (100.0, 120.0)]
     one, other = (
-        uncertainty.percentile(v, draw.lognormal(np.log(v), 0.5, 4000), 0.5, seed=n)
-        for n, v in enumerate((100.0, 120.0))
+        figure(value, uncertainty.percentile(value, values, 0.5, seed=place))
+        for place, (value, values) in enumerate(zip((100.0, 120.0), samples, strict=True))
     )
-    assert one is not None and other is not None
-    bare = [replace(estimate, draws=None) for estimate in (one, other)]
-    drawn, recorded = shift(100, 120, one, other, ""), shift(100, 120, bare[0], bare[1], "")
-    assert drawn.verdict is recorded.verdict is Verdict.REAL
-    assert recorded.low == pytest.approx(drawn.low, abs=0.012) and recorded.high == pytest.approx(drawn.high, abs=0.012)
-    assert shift(100, 100.5, bare[0], bare[1], "").verdict is Verdict.WITHIN
+    change = shift(one, other)
+    assert change.verdict is Verdict.REAL and change.low is not None and change.high is not None
+    medians = [np.median(draw.choice(values, (2000, len(values))), axis=1) for values in samples]
+    low, high = np.quantile(medians[1] / medians[0], [0.005, 0.995])
+    assert np.log1p(change.high) - np.log1p(change.low) == pytest.approx(np.log(high / low), rel=0.25)
+    assert shift(one, figure(100.5, one.interval)).verdict is Verdict.WITHIN

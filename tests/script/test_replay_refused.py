@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleServer, write_capsule
+from cm4vllm.results.capsule import Capsule, CapsuleServer
+from cm4vllm.submission.capsule.rerun_file import write_capsule
 
 REPLAY = ("run", "script", "--tags=replay,mlperf", "--capsule=rerun.yaml")
 
@@ -48,7 +49,7 @@ def stranger(folder, *flags):
             dataset={},
             server=CapsuleServer(),
             machine={},
-            runs=[],
+            results=[],
         ),
     )
 

@@ -9,14 +9,22 @@ from typing import Any
 from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say_text
 from cm4vllm.report import wording
-from cm4vllm.report.comparison import Cell, Comparison, Row, compare
 from cm4vllm.report.table import aligned
 from cm4vllm.report.templates import page_template
 from cm4vllm.report.wording import ms, number, percent, rate
 from cm4vllm.results import uncertainty
-from cm4vllm.results.uncertainty import Basis, Shift, Verdict
+from cm4vllm.results.compared_settings import ComparedSetting, Group
+from cm4vllm.results.comparison import Block, Cell, Comparison, Row
+from cm4vllm.results.model import Basis
+from cm4vllm.results.uncertainty import Shift, Verdict
+from cm4vllm.submission.capsule.comparison import compare_paths
 
-__all__ = ["as_object", "as_page", "as_text", "report_comparison"]
+__all__ = ["INSTALLED", "as_object", "as_page", "as_text", "package_lines", "report_comparison"]
+
+#: The groups of packages by name, each with that of their files.
+INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}
+#: Names of packages in a line.
+_NAMED = 6
 
 #: Letters of a setting's value in the table of a terminal.
 _WIDTH = 46
@@ -35,9 +43,9 @@ NOTES = (
 def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     """Compare the results in these folders, separated by commas: print the tables, write the page, return the object.
 
-    Raises what compare raises.
+    Raises what compare_paths raises.
     """
-    found = compare(typed_paths(inputs))
+    found = compare_paths(typed_paths(inputs))
     write_text(page, as_page(found))
     for line in as_text(found):
         say_text(line)
@@ -54,7 +62,7 @@ def value(row: Row, cell: Cell) -> str:
 
 def interval(row: Row, cell: Cell) -> str:
     """Write a cell's interval; one of percentiles alone has a ~ before it."""
-    one = cell.estimate
+    one = cell.interval
     if one is None:
         return ""
     return f"{'~' if one.basis is Basis.PERCENTILES else ''}{_number(row, one.low)} to {_number(row, one.high)}"
@@ -95,7 +103,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
 def as_text(found: Comparison) -> Iterator[str]:
     """Give the lines of the comparison: who is who, the figures, the settings that differ."""
     for side in found.sides:
-        yield f"{side.name}: {side.title} ({side.path})"
+        yield f"{side.name}: {side.capsule.title} ({side.path})"
     yield from (f"WARNING {text}" for text in found.warnings)
     for block in found.blocks:
         yield ""
@@ -104,6 +112,7 @@ def as_text(found: Comparison) -> Iterator[str]:
             for side, valid in zip(block.sides, block.valid, strict=True)
         )
         yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
+        yield from answer_lines(block)
         unknown = dict.fromkeys(
             cell.shift.why
             for row in block.rows
@@ -119,22 +128,42 @@ def as_text(found: Comparison) -> Iterator[str]:
 def _settings(found: Comparison) -> Iterator[str]:
     yield ""
     yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
-    letters = [side.name for side in found.sides]
-    if found.differences:
-        yield from aligned(
-            [
-                ("setting", *letters),
-                *(
-                    (f"{one.group}: {one.name}{_only(found, one.scenarios)}", *map(_cut, one.values))
-                    for one in found.differences
-                ),
-            ]
-        )
+    packages = {group for groups in INSTALLED.items() for group in groups}
+    rows = [one for one in found.differences if one.group not in packages]
+    if rows:
+        named = ((one.title, *map(_cut, one.values)) for one in rows)
+        yield from aligned([("setting", *(side.name for side in found.sides)), *named])
+    yield from package_lines(found.settings)
 
 
-def _only(found: Comparison, scenarios: Sequence[str]) -> str:
-    every = len(scenarios) == len(found.blocks) or scenarios == ("",)
-    return "" if every else f" ({', '.join(scenarios)})"
+def package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
+    """Give a line for each environment whose packages differ: other versions, some in one result alone, other files."""
+    for versions, contents in INSTALLED.items():
+        rows = {row.name: row for row in settings if row.group is versions and row.differs}
+        files = {row.name for row in settings if row.group is contents and row.differs and all(row.values)}
+        words = {name: f"{name} {' | '.join(text or '-' for text in row.values)}" for name, row in rows.items()}
+        lines = [
+            *_listed("of another version", [words[name] for name, row in rows.items() if all(row.values)]),
+            *_listed("not installed in all", [words[name] for name, row in rows.items() if not all(row.values)]),
+            *_listed("of one version with other files", sorted(files - {*rows})),
+        ]
+        if lines:
+            yield f"{versions} differ, not judged: {'; '.join(lines)}"
+
+
+def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{len(names)} {what}: {', '.join(names[:_NAMED])}{more}"
+
+
+def answer_lines(block: Block) -> Iterator[str]:
+    """Give a line for each result whose answers were compared with those of the first."""
+    for side, one in zip(block.sides, block.answers, strict=True):
+        if one is not None and (one.first is not None or one.same_log is not None):
+            log = "the log of answers is equal" if one.same_log else "the log of answers is another one"
+            words = log if one.first is None else f"{one.equal} of {one.first} answers are equal"
+            yield f"{side.name} against {block.sides[0].name}: {words}"
 
 
 def _cut(text: str) -> str:
@@ -170,15 +199,15 @@ def as_object(found: Comparison) -> dict[str, Any]:
             {
                 "name": side.name,
                 "input": str(side.path),
-                "model": side.first.model,
-                "system": side.first.system,
-                "notice": side.notice,
+                "model": side.capsule.model.get("name", ""),
+                "system": side.capsule.system,
+                "notice": side.capsule.notice,
             }
             for side in found.sides
         ],
         "warnings": list(found.warnings),
         "settings": [
-            {"group": str(one.group), "name": one.name, "values": list(one.values), "scenarios": list(one.scenarios)}
+            {"group": str(one.group), "name": one.name, "values": list(one.values), "runs": list(one.runs)}
             for one in found.differences
         ],
         "settings_alike": found.alike,
@@ -210,8 +239,8 @@ def _figure(row: Row) -> dict[str, Any]:
                 "value": float(cell.figure.value),
                 "file": cell.figure.source.file,
                 "field": cell.figure.source.field,
-                "interval": [cell.estimate.low, cell.estimate.high] if cell.estimate else None,
-                "basis": str(cell.estimate.basis) if cell.estimate else None,
+                "interval": [cell.interval.low, cell.interval.high] if cell.interval else None,
+                "basis": str(cell.interval.basis) if cell.interval else None,
                 "change": cell.shift.change if cell.shift else None,
                 "change_interval": [cell.shift.low, cell.shift.high]
                 if cell.shift and cell.shift.low is not None
@@ -234,7 +263,7 @@ def as_page(found: Comparison) -> str:
         change=change,
         verdict=verdict,
         w=wording,
-        only=_only,
+        answers=answer_lines,
         kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"},
         level=uncertainty.LEVEL,
         whys=lambda block: list(

@@ -14,7 +14,7 @@ from cm4vllm.report.readme import measurement_readmes
 from cm4vllm.report.summary import summary_html
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division
-from cm4vllm.submission.capsule.from_records import capsule_of_results
+from cm4vllm.submission.capsule.making import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import SUBMISSION, TreeAsked, system_folder
 from cm4vllm.submission.writing import GENERATE

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.assets.checkpoint import Weights
@@ -22,13 +23,16 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.listing import Listing
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.rules import Audit, Terms, audit, benchmark_of, terms_of_test
+from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, terms_of_test
 
 __all__ = [
     "Accuracy",
+    "Basis",
     "ComplianceTest",
+    "Conditions",
     "Figure",
     "Figures",
+    "Interval",
     "Latency",
     "Performance",
     "Result",
@@ -52,14 +56,35 @@ class Source:
         return f"{self.file}: {self.field}"
 
 
+class Basis(StrEnum):
+    """The data that an interval was computed from."""
+
+    SAMPLES = "samples"
+    PERCENTILES = "percentiles"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The interval in which the figure of the same run, made longer, is expected (results.uncertainty)."""
+
+    low: float
+    high: float
+    basis: Basis
+
+
 @dataclass(frozen=True)
 class Figure:
-    """A number with its name, its unit (empty for a score) and its source."""
+    """A number with its name, its unit (empty for a score) and its source.
+
+    `interval` is None where it was not computed, and where it cannot be; `why_no_interval` says why in the second case.
+    """
 
     name: str
     value: float
     unit: str
     source: Source
+    interval: Interval | None = None
+    why_no_interval: str = ""
 
     def __str__(self) -> str:
         return str(self.value) if isinstance(self.value, Quantity) else f"{self.value:g} {self.unit}".rstrip()
@@ -106,6 +131,22 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """The sampling parameters of a run and how the client sent its queries, for readers without the record of the run.
+
+    `doubts` are those of the client as an instrument, `logs` the SHA-256 of each log before truncation. `answers` holds
+    three bytes of the SHA-256 of each answer, in the order of the dataset, in base64; it is empty where the answers are
+    not known.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    logs: Mapping[str, str] = field(default_factory=dict)
+    answers: str = ""
+
+
+@dataclass(frozen=True)
 class Performance:
     """One performance run: what LoadGen's detail log says of it, and our record of it where there is one.
 
@@ -113,18 +154,22 @@ class Performance:
     verdict, with nothing in its log against it; `loadgen_reasons` says what is. `settings` are those that LoadGen used,
     without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `harness` says which
     one measured; that of endpoints has no log, and its `log` is the summary. `detail` has the entries of the log.
+    `conditions` are filled in a capsule, whose results have no `run`.
     """
 
-    folder: Path
+    mode: ClassVar[Mode] = Mode.PERFORMANCE
+
     log: str
     loadgen_scenario: str
     loadgen_version: str
     loadgen_valid: bool
     loadgen_reasons: tuple[str, ...]
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
     figures: Figures
     settings: Mapping[str, Any]
+    folder: Path = Path()
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    conditions: Conditions = Conditions()
     terms: Terms | None = None
     run: RunRecord | None = None
     harness: str = "LoadGen"
@@ -148,7 +193,7 @@ class Performance:
     @property
     def client_doubts(self) -> tuple[str, ...]:
         """What makes our client doubtful as an instrument in this run."""
-        return tuple(client_doubts(self.run)) if self.run else ()
+        return tuple(client_doubts(self.run)) if self.run else self.conditions.doubts
 
     @property
     def metric(self) -> Figure | None:
@@ -236,14 +281,17 @@ class Accuracy:
     log has not been scored, `run` ours of the run. `detail` has the entries of the detail log.
     """
 
-    folder: Path
+    mode: ClassVar[Mode] = Mode.ACCURACY
+
     log: str
     figures: Figures
+    folder: Path = Path()
     hash: str = ""
     errors: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     loadgen_version: str = ""
     terms: Terms | None = None
+    conditions: Conditions = Conditions()
     run: RunRecord | None = None
     record: AccuracyRecord | None = None
     stated: tuple[Figure, ...] = ()
@@ -326,6 +374,11 @@ class Result:
     def covered(self) -> bool:
         """Whether the rules of its benchmark were applied to what was measured."""
         return not self.uncovered and self.performance is not None
+
+    @property
+    def parts(self) -> dict[Mode, Performance | Accuracy]:
+        """The runs that were read, by mode."""
+        return {part.mode: part for part in (self.performance, self.accuracy) if part is not None}
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:

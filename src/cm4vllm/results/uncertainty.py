@@ -2,7 +2,7 @@
 
 The run is cut into parts that follow each other, equal in time for a rate and in samples for a latency, and parts are
 drawn with replacement (block bootstrap, Kuensch 1989): samples that waited in the same queue stay together, so that
-their correlation is not taken for information. `seed` is another one for each run: runs are independent. What the
+their correlation is not taken for information. `seed` chooses the parts that are drawn. What the
 intervals do not cover is what differs between two runs of the same settings: a server's start, temperature, a
 neighbour on the machine. Only a repeated run shows that.
 """
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.sample_times import client_values
-from cm4vllm.results.model import Figure
+from cm4vllm.loadgen.sample_times import client_values, read_sample_times
+from cm4vllm.results.model import Basis, Figure, Figures, Interval, Performance
 
 __all__ = [
+    "COMPARED",
     "LEVEL",
-    "Basis",
-    "Estimate",
     "Shift",
     "Verdict",
     "from_percentiles",
@@ -32,8 +31,8 @@ __all__ = [
     "percentile",
     "rate",
     "shift",
-    "split_name",
     "too_few",
+    "with_intervals",
 ]
 
 #: The confidence of the intervals: that of LoadGen's early stopping.
@@ -49,14 +48,16 @@ _EDGES = 2000
 #: mean of drawn parts, which is too small by sqrt(1 - 1 / PARTS).
 _STUDENT = 2.861 / 2.576 / math.sqrt(1 - 1 / PARTS)
 
+#: Figures that are compared, in the order in which they are shown, after the metric of the scenario.
+COMPARED = (
+    "samples_per_second",
+    *(f"{kind}_{word}" for kind in ("ttft", "tpot") for word in ("mean", "p50", "p99")),
+    *(f"latency_{word}" for word in ("p50", "p90", "p99")),
+)
+#: The share of the samples below each percentile of LoadGen's log.
+_SHARES = {0: "min", 0.5: "p50", 0.9: "p90", 0.95: "p95", 0.97: "p97", 0.99: "p99", 0.999: "p99.9", 1: "max"}
+
 Values = npt.NDArray[np.float64]
-
-
-class Basis(StrEnum):
-    """What an interval rests on."""
-
-    SAMPLES = "samples"
-    PERCENTILES = "percentiles"
 
 
 class Verdict(StrEnum):
@@ -67,30 +68,6 @@ class Verdict(StrEnum):
     WITHIN = "within"
     LIKELY = "likely"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval.
-
-    `draws` are bootstrap values of it, none where only percentiles are known, or the interval was recorded earlier.
-    """
-
-    value: float
-    low: float
-    high: float
-    basis: Basis
-    draws: Values | None = None
-
-    @property
-    def reach(self) -> float | None:
-        """The factor by which the figure may be off to either side; None where the interval has none."""
-        return math.sqrt(self.high / self.low) if self.basis is Basis.SAMPLES and self.low > 0 else None
-
-    def divided(self, count: int) -> Estimate:
-        """Return that of the figure divided by a number that is known."""
-        draws = None if self.draws is None else self.draws / count
-        return Estimate(self.value / count, self.low / count, self.high / count, self.basis, draws)
 
 
 @dataclass(frozen=True)
@@ -113,7 +90,7 @@ def too_few(samples: int, share: float = 0.5) -> str:
     return f"{samples:,} samples, an interval needs {needed:,}" if samples < needed else ""
 
 
-def rate(value: float, ends: Values, amounts: Values, *, seed: int) -> Estimate | None:
+def rate(value: float, ends: Values, amounts: Values, *, seed: int) -> Interval | None:
     """Return the rate `value` of a run whose samples ended at `ends` (from its begin) with these amounts."""
     parts = min(PARTS, len(ends) // _OF_A_PART)
     if too_few(len(ends)):
@@ -122,20 +99,20 @@ def rate(value: float, ends: Values, amounts: Values, *, seed: int) -> Estimate 
     place = np.clip(np.searchsorted(edges, ends, "right") - 1, 0, parts - 1)
     totals = np.bincount(place, amounts, parts)
     drawn = _weights(parts, seed) @ totals / parts
-    return _estimate(value, float(totals.mean()), drawn)
+    return _interval(value, float(totals.mean()), drawn)
 
 
-def mean(value: float, values: Values, *, seed: int) -> Estimate | None:
+def mean(value: float, values: Values, *, seed: int) -> Interval | None:
     """Return the mean `value` of values that are in the order of issue."""
     if too_few(len(values)):
         return None
     groups = np.array_split(values, min(PARTS, len(values) // _OF_A_PART))
     sums, counts = np.array([group.sum() for group in groups]), np.array([len(group) for group in groups])
     weights = _weights(len(groups), seed)
-    return _estimate(value, float(values.mean()), (weights @ sums) / (weights @ counts))
+    return _interval(value, float(values.mean()), (weights @ sums) / (weights @ counts))
 
 
-def percentile(value: float, values: Values, share: float, *, seed: int) -> Estimate | None:
+def percentile(value: float, values: Values, share: float, *, seed: int) -> Interval | None:
     """Return the percentile `value` of values in the order of issue; `share` is in (0..1)."""
     if too_few(len(values), share):
         return None
@@ -151,10 +128,10 @@ def percentile(value: float, values: Values, share: float, *, seed: int) -> Esti
     counts = weights @ below
     wanted = share * (weights @ np.array([len(group) for group in groups], float))
     drawn = edges[np.minimum((counts < wanted[:, None]).sum(axis=1), len(edges) - 1)]
-    return _estimate(value, float(ordered[int(share * len(ordered))]), drawn)
+    return _interval(value, float(ordered[int(share * len(ordered))]), drawn)
 
 
-def from_percentiles(value: float, known: Mapping[float, float], samples: int, share: float) -> Estimate | None:
+def from_percentiles(value: float, known: Mapping[float, float], samples: int, share: float) -> Interval | None:
     """Return a percentile with the interval that its order statistics would have, were the samples independent.
 
     `known` are percentiles by their share, with 0 and 1 for the least and the greatest. Samples of one queue are not
@@ -165,54 +142,76 @@ def from_percentiles(value: float, known: Mapping[float, float], samples: int, s
     reach = _normal(LEVEL) * math.sqrt(share * (1 - share) / samples)
     shares = sorted(known)
     low, high = np.interp([share - reach, share + reach], shares, [known[one] for one in shares])
-    return Estimate(value, min(float(low), value), max(float(high), value), Basis.PERCENTILES)
+    return Interval(min(float(low), value), max(float(high), value), Basis.PERCENTILES)
 
 
-def from_samples(figure: Figure, rows: npt.NDArray[np.void], *, seed: int) -> tuple[Estimate | None, str]:
+def with_intervals(part: Performance) -> Figures:
+    """Return the figures of a run; those that are compared have an interval, or the reason why they have none."""
+    rows, names = read_sample_times(part.folder), {*COMPARED, part.metric.name if part.metric else ""}
+
+    def completed(figure: Figure) -> Figure:
+        if figure.name not in names:
+            return figure
+        if rows is not None and len(rows):
+            interval, why = from_samples(figure, rows)
+        else:
+            interval, why = _from_log(figure, part.figures, part.samples), "one figure of one run, without its samples"
+        return replace(figure, interval=interval, why_no_interval="" if interval else why)
+
+    return Figures(completed(figure) for figure in part.figures.values())
+
+
+def _from_log(figure: Figure, figures: Figures, samples: int) -> Interval | None:
+    """Return the interval of a percentile by the other percentiles of the log; None for a figure that is none."""
+    kind, share = _split_name(figure.name)
+    known = {part: figures[f"{kind}_{word}"].value for part, word in _SHARES.items() if f"{kind}_{word}" in figures}
+    return from_percentiles(float(figure.value), known, samples, share) if share else None
+
+
+def from_samples(figure: Figure, rows: npt.NDArray[np.void]) -> tuple[Interval | None, str]:
     """Return a figure of LoadGen's log with its interval by the client's record of the samples, or why it has none."""
-    kind, share = split_name(figure.name)
+    kind, share = _split_name(figure.name)
     if figure.unit.endswith("/s"):
         amounts = rows["tokens"] if "tokens" in figure.name else np.ones(len(rows))
-        found = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=seed)
+        found = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=0)
     else:
         values = client_values("" if kind == "latency" else kind.upper(), rows)
         if values is None:
             return None, "the client's record has no times of tokens"
         found = (
-            percentile(float(figure.value), values, share, seed=seed)
+            percentile(float(figure.value), values, share, seed=0)
             if share
-            else mean(float(figure.value), values, seed=seed)
+            else mean(float(figure.value), values, seed=0)
         )
     if found:
         return found, ""
     return None, too_few(len(rows), share) or "in long parts of the run no answer ended"
 
 
-def split_name(name: str) -> tuple[str, float]:
+def _split_name(name: str) -> tuple[str, float]:
     """Return the kind of a figure and the share of its percentile, 0 where it is none: ("ttft", 0.99) of ttft_p99."""
     kind, _, pick = name.rpartition("_")
     return kind, float(pick[1:]) / 100 if pick[1:].isdigit() else 0.0
 
 
-def shift(before: float, after: float, one: Estimate | None, other: Estimate | None, why: str) -> Shift:
-    """Return the change from a figure to another; `why` says what is missing where one has no interval."""
-    if before == after:
+def shift(before: Figure, after: Figure) -> Shift:
+    """Return the change from a figure to another, and its interval where both have one.
+
+    That of a change reaches as far as if the logarithms of both figures scattered independently of each other.
+    """
+    if before.value == after.value:
         return Shift(0.0, None, None, Verdict.SAME)
-    change = after / before - 1 if before > 0 else None
+    change = after.value / before.value - 1 if before.value > 0 else None
+    one, other = before.interval, after.interval
     if one is None or other is None or change is None:
-        return Shift(change, None, None, Verdict.UNKNOWN, why or "no change can be given from zero")
-    if one.draws is not None and other.draws is not None:
-        return _between(change, _reach(other.draws / one.draws / (1 + change)))
-    if one.reach is not None and other.reach is not None:
-        return _between(change, math.exp(math.hypot(math.log(one.reach), math.log(other.reach))))
+        why = before.why_no_interval or after.why_no_interval or "no change can be given from zero"
+        return Shift(change, None, None, Verdict.UNKNOWN, why)
+    if one.basis is other.basis is Basis.SAMPLES and min(one.low, other.low) > 0:
+        reach = math.exp(math.hypot(*(math.log(each.high / each.low) / 2 for each in (one, other))))
+        low, high = (1 + change) / reach - 1, (1 + change) * reach - 1
+        return Shift(change, low, high, Verdict.WITHIN if low <= 0 <= high else Verdict.REAL)
     apart = other.low > one.high or other.high < one.low
     return Shift(change, None, None, Verdict.LIKELY if apart else Verdict.WITHIN)
-
-
-def _between(change: float, reach: float) -> Shift:
-    """Return the change that may be off by the factor `reach`, and whether it is real."""
-    low, high = (1 + change) / reach - 1, (1 + change) * reach - 1
-    return Shift(change, low, high, Verdict.WITHIN if low <= 0 <= high else Verdict.REAL)
 
 
 def _weights(parts: int, seed: int) -> Values:
@@ -220,12 +219,12 @@ def _weights(parts: int, seed: int) -> Values:
     return np.random.default_rng(seed).multinomial(parts, np.full(parts, 1 / parts), DRAWS).astype(float)
 
 
-def _estimate(value: float, centre: float, drawn: Values) -> Estimate | None:
-    """Return the estimate whose draws scatter about LoadGen's own figure as `drawn` do about `centre`."""
+def _interval(value: float, centre: float, drawn: Values) -> Interval | None:
+    """Return the interval about LoadGen's own figure that is as wide as `drawn` scatter about `centre`."""
     if centre <= 0 or value <= 0 or drawn.min() <= 0:
         return None
     reach = _reach(drawn / centre)
-    return Estimate(value, value / reach, value * reach, Basis.SAMPLES, value * drawn / centre)
+    return Interval(value / reach, value * reach, Basis.SAMPLES)
 
 
 def _reach(ratios: Values) -> float:

@@ -11,13 +11,17 @@ import pytest
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.report.verification_text import report_environment, report_verification
+from cm4vllm.results.comparison import compare
+from cm4vllm.results.model import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.records import CampaignRecord
-from cm4vllm.submission.capsule.comparison import Judgement, compare, environment, judge, report
+from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
+from cm4vllm.rules import Mode
+from cm4vllm.submission.capsule.comparison import compare_environment
 from cm4vllm.submission.capsule.consent import Consent
-from cm4vllm.submission.capsule.from_records import capsule_of_results
-from cm4vllm.submission.capsule.from_tree import capsules_of_tree
-from cm4vllm.submission.capsule.replay import capsule_at, replay_words, this_place
-from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleFigure, as_yaml, read_capsule, write_capsule
+from cm4vllm.submission.capsule.making import capsule_at, capsule_of_results, capsules_at
+from cm4vllm.submission.capsule.replay import replay_words
+from cm4vllm.submission.capsule.rerun_file import as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.tree import build_tree, system_folder
 
 COMMAND = (
@@ -50,109 +54,100 @@ def results(campaign):
     return asked
 
 
+def part_of(capsule, scenario, mode):
+    return next(one for one in capsule.results if one.scenario == scenario).parts[Mode(mode)]
+
+
 def changed(capsule, scenario, mode, **values):
-    runs = [
-        msgspec.structs.replace(run, **values) if (run.scenario, run.mode) == (scenario, mode) else run
-        for run in capsule.runs
-    ]
-    return msgspec.structs.replace(capsule, runs=runs)
+    """The capsule with other values of a run, or of its conditions."""
+    part = part_of(capsule, scenario, mode)
+    conditions = {name: value for name, value in values.items() if hasattr(part.conditions, name)}
+    others = {name: value for name, value in values.items() if name not in conditions}
+    part = dataclasses.replace(part, conditions=dataclasses.replace(part.conditions, **conditions), **others)
+    results = [dataclasses.replace(one, **{mode: part}) if one.scenario == scenario else one for one in capsule.results]
+    return msgspec.structs.replace(capsule, results=results)
+
+
+def figures(*made):
+    return Figures(
+        Figure(name, value, unit, Source("log", name), Interval(low, high, Basis.SAMPLES) if low else None, why)
+        for name, value, unit, low, high, why in made
+    )
+
+
+def judged(first, second):
+    return verify(compare([("first", first), ("second", second)]))
 
 
 def differing(first, second):
-    return {row.field for row in compare(first, second) if row.judgement is Judgement.DIFFERS}
+    return {row.field for row in judged(first, second) if row.judgement is Judgement.DIFFERS}
 
 
 def test_a_capsule_is_read_back_as_it_was_written_and_names_no_folder(results, tmp_path):
     capsule = capsule_of_results(results.out)
     write_capsule(tmp_path / "rerun.yaml", capsule)
-    assert read_capsule(tmp_path / "rerun.yaml") == capsule
+    again = read_capsule(tmp_path / "rerun.yaml")
+    assert as_yaml(again) == as_yaml(capsule) and not differing(capsule, again)
     text = (tmp_path / "rerun.yaml").read_text()
     assert "jdoe" not in text and str(results.out) not in text
     assert "${DATASET_PATH:?}" in text and "${HF_TOKEN:?}" in text
     assert text.startswith("# REHEARSAL, NOT A RESULT\n")
-    assert {run.name for run in capsule.runs} == {
-        f"{s} {m}" for s in ("Offline", "Server") for m in ("accuracy", "performance")
-    }
-    accuracy = next(run for run in capsule.runs if run.name == "Offline accuracy")
-    assert len(base64.b64decode(accuracy.answers)) == 3 * 200
-    assert accuracy.seeds == {
-        "qsl": 2085463073848966840,
-        "sample_index": 2747215439041700203,
-        "schedule": 16159082839903944936,
-    }
-    assert accuracy.sampling["temperature"] == 0 and accuracy.sampling["max_tokens"] == 128
-    assert accuracy.scores["rouge1"] == 38.8
+    assert [(one.scenario, {*one.parts}) for one in again.results] == [(s, {*Mode}) for s in ("Offline", "Server")]
+    accuracy, performance = (part_of(again, "Offline", mode) for mode in (Mode.ACCURACY, Mode.PERFORMANCE))
+    assert len(base64.b64decode(accuracy.conditions.answers)) == 3 * 200
+    assert performance.seeds == (2085463073848966840, 2747215439041700203, 16159082839903944936)
+    assert accuracy.conditions.sampling["temperature"] == 0 and accuracy.conditions.sampling["max_tokens"] == 128
+    assert (
+        accuracy.figures["rouge1"].value == 38.8
+        and performance.terms == part_of(capsule, "Offline", "performance").terms
+    )
+    assert performance.run is accuracy.run is None and "run:" not in text
     assert capsule.program["commit"] == "0123abc" and len(capsule.contents["msgspec"]) == 64
     assert {"model.revision", "server.command"} <= set(capsule.unknown)
 
 
-def test_a_file_that_is_no_capsule_is_refused(tmp_path):
-    for text in ("schema: 99\n", "- a\n", "a: [", "schema: 1\nround: 3\n"):
-        (tmp_path / "rerun.yaml").write_text(text)
-        with pytest.raises(UsageError, match="not a capsule"):
-            read_capsule(tmp_path / "rerun.yaml")
-    with pytest.raises(UsageError, match="cannot read"):
-        read_capsule(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("[" * 10**5, "nested deeper than"),
-        ("- " * 10**5, "nested deeper than"),
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "refers to a part of itself: *a"),
-        ("a: &a {b: *a}\n", "refers to a part of itself: *a"),
-        (f"a: {'9' * 6000}\n", "4300 digits"),
-    ],
-    ids=["deep", "deep-list", "references", "loop", "number"],
-)
-def test_a_file_made_to_end_its_reader_is_refused(tmp_path, text, why):
-    """Before, libyaml overflowed its stack, which ended the process without a message."""
-    (tmp_path / "rerun.yaml").write_text(text)
-    with pytest.raises(UsageError, match="is not a capsule") as refused:
-        read_capsule(tmp_path / "rerun.yaml")
-    assert why in refused.value.cause
-
-
 def test_a_capsule_equals_itself(results):
     capsule = capsule_of_results(results.out)
-    rows = compare(capsule, capsule)
-    judge(rows)
+    rows = judged(capsule, capsule)
+    refuse_differences(rows)
     assert {row.judgement for row in rows} <= {Judgement.EQUAL, Judgement.UNKNOWN, Judgement.SHOWN}
 
 
 @pytest.mark.parametrize(
-    ("part", "key", "value"),
+    ("part", "key", "value", "group"),
     [
-        ("sampling", "temperature", 1.0),
-        ("sampling", "max_tokens", 64),
-        ("seeds", "qsl", 1),
-        ("settings", "target_qps", 7),
-        ("client", "max_in_flight", 1),
+        ("sampling", "temperature", 1.0, "sampling"),
+        ("sampling", "max_tokens", 64, "sampling"),
+        ("settings", "qsl_rng_seed", 1, "LoadGen"),
+        ("settings", "target_qps", 7, "LoadGen"),
+        ("client", "max_in_flight", 1, "client"),
     ],
 )
-def test_another_parameter_of_a_run_is_another_measurement(results, part, key, value):
+def test_another_parameter_of_a_run_is_another_measurement(results, part, key, value, group):
     capsule = capsule_of_results(results.out)
-    run = next(run for run in capsule.runs if run.name == "Offline accuracy")
-    other = changed(capsule, "Offline", "accuracy", **{part: {**getattr(run, part), key: value}})
-    assert differing(capsule, other) == {f"runs.Offline accuracy.{part}.{key}"}
+    run = part_of(capsule, "Offline", "accuracy")
+    before = run.settings if part == "settings" else getattr(run.conditions, part)
+    other = changed(capsule, "Offline", "accuracy", **{part: {**before, key: value}})
+    assert differing(capsule, other) == {f"{group}: {key} (Offline accuracy)"}
     with pytest.raises(ResultsDiffer, match="1 fields differ"):
-        judge(compare(capsule, other))
+        refuse_differences(judged(capsule, other))
 
 
 def test_equal_answers_are_counted_and_then_the_scores_decide(results):
     capsule = capsule_of_results(results.out)
-    run = next(run for run in capsule.runs if run.name == "Offline accuracy")
-    answers = bytearray(base64.b64decode(run.answers))
+    run = part_of(capsule, "Offline", "accuracy")
+    answers = bytearray(base64.b64decode(run.conditions.answers))
     answers[0] ^= 1
     other = changed(capsule, "Offline", "accuracy", answers=base64.b64encode(answers).decode())
-    row = next(row for row in compare(capsule, other) if row.field.endswith(".answers"))
+    row = next(row for row in judged(capsule, other) if row.field == "Offline: answers")
     assert row.second == "199 of them equal" and not differing(capsule, other)
-    for factor, fields in ((1.005, set()), (1.02, {"runs.Offline accuracy.scores.rouge1"})):
-        apart = changed(capsule, "Offline", "accuracy", scores={**run.scores, "rouge1": run.scores["rouge1"] * factor})
+    rouge1 = run.figures["rouge1"]
+    for factor, fields in ((1.005, set()), (1.02, {"Offline: rouge1"})):
+        scores = [*run.figures.values(), dataclasses.replace(rouge1, value=rouge1.value * factor)]
+        apart = changed(capsule, "Offline", "accuracy", figures=Figures(scores))
         assert differing(capsule, apart) == fields
     fewer = changed(capsule, "Offline", "accuracy", answers=base64.b64encode(answers[3:]).decode())
-    assert differing(capsule, fewer) == {"runs.Offline accuracy.answers"}
+    assert differing(capsule, fewer) == {"Offline: answers"}
 
 
 def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(results):
@@ -160,12 +155,16 @@ def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(res
     capsule = msgspec.structs.replace(rehearsal, rehearsal=False)
 
     def with_rate(value, low, high, of=capsule):
-        figure = CapsuleFigure(value=value, unit="tokens/s", low=low, high=high)
-        return changed(of, "Offline", "performance", figures={"tokens_per_second": figure})
+        made = figures(("tokens_per_second", value, "tokens/s", low, high, "" if low else "too few samples"))
+        return changed(of, "Offline", "performance", figures=made)
 
-    first = with_rate(100.0, 95.0, 105.0)
-    assert not differing(first, with_rate(109.0, 104.0, 114.0))
-    assert differing(first, with_rate(112.0, 106.0, 118.0)) == {"runs.Offline performance.figures.tokens_per_second"}
+    first, field = with_rate(100.0, 95.0, 105.0), "Offline: tokens per second"
+    assert not differing(first, with_rate(104.0, 99.0, 109.0))
+    assert differing(first, with_rate(109.0, 104.0, 114.0)) == {field}  # the intervals overlap, the change is real
+    for other, verdict in ((with_rate(104.0, 99.0, 109.0), "within"), (with_rate(109.0, 104.0, 114.0), "real")):
+        block = next(one for one in compare([("a", first), ("b", other)]).blocks if one.scenario == "Offline")
+        row = next(row for row in block.rows if row.name == "tokens per second")
+        assert row.cells[1].shift.verdict == verdict
     assert not differing(first, with_rate(300.0, None, None))
     assert not differing(with_rate(100.0, 95.0, 105.0, rehearsal), with_rate(300.0, 295.0, 305.0, rehearsal))
 
@@ -175,25 +174,26 @@ def test_a_doubtful_run_confirms_nothing_and_the_reason_is_given(results, capsys
     capsule = msgspec.structs.replace(rehearsal, rehearsal=False)
 
     def with_rate(value, low, high, *doubts):
-        figures = {"tokens_per_second": CapsuleFigure(value=value, unit="tokens/s", low=low, high=high)}
-        return changed(capsule, "Offline", "performance", figures=figures, doubts=list(doubts))
+        made = figures(("tokens_per_second", value, "tokens/s", low, high, ""))
+        clean = changed(capsule, "Server", "performance", doubts=())
+        return changed(clean, "Offline", "performance", figures=made, doubts=doubts)
 
-    field, first = "runs.Offline performance.figures.tokens_per_second", with_rate(100.0, 95.0, 105.0)
+    field, first = "Offline: tokens per second", with_rate(100.0, 95.0, 105.0)
     loaded = with_rate(98.0, 93.0, 103.0, "other processes used 40% of this machine")
     for other, reason in (
-        (loaded, "doubtful: see runs.Offline performance.doubts"),
+        (loaded, "doubtful: see Offline: doubts"),
         (with_rate(90.0, 50.0, 150.0), "doubtful: the interval of the second run spans a factor of 3.0"),
     ):
-        row = next(row for row in compare(first, other) if row.field == field)
+        row = next(row for row in judged(first, other) if row.field == field)
         assert row.judgement is Judgement.DOUBTFUL and reason in row.tolerance
-    report(compare(first, loaded))
+    report_verification([("first", first), ("second", loaded)], 0.01)
     said = capsys.readouterr().out
     assert "none | other processes used 40%" in said
-    report(compare(loaded, loaded))
-    assert "doubts: not judged: in both: other processes used 40%" in capsys.readouterr().out
     assert "WARNING: the performance is not confirmed: 1 figures agree, but are doubtful" in said
+    report_verification([("first", loaded), ("second", loaded)], 0.01)
+    assert "doubts: not judged: in both: other processes used 40%" in capsys.readouterr().out
     slower = with_rate(50.0, 48.0, 52.0, "other processes used 40% of this machine")
-    row = next(row for row in compare(first, slower) if row.field == field)
+    row = next(row for row in judged(first, slower) if row.field == field)
     assert row.judgement is Judgement.DIFFERS and "doubtful: see" in row.tolerance
 
 
@@ -203,17 +203,15 @@ def test_packages_of_one_environment_alone_are_shown_on_one_line(results, capsys
     def installed(**packages):
         return msgspec.structs.replace(capsule, packages=packages, contents=dict.fromkeys(packages, "c0ffee"))
 
-    first, second = installed(a="1", b="1", c="1"), installed(a="1", b="2", d="1")
-    rows = environment(first, second)
-    assert {row.field for row in rows if row.judgement is Judgement.SHOWN and row.field.startswith("packages.")} == {
-        "packages.b",
-        "packages.c",
-        "packages.d",
-    }
-    report(rows)
-    assert "packages: differs, not judged: 1 of another version: b 1 | 2; 1 only in the first: c; 1 only in the" in (
-        capsys.readouterr().out
-    )
+    first, second = installed(a="1", b="1", c="1", e="1"), installed(a="1", b="2", d="1", e="1")
+    second.contents["e"] = "cafe"
+    rows = [row.field for row in judged(first, second) if row.judgement is Judgement.SHOWN]
+    assert {field for field in rows if field.startswith("packages: ")} == {f"packages: {name}" for name in "bcd"}
+    report_verification([("first", first), ("second", second)], 0.01)
+    assert (
+        "packages differ, not judged: 1 of another version: b 1 | 2; 2 not installed in all: c 1 | -, d - | 1; "
+        "1 of one version with other files: e"
+    ) in capsys.readouterr().out
 
 
 def test_another_server_command_differs_but_not_where_it_listens(results):
@@ -225,8 +223,9 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
     assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
     assert not differing(served("serve", "m", "--a", "1", "--eager"), served("serve", "m", "--eager", "--a=1"))
     one, other = served("serve", "m", "--port", "1", "--a=1"), served("serve", "m", "--seed=1", "--a=2")
-    assert differing(one, other) == {"server.command --seed", "server.command --a"}
-    assert differing(one, served("other", "m", "--a=1")) == {"server.command"}
+    assert differing(one, other) == {"server's options: --seed", "server's options: --a"}
+    assert differing(one, served("other", "m", "--a=1")) == {"server's options: command"}
+    assert not differing(one, served())  # what is not known is not judged
 
 
 def test_a_replay_fixes_what_the_first_run_measured(results):
@@ -255,26 +254,6 @@ def test_a_replay_fixes_what_the_first_run_measured(results):
     assert refused.value.remedy.endswith("export DATASET_PATH=... HF_TOKEN=...")
     with pytest.raises(UsageError, match="cannot be run again"):
         replay_words(msgspec.structs.replace(capsule, command=[]), {}, {})
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "cannot read the capsule"),
-        ("\0", "is not a capsule"),
-        ("round: [", "is not a capsule"),
-        ("round: v6.1", "of this version"),
-        ("schema: {schema}\nround: 6", "is not a capsule"),
-    ],
-    ids=["missing", "binary", "cut", "of another version", "without its fields"],
-)
-def test_a_damaged_capsule_is_refused_with_what_to_do(text, words, tmp_path):
-    path = tmp_path / "rerun.yaml"
-    if text is not None:
-        path.write_text(text.format(schema=Capsule.SCHEMA))
-    with pytest.raises(UsageError, match=words) as refused:
-        read_capsule(path)
-    assert refused.value.cause and refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -311,30 +290,33 @@ def test_a_replay_does_not_search_again_but_takes_what_was_found(results, server
     assert not [word for word in elsewhere if "max" in word or "block" in word]  # its settings are not the replay's
 
 
-def test_what_differs_here_is_known_before_the_run(results):
+def test_what_differs_here_is_known_before_the_run(results, capsys):
     capsule = capsule_of_results(results.out)
     elsewhere = msgspec.structs.replace(
         capsule,
         machine={**capsule.machine, "host_processor_model_name": "Abacus"},
         packages={**capsule.packages, "cmind": "0.1"},
     )
-    fields = {row.field for row in environment(elsewhere, this_place(elsewhere)) if row.judgement is Judgement.SHOWN}
-    assert {"machine.host_processor_model_name", "packages.cmind", "program.commit"} <= fields
-    assert "packages.msgspec" not in fields
+    rows = compare_environment(elsewhere)
+    fields = {row.field for row in judge_settings(rows) if row.judgement is Judgement.SHOWN}
+    assert {"system: host processor model name", "packages: cmind", "program: commit"} <= fields
+    assert "packages: msgspec" not in fields and not [row for row in rows if row.decisive]
+    report_environment(rows)
+    assert "host processor model name: differs, not judged: Abacus | " in capsys.readouterr().out
 
 
 def test_a_tree_of_ours_gives_a_capsule_that_agrees_with_that_of_the_records(results):
     own = capsule_of_results(results.out)
     tree = build_tree(dataclasses.replace(results, capsule=as_yaml(own)))
-    (published,) = capsules_of_tree(tree)
+    (published,) = capsules_at(tree)
     assert (published.system, published.model["sha256"]) == (own.system, own.model["sha256"])
     assert not differing(own, published)
     embedded = next(tree.glob("open/Nobody/src/tiny-llama/rerun-*.yaml"))
-    assert read_capsule(embedded).runs == own.runs
+    assert as_yaml(read_capsule(embedded)).partition("results:")[2] == as_yaml(own).partition("results:")[2]
 
 
 def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
-    found = {f"{one.system.partition('-ref')[0]}/{one.model['name']}": one for one in capsules_of_tree(neural_magic)}
+    found = {f"{one.system.partition('-ref')[0]}/{one.model['name']}": one for one in capsules_at(neural_magic)}
     assert len(found) == 8
     fp8 = found["4xH100-SXM-80GB_vLLM_FP8/llama2-70b-99"]
     assert fp8.round == "v4.1" and fp8.submitter == "NeuralMagic"
@@ -342,19 +324,20 @@ def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
     assert fp8.server.command[:3] == ["vllm", "serve", "nm-testing/Llama-2-70b-chat-hf-FP8"]
     assert "--max-num-seqs=1024" in fp8.server.command
     assert any((one.alias, one.uid) == ("detect-os", "863735b7db8c44fc") for one in fp8.scripts)
-    server = next(run for run in fp8.runs if run.mode == "performance")
+    server = part_of(fp8, "Server", "performance")
     assert server.figures["tokens_per_second"].value == pytest.approx(1468.24, abs=0.01)
     assert server.settings["target_qps"] == 5
-    accuracy = next(run for run in fp8.runs if run.mode == "accuracy")
-    assert accuracy.scores["rouge1"] == 44.5491 and len(accuracy.logs["mlperf_log_accuracy.json"]) == 64
+    accuracy = part_of(fp8, "Server", "accuracy")
+    assert accuracy.figures["rouge1"].value == 44.5491
+    assert len(accuracy.conditions.logs["mlperf_log_accuracy.json"]) == 64
     assert {
         "server.version",
         "server.env",
         "model.sha256",
         "model.revision",
         "dataset.sha256",
-        "runs.Server accuracy.sampling",
-        "runs.Server accuracy.answers",
+        "Server accuracy.sampling",
+        "Server accuracy.answers",
     } <= set(fp8.unknown)
     agreed = Consent(accept=("adr.mlperf-implementation.tags",))
     words = replay_words(fp8, {"output_dir": "/again"}, {}, agreed)
@@ -368,4 +351,4 @@ def test_a_run_of_another_record_is_found(results):
     path = next(results.out.glob("runs/*/*/Server/accuracy/run.json"))
     record = read_record(path, RunRecord)
     write_record(path, msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, min_tokens=1)))
-    assert differing(capsule, capsule_of_results(results.out)) == {"runs.Server accuracy.sampling.min_tokens"}
+    assert differing(capsule, capsule_of_results(results.out)) == {"sampling: min_tokens (Server accuracy)"}

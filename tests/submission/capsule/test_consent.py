@@ -11,11 +11,11 @@ import pytest
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.results.capsule import Capsule, CapsuleServer
 from cm4vllm.serving.options import stored_options
 from cm4vllm.submission.capsule.consent import Consent, question, replayed
-from cm4vllm.submission.capsule.from_tree import capsules_of_tree
+from cm4vllm.submission.capsule.making import capsules_at
 from cm4vllm.submission.capsule.replay import replay_words
-from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleServer
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = load_script(str(ROOT / "script/run-mlperf-inference-app"), "cm4vllm")
@@ -49,7 +49,7 @@ def capsule(*flags, tags=TAGS, **values):
         "dataset": {},
         "server": CapsuleServer(),
         "machine": {},
-        "runs": [],
+        "results": [],
     }
     return Capsule(**{**fields, **values})
 
@@ -360,7 +360,7 @@ def test_a_usual_capsule_needs_no_consent():
 
 
 def test_the_pages_of_a_published_tree_pass_the_same_gate(neural_magic):
-    (fp8,) = (one for one in capsules_of_tree(neural_magic) if one.system.startswith("4xH100-SXM-80GB_vLLM_FP8"))
+    (fp8,) = (one for one in capsules_at(neural_magic) if one.system.startswith("4xH100-SXM-80GB_vLLM_FP8"))
     with pytest.raises(UsageError, match="asks for more") as refused:
         replay_words(fp8, {}, {}, help_of=HELP)
     assert refused.value.cause.count("\n") == 0 and "github.com/neuralmagic/inference" in refused.value.cause

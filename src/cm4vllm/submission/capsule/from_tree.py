@@ -5,24 +5,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.files import bytes_of, json_of, text_of
-from cm4vllm.loadgen.logs import ACCURACY_LOG
-from cm4vllm.results.model import Accuracy, Performance, Result, Submission
-from cm4vllm.results.trees import read_tree
-from cm4vllm.rules import Mode, tree_layouts
-from cm4vllm.submission.capsule.from_records import answer_digests, machine_of, plain_settings, scripts_of
-from cm4vllm.submission.capsule.rerun_file import Capsule, CapsuleFigure, CapsuleRun, CapsuleServer, unknown_fields
+from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
+from cm4vllm.results.model import Result, Submission
+from cm4vllm.rules import tree_layouts
+from cm4vllm.submission.capsule.from_records import description_of, scripts_of
+from cm4vllm.submission.capsule.publishable import publishable
 from cm4vllm.submission.checker import is_rehearsal
 from cm4vllm.submission.software import SCRIPTS_FILE
 
-__all__ = ["capsules_of_tree"]
+__all__ = ["capsule_of_part"]
 
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
@@ -32,34 +30,19 @@ _EXPECTED = {
     "model": ("sha256", "revision", "weight_data_types"),
     "dataset": ("sha256",),
     "server": ("software", "version", "command", "env", "packages", "contents"),
-    "runs": ("user_conf", "sampling", "client", "answers"),
+    "results": ("user_conf", "sampling", "client", "answers"),
 }
 
 
-def capsules_of_tree(tree: Path) -> list[Capsule]:
-    """Make the capsule of each model on each system of a tree. Raises SubmissionError where there is no result."""
-    found = [
-        _capsule(submission, list(results))
-        for submission in read_tree(tree)
-        for _, results in groupby(submission.results, key=lambda one: (one.system, one.model))
-    ]
-    if not found:
-        raise SubmissionError(
-            f"no capsule of {tree}",
-            cause="no result in it can be read",
-            remedy="check the tree: --tags=check,mlperf,results",
-        )
-    return found
-
-
-def _capsule(submission: Submission, results: list[Result]) -> Capsule:
+def capsule_of_part(submission: Submission, results: list[Result]) -> Capsule:
+    """Make the capsule of results of one model on one system in a tree, as far as its files go."""
     first = results[0]
     texts = [*(result.readme for result in results), *_pages(submission, first)]
     command = next(iter(_lines(texts, r"(cm run script|cmr|mlcr)\b.*(run-mlperf|app-mlperf)")), [])
     served = _served(texts, command)
     facts = _facts(submission, first)
-    described = submission.system(first.system)
     freeze = facts.get("pip_freeze.json", {})
+    rehearsal = is_rehearsal(submission.root, submission.submitter)
     made = Capsule(
         made_from="submission tree",
         round=submission.round,
@@ -67,7 +50,8 @@ def _capsule(submission: Submission, results: list[Result]) -> Capsule:
         submitter=submission.submitter,
         system=first.system,
         benchmark=first.benchmark,
-        rehearsal=is_rehearsal(submission.root, submission.submitter),
+        rehearsal=rehearsal,
+        notice=REHEARSAL_NOTICE if rehearsal else "",
         program=_program(texts, facts),
         command=command,
         scripts=scripts_of(facts.get(SCRIPTS_FILE, {})),
@@ -76,8 +60,8 @@ def _capsule(submission: Submission, results: list[Result]) -> Capsule:
         model=_model(first, command, served),
         dataset=_dataset(first),
         server=_server(served, freeze),
-        machine=machine_of(described.description if described else {}),
-        runs=[run for result in results for run in _runs(result)],
+        machine=description_of(submission, first.system),
+        results=[publishable(result) for result in results],
     )
     return msgspec.structs.replace(made, unknown=unknown_fields(made, expected=_EXPECTED))
 
@@ -176,36 +160,3 @@ def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
     return CapsuleServer(
         software="vLLM" if served or version else "", version=version, command=served, packages=packages
     )
-
-
-def _runs(result: Result) -> list[CapsuleRun]:
-    found = []
-    if result.accuracy:
-        found.append(_run(result, Mode.ACCURACY, result.accuracy))
-    if result.performance:
-        found.append(_run(result, Mode.PERFORMANCE, result.performance))
-    return found
-
-
-def _run(result: Result, mode: Mode, part: Accuracy | Performance) -> CapsuleRun:
-    seeds = {name: part.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule")}
-    common: dict[str, Any] = {
-        "scenario": result.scenario,
-        "mode": str(mode),
-        "loadgen_version": part.loadgen_version.partition(" ")[0],
-        "user_conf": result.user_conf,
-        "settings": plain_settings(part.settings),
-        "sampling": {},
-        "seeds": {name: int(value) for name, value in seeds.items() if isinstance(value, int)},
-    }
-    if isinstance(part, Performance):
-        names = ("tokens_per_second", "samples_per_second", "ttft_p99", "tpot_p99")
-        figures = {
-            name: CapsuleFigure(value=float(part.figures[name].value), unit=part.figures[name].unit)
-            for name in names
-            if name in part.figures
-        }
-        return CapsuleRun(valid=part.valid, figures=figures, **common)
-    scores = {name: float(figure.value) for name, figure in part.figures.items()}
-    logs = {ACCURACY_LOG: part.hash} if part.hash else {}
-    return CapsuleRun(scores=scores, logs=logs, answers=answer_digests(part.folder / ACCURACY_LOG), **common)

@@ -1,20 +1,15 @@
-"""The command that runs a capsule again, and what differs here before it runs."""
+"""The command that runs a capsule again."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
-from cm4vllm import __version__
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.redaction import PLACEHOLDER
-from cm4vllm.hardware.description import SystemAsked, describe_system
-from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.results.records import CAMPAIGN_FILE
+from cm4vllm.results.capsule import Capsule
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.given_options import given_options, value_text
 from cm4vllm.serving.searchable import searchable_options, searched_name
@@ -29,13 +24,8 @@ from cm4vllm.submission.capsule.consent import (
     require_consent,
     variables_in,
 )
-from cm4vllm.submission.capsule.from_records import capsule_of_results, machine_of
-from cm4vllm.submission.capsule.from_tree import capsules_of_tree
-from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, Capsule, CapsuleServer, read_capsule
-from cm4vllm.submission.software import detect_software
-from cm4vllm.submission.sources import program_digest
 
-__all__ = ["capsule_at", "capsules_at", "replay_words", "this_place", "with_scenarios"]
+__all__ = ["replay_words", "with_scenarios"]
 
 #: Flags that say where a job's files go and what it prints, not what it measures; and those that make it search for
 #: what the first run found: rates and server settings, which are fixed instead.
@@ -49,68 +39,9 @@ _NO_CONSENT = Consent()
 _NO_HELP: Mapping[str, str] = {}
 
 
-def capsule_at(place: Path, chosen: str = "") -> Capsule:
-    """Return the capsule that a file holds, or that is made of a results folder or a submission tree.
-
-    `chosen` is SYSTEM/MODEL where a tree has several. Raises UsageError where it is not clear which is meant.
-    """
-    found = capsules_at(place)
-    meant = [one for one in found if not chosen or f"{one.system}/{one.model['name']}" == chosen]
-    if len(meant) == 1:
-        return meant[0]
-    names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
-    raise UsageError(
-        f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
-        cause=names,
-        remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf",
-    )
-
-
-def capsules_at(place: Path) -> list[Capsule]:
-    """Return all capsules of a file, a results folder or a submission tree."""
-    if (place / CAMPAIGN_FILE).is_file():
-        return [capsule_of_results(place)]
-    if place.is_dir() and not (place / CAPSULE_FILE).is_file():
-        return capsules_of_tree(place)
-    return [read_capsule(place / CAPSULE_FILE if place.is_dir() else place)]
-
-
-def this_place(capsule: Capsule) -> Capsule:
-    """Return the capsule as it is before a run here: with this program, its packages, and this machine."""
-    software = detect_software()
-    described = describe_system(
-        detect_machine(),
-        SystemAsked(
-            submitter=capsule.submitter,
-            division=capsule.division,
-            system_type="datacenter",
-            vllm="",
-            packages={},
-            used=None,
-            rehearsal=capsule.rehearsal,
-        ),
-    )
-    return msgspec.structs.replace(
-        capsule,
-        packages=software.packages,
-        contents=software.contents,
-        machine=machine_of(described),
-        program={
-            "name": "cm4vllm",
-            "version": __version__,
-            "commit": commit_of_this_repository(),
-            "url": url_of_this_repository(),
-            "files_sha256": program_digest(),
-            "cm": software.cm,
-            "python": software.python,
-        },
-        server=CapsuleServer(),
-    )
-
-
 def with_scenarios(capsule: Capsule, scenarios: Collection[str]) -> Capsule:
-    """Return the capsule with the runs of these scenarios alone."""
-    return msgspec.structs.replace(capsule, runs=[run for run in capsule.runs if run.scenario in scenarios])
+    """Return the capsule with the results of these scenarios alone."""
+    return msgspec.structs.replace(capsule, results=[one for one in capsule.results if one.scenario in scenarios])
 
 
 def replay_words(
@@ -190,10 +121,11 @@ def _parsed(command: list[str]) -> tuple[str, dict[str, str | None]]:
 def _fixed(capsule: Capsule, flags: Mapping[str, str | None], given: Mapping[str, str]) -> dict[str, str | None]:
     """Return flags for what the first run found out by itself, in so far as the command did not say it."""
     fixed: dict[str, str | None] = {}
-    for run in capsule.runs:
-        rate = run.client.get("target_qps") or run.settings.get("target_qps")
-        if run.mode == Mode.PERFORMANCE and isinstance(rate, int | float) and rate > 0:
-            name, value = _target(capsule, run.scenario, float(rate))
+    for result in capsule.results:
+        part = result.performance
+        rate = (part.conditions.client.get("target_qps") or part.settings.get("target_qps")) if part else None
+        if isinstance(rate, int | float) and rate > 0:
+            name, value = _target(capsule, result.scenario, float(rate))
             if fixed.setdefault(name, value) != value:
                 raise UsageError(
                     f"the runs of the capsule have several rates for --{name}",

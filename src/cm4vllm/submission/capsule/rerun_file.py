@@ -1,11 +1,9 @@
-"""rerun.yaml, the capsule of a submission: all that its runs were made with, and what they gave.
-
-A capsule is made from a job's records (capsule_of_results) or from a submission tree of anyone (capsule_of_tree), says
-what is unknown, and holds no secret: what stands only where it was typed are variables, as in a README's commands.
-"""
+"""rerun.yaml, the file of a capsule: written with the results of the model, and read back into them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,119 +13,21 @@ import yaml
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import bytes_of, write_text
-from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
+from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.model import Figure, Figures, Result
+from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Mode
 
-__all__ = [
-    "ANSWER_BYTES",
-    "CAPSULE_FILE",
-    "RUN_RECORDS",
-    "Capsule",
-    "CapsuleFigure",
-    "CapsuleRun",
-    "CapsuleScript",
-    "CapsuleServer",
-    "as_yaml",
-    "read_capsule",
-    "unknown_fields",
-    "write_capsule",
-]
+__all__ = ["CAPSULE_FILE", "as_yaml", "read_capsule", "write_capsule"]
 
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"
-#: What a capsule of a job's own records says that it was made from.
-RUN_RECORDS = "run records"
-#: Bytes of the digest of each answer in CapsuleRun.answers.
-ANSWER_BYTES = 3
 _SCHEMA = "schema"
 _DEEPEST = 32
-
-
-class CapsuleScript(Record, frozen=True, kw_only=True):
-    """A script of CM that took part."""
-
-    alias: str
-    uid: str
-    variations: str = ""
-    version: str = ""
-
-
-class CapsuleServer(Record, frozen=True, kw_only=True):
-    """The server: how it was started, where that is known. `packages` are those of its environment."""
-
-    software: str = ""
-    version: str = ""
-    command: list[str] = []
-    env: dict[str, str] = {}
-    endpoints: int = 1
-    packages: dict[str, str] = {}
-    contents: dict[str, str] = {}
-
-
-class CapsuleFigure(Record, frozen=True, kw_only=True):
-    """A figure with the interval in which the run's own spread lets it be expected, with 99 %; None if not known."""
-
-    value: float
-    unit: str
-    low: float | None = None
-    high: float | None = None
-
-
-class CapsuleRun(Record, frozen=True, kw_only=True):
-    """One LoadGen run. `sampling` are the parameters of generation, `settings` those that LoadGen used.
-
-    `client` says how the queries were sent, `doubts` what makes it doubtful as an instrument, other load on the machine
-    among it. `answers` holds three bytes of the SHA-256 of each answer, in the order of
-    the dataset, in base64; empty where they are not known. `logs` maps each log to its SHA-256 before truncation.
-    """
-
-    scenario: str
-    mode: str
-    loadgen_version: str
-    user_conf: str
-    seeds: dict[str, int]
-    settings: dict[str, Any]
-    sampling: dict[str, Any]
-    client: dict[str, Any] = {}
-    valid: bool | None = None
-    figures: dict[str, CapsuleFigure] = {}
-    scores: dict[str, float] = {}
-    doubts: list[str] = []
-    logs: dict[str, str] = {}
-    answers: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.scenario} {self.mode}"
-
-
-class Capsule(Record, frozen=True, kw_only=True):
-    """The capsule of the results of one model on one system.
-
-    `made_from` says of what; `program` names version, commit and address of cm4vllm or of what else ran, `command` is
-    the command that was typed. `packages` are those of the program's environment, `contents` a digest of what each
-    installed. `machine` are facts of the machine. `unknown` lists the fields that nothing states.
-    """
-
-    made_from: str
-    round: str
-    division: str
-    submitter: str
-    system: str
-    benchmark: str
-    rehearsal: bool
-    program: dict[str, str]
-    command: list[str]
-    scripts: list[CapsuleScript]
-    packages: dict[str, str]
-    contents: dict[str, str]
-    model: dict[str, str]
-    dataset: dict[str, str]
-    server: CapsuleServer
-    machine: dict[str, str]
-    runs: list[CapsuleRun]
-    unknown: list[str] = []
+#: Fields of a result that the capsule states once for all, and those that stay on the machine.
+_SHARED = ("round", "division", "submitter", "system", "model", "benchmark")
+_NOT_WRITTEN = ("folder", "terms", "run", "record", "detail")
 
 
 def write_capsule(path: Path, capsule: Capsule) -> None:
@@ -137,10 +37,27 @@ def write_capsule(path: Path, capsule: Capsule) -> None:
 
 def as_yaml(capsule: Capsule) -> str:
     """Return the text of rerun.yaml. No secret of the run under way is in it."""
-    clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(capsule)}, by_name=False)
+    fields = msgspec.structs.asdict(capsule)
+    shared = {"model": capsule.model.get("name", ""), **{name: fields[name] for name in _SHARED if name != "model"}}
+    fields["results"] = [_written(result, shared) for result in capsule.results]
+    clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=float)}, by_name=False)
     text: str = yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
     return f"{notice}# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n{text}"
+
+
+def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of the model as the file has it, without fields that are `known` or have their default."""
+    found = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in _NOT_WRITTEN or value == known.get(field.name, default):
+            continue
+        if isinstance(value, Figures):
+            value = [_written(figure, {}) for figure in value.values()]
+        found[field.name] = _written(value, {}) if dataclasses.is_dataclass(value) else value
+    return found
 
 
 def read_capsule(path: Path) -> Capsule:
@@ -156,15 +73,16 @@ def read_capsule(path: Path) -> Capsule:
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
-    if not isinstance(fields, dict) or fields.pop(_SCHEMA, None) != Capsule.SCHEMA:
+    if not isinstance(fields, dict) or (schema := fields.pop(_SCHEMA, None)) != Capsule.SCHEMA:
+        stated = f"schema {schema}" if isinstance(fields, dict) and schema is not None else f"no line `{_SCHEMA}:`"
         raise UsageError(
             f"{path} is not a capsule of this version of cm4vllm",
-            cause=f"it has no line `{_SCHEMA}: {Capsule.SCHEMA}`",
+            cause=f"it has {stated}, this version reads schema {Capsule.SCHEMA}",
             remedy=again,
         )
     try:
-        return msgspec.convert(fields, Capsule)
-    except (msgspec.ValidationError, RecursionError) as error:
+        return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
+    except (msgspec.ValidationError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
 
 
@@ -185,29 +103,26 @@ def _value(data: bytes) -> Any:
     return yaml.load(data, Loader=loader)  # noqa: S506 both are safe loaders
 
 
-def unknown_fields(capsule: Capsule, *, expected: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the paths of fields that nothing states; `expected` names the keys that a mapping should have."""
-    found = []
-    for name, value in msgspec.structs.asdict(capsule).items():
-        keys = expected.get(name, ())
-        if name != "unknown" and not keys and value in ("", [], {}):
-            found.append(name)
-        found += [f"{name}.{key}" for key in keys if not _part(value, key)]
-    for run in capsule.runs:
-        found += [
-            f"runs.{run.name}.{key}"
-            for key in expected.get("runs", ())
-            if getattr(run, key) in ("", [], {}, None) and (key != "answers" or run.mode == Mode.ACCURACY)
-        ]
-        found += [
-            f"runs.{run.name}.figures.{name}: the run's own spread"
-            for name, figure in run.figures.items()
-            if figure.low is None and run.mode == Mode.PERFORMANCE
-        ]
-    return found
+def _completed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Give each result the fields that the capsule states once for all."""
+    shared = {**{name: fields.get(name) for name in _SHARED}, "model": fields["model"].get("name", "")}
+    return {**fields, "results": [{**shared, "folder": "", **result} for result in fields["results"]]}
 
 
-def _part(value: Any, key: str) -> Any:
-    if isinstance(value, dict):
-        return value.get(key)
-    return True if isinstance(value, list) else getattr(value, key)
+def _decoded(kind: type, value: Any) -> Any:
+    return Figures(msgspec.convert(value, list[Figure])) if kind is Figures else kind(value)
+
+
+def _with_terms(capsule: Capsule) -> Capsule:
+    """Apply the rules to what a capsule states of each run."""
+
+    def known(result: Result) -> Result:
+        terms = {mode: terms_of(result.round, result.benchmark, result.scenario, mode) for mode in Mode}
+        performance, accuracy = result.performance, result.accuracy
+        return dataclasses.replace(
+            result,
+            performance=performance and dataclasses.replace(performance, terms=terms[Mode.PERFORMANCE]),
+            accuracy=accuracy and dataclasses.replace(accuracy, terms=terms[Mode.ACCURACY]),
+        )
+
+    return msgspec.structs.replace(capsule, results=[known(result) for result in capsule.results])

@@ -1,0 +1,110 @@
+"""A capsule: results of one model on one system, with all that they were made with.
+
+Its results are those of the model, without what only this machine has: logs, records and folders. A capsule is made
+from a job's records or from a submission tree of anyone, says what is unknown, and holds no secret: what stands only
+where it was typed are variables, as in a README's commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from cm4vllm.common.records import Record
+from cm4vllm.results.model import Accuracy, Performance, Result
+
+__all__ = ["RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
+
+#: The origin of a capsule that a job's own records gave.
+RUN_RECORDS = "run records"
+
+
+class CapsuleScript(Record, frozen=True, kw_only=True):
+    """A script of CM that took part."""
+
+    alias: str
+    uid: str
+    variations: str = ""
+    version: str = ""
+
+
+class CapsuleServer(Record, frozen=True, kw_only=True):
+    """The server: how it was started, where that is known. `packages` are those of its environment."""
+
+    software: str = ""
+    version: str = ""
+    command: list[str] = []
+    env: dict[str, str] = {}
+    endpoints: int = 1
+    max_model_len: int | None = None
+    packages: dict[str, str] = {}
+    contents: dict[str, str] = {}
+
+
+class Capsule(Record, frozen=True, kw_only=True):
+    """The results of one model on one system, with what they were made with.
+
+    `made_from` names their origin, `notice` what every page says of them; `program` names version, commit and address
+    of cm4vllm or of the program that ran instead, `command` is the command that was typed. `packages` are those of the
+    program's environment, `contents` a digest of the files of each. `machine` is the description of the system.
+    `unknown` lists the fields that nothing states.
+    """
+
+    SCHEMA: ClassVar[int] = 2
+
+    made_from: str
+    round: str
+    division: str
+    submitter: str
+    system: str
+    benchmark: str
+    rehearsal: bool
+    notice: str = ""
+    program: dict[str, str]
+    command: list[str]
+    scripts: list[CapsuleScript]
+    packages: dict[str, str]
+    contents: dict[str, str]
+    model: dict[str, str]
+    dataset: dict[str, str]
+    server: CapsuleServer
+    machine: dict[str, Any]
+    results: list[Result]
+    unknown: list[str] = []
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.get('name', '')} on {self.system}"
+
+
+def unknown_fields(capsule: Capsule, *, expected: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the paths of fields that nothing states; `expected` names the keys that a part should have."""
+    found = []
+    for name, value in msgspec.structs.asdict(capsule).items():
+        keys = expected.get(name, ())
+        if name not in ("unknown", "notice") and not keys and value in ("", [], {}):
+            found.append(name)
+        if name != "results":
+            found += [
+                f"{name}.{key}"
+                for key in keys
+                if not (value.get(key) if isinstance(value, dict) else getattr(value, key))
+            ]
+    for result in capsule.results:
+        if not result.user_conf and "user_conf" in expected["results"]:
+            found.append(f"{result.scenario}.user_conf")
+        found += (f"{name}" for part in result.parts.values() for name in _unknown(result, part, expected["results"]))
+    return found
+
+
+def _unknown(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]) -> Iterator[str]:
+    name = f"{result.scenario} {part.mode}"
+    for key in ("sampling", "client", "logs", *(["answers"] if isinstance(part, Accuracy) else [])):
+        if key in keys and not getattr(part.conditions, key):
+            yield f"{name}.{key}"
+    if isinstance(part, Performance):
+        for figure in part.figures.values():
+            if figure.why_no_interval:
+                yield f"{name}.{figure.name}: its interval"
