@@ -52,19 +52,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     if job.proves_model:
         yield _identity("model identity")
     if job.quantisation:
-        yield Step(
-            name="calibration set",
-            tags=f"get,dataset,_calibration,{sources.calibration}",
-            gives="the calibration set's file and its record",
-            brings=sources.calibration_brings,
-        )
-        yield Step(
-            name="quantisation",
-            tags=f"quantize,ml-model,{job.quantisation}",
-            gives="the quantised model's folder and its record",
-        )
-        if job.proves_model:
-            yield _identity("quantised model identity")
+        yield from _quantised(job)
     yield from _datasets(job)
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
@@ -80,6 +68,23 @@ def asset_steps(job: Job) -> Iterator[Step]:
         inputs={"CM_SUT_DIR": str(job.out / "system")},
         gives="system/system.json, system/machine.json",
     )
+
+
+def _quantised(job: Job) -> Iterator[Step]:
+    """Give the steps that quantise the model."""
+    yield Step(
+        name="calibration set",
+        tags=f"get,dataset,_calibration,{job.sources.calibration}",
+        gives="the calibration set's file and its record",
+        brings=job.sources.calibration_brings,
+    )
+    yield Step(
+        name="quantisation",
+        tags=f"quantize,ml-model,{job.quantisation}",
+        gives="the quantised model's folder and its record",
+    )
+    if job.proves_model:
+        yield _identity("quantised model identity")
 
 
 def _datasets(job: Job) -> Iterator[Step]:

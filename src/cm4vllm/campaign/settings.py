@@ -223,18 +223,11 @@ class Job:
         round_ = round_terms(settings.round)
         benchmark = benchmark_terms(round_.name, settings.model)
         category = _category(settings, benchmark)
-        _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
-        if settings.device:
-            _one_of("device", settings.device, DEVICES)
         division = Division.parse(settings.division)
         scenarios = _scenarios(settings, benchmark, category)
         require_runnable(round_, benchmark, scenarios)
-        for flag, most in _POSITIVE.items():
-            require_above_zero(f"--{flag}", getattr(settings, flag), most)
-        require_workers(settings.num_workers)
-        _folder_name("submitter", settings.submitter)
-        _one_rate(settings)
-        word, found = settings.rerun.lower(), _sources(settings, benchmark)
+        _require_values(settings)
+        found = _sources(settings, benchmark)
         modes = _modes(settings, found, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
         job = cls(
@@ -250,10 +243,8 @@ class Job:
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=asked_quantisation(settings.quantize, served=bool(settings.api_server)),
-            rerun=frozenset()
-            if word in (*_ALL, *_NONE)
-            else frozenset(one.strip() for one in word.split(",") if one.strip()),
-            rerun_all=word in _ALL,
+            rerun=_rerun(settings.rerun.lower()),
+            rerun_all=settings.rerun.lower() in _ALL,
             serve=Address.parse(settings.serve) if settings.serve else None,
             space=asked_space(
                 settings.search,
@@ -263,6 +254,23 @@ class Job:
             ),
         )
         return replace(job, notes=job_notes(job))
+
+
+def _require_values(settings: CampaignSettings) -> None:
+    """Raise UsageError for a value that no job can have, whatever its benchmark."""
+    _one_of("implementation", settings.implementation, IMPLEMENTATIONS)
+    if settings.device:
+        _one_of("device", settings.device, DEVICES)
+    for flag, most in _POSITIVE.items():
+        require_above_zero(f"--{flag}", getattr(settings, flag), most)
+    require_workers(settings.num_workers)
+    _folder_name("submitter", settings.submitter)
+    _one_rate(settings)
+
+
+def _rerun(word: str) -> frozenset[str]:
+    """Return the names of steps that --rerun has, none where it means all of them or none."""
+    return frozenset() if word in (*_ALL, *_NONE) else frozenset(filter(None, map(str.strip, word.split(","))))
 
 
 def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:

@@ -274,19 +274,8 @@ class Cache:
                 cause=str(error),
                 remedy="new_env and new_state may hold texts, numbers, lists and mappings",
             ) from error
-        meta = {
-            "alias": "",
-            "uid": os.path.basename(folder),
-            "automation_alias": CACHE_AUTOMATION[0],
-            "automation_uid": CACHE_AUTOMATION[1],
-            "tags": list(dict.fromkeys(tags)),
-            "associated_script_artifact": f"{script[0]},{script[1]}",
-            "associated_script_artifact_uid": script[1],
-            "version": result.get("version", ""),
-            "asked_version": asked,
-            "made_at": time.time(),
-            _KEY: identity.key(),
-        }
+        versions = {"version": result.get("version", ""), "asked_version": asked}
+        meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: identity.key()}
         write_json(Path(folder, _META_FILE), meta)
         _sync_folder(folder)
         index.add(self._cmind, meta, folder)
@@ -384,3 +373,16 @@ def changed(records: Mapping[str, Record | None]) -> str:
 def _record(path: str) -> Record:
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, content_digest(path)]
+
+
+def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str, Any]:
+    """Return what makes a folder an artifact of cmind's cache, of the script with this alias and UID."""
+    return {
+        "alias": "",
+        "uid": os.path.basename(folder),
+        "automation_alias": CACHE_AUTOMATION[0],
+        "automation_uid": CACHE_AUTOMATION[1],
+        "tags": list(dict.fromkeys(tags)),
+        "associated_script_artifact": f"{script[0]},{script[1]}",
+        "associated_script_artifact_uid": script[1],
+    }

@@ -111,23 +111,8 @@ def run_native(
     status, the command, its last lines and `log`, which is kept only then. When this thread is interrupted, or this
     process killed, the command and all it started are ended.
     """
-    import subprocess  # many scripts have no shell file
-
     try:
-        guarding = guardian.start()
-        command = "\n".join([guardian.telling(guarding), *prefix, '. "$0"'])
-        process = subprocess.Popen(
-            ["bash", "-c", command, script],
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(guarding,),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            encoding="utf-8",
-            errors="replace",
-        )
+        process = _started(script, env, folder, guardian, prefix)
     except OSError as error:
         raise NativeCommandError(
             f"{os.path.basename(script)} of {title} cannot be started",
@@ -151,6 +136,27 @@ def run_native(
         raise _failure(script, title, folder, status if status < 128 else _from_shell(status), printed)
     with suppress(OSError):
         os.unlink(log)
+
+
+def _started(
+    script: str, env: Mapping[str, str], folder: str, guardian: Guardian, prefix: Sequence[str]
+) -> subprocess.Popen[str]:
+    """Start bash on a shell file, in a process group of its own that the guardian knows. Raises OSError."""
+    import subprocess  # many scripts have no shell file
+
+    guarding = guardian.start()
+    return subprocess.Popen(
+        ["bash", "-c", "\n".join([guardian.telling(guarding), *prefix, '. "$0"']), script],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(guarding,),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def _start_remedy(error: OSError, env: Mapping[str, str]) -> str:

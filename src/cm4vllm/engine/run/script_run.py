@@ -164,14 +164,7 @@ class Run(Value):
             shell_keys,
         )
 
-        out, state_out = os.path.join(folder, _ENV_OUT), os.path.join(folder, _STATE_OUT)
-        with translated_os_errors("run a script in", folder):
-            for leftover in (out, state_out):
-                with suppress(FileNotFoundError):
-                    os.unlink(leftover)
-            if scope.state:
-                with open(os.path.join(folder, _STATE_IN), "w", encoding="utf-8") as file:
-                    file.write(json.dumps(session.vault.cleaned(scope.state), default=str))
+        self._hand_over(folder)
         prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
         if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
             session.tell(f"to run it without CM: bash {debug_script(session.vault, path, env, folder, prefix)}")
@@ -191,13 +184,24 @@ class Run(Value):
             prefix=prefix,
         )
         try:
-            merge_into(env, read_assignments(out))
+            merge_into(env, read_assignments(os.path.join(folder, _ENV_OUT)))
         except OSError as error:
             raise RecipeError(f"run.sh of {script.title()} wrote no readable {_ENV_OUT}", cause=str(error)) from error
         session.vault.learn(env)
+        state_out = os.path.join(folder, _STATE_OUT)
         if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))
         return True
+
+    def _hand_over(self, folder: str) -> None:
+        """Write the state for a shell file, and remove what an earlier one left for the engine."""
+        with translated_os_errors("run a script in", folder):
+            for leftover in (_ENV_OUT, _STATE_OUT):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, leftover))
+            if self.scope.state:
+                with open(os.path.join(folder, _STATE_IN), "w", encoding="utf-8") as file:
+                    file.write(json.dumps(self.session.vault.cleaned(self.scope.state), default=str))
 
 
 def is_fake(session: Session, task: Task) -> bool:
