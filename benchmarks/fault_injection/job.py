@@ -32,7 +32,7 @@ from cm4vllm.common.redaction import vault
 from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.logs import ACCURACY_LOG
-from cm4vllm.loadgen.measurement import RunInputs, measure, write_user_conf
+from cm4vllm.loadgen.measurement import RunInputs, measure
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.serving.arguments import ServerSettings
@@ -96,7 +96,6 @@ class _Recipes:
             "run,vllm-server,_describe": self._described,
             "run,vllm-server": self._started,
             "get,sut": lambda env: {"CM_SUT_NAME": "sut"},
-            "generate,user-conf": self._user_conf,
             "app,": self._run,
             "process,mlperf,accuracy": self._scores,
         }
@@ -172,10 +171,6 @@ class _Recipes:
             "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
             "CM_VLLM_SERVER_MODEL_FOLDER": "",
         }
-
-    @staticmethod
-    def _user_conf(env: Env) -> dict[str, str]:
-        return {"CM_MLPERF_USER_CONF": str(write_user_conf(read_settings(RunInputs, env)))}
 
     @staticmethod
     def _run(env: Env) -> dict[str, str]:

@@ -3,10 +3,10 @@
 from typing import Any
 
 
-def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.launch_settings import require_usable
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import completed_server
 
-    require_usable(i["env"])
+    i["env"].update(completed_server(i["env"]))
     return {"return": 0}
 
 

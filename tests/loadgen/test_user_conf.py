@@ -180,7 +180,7 @@ def test_a_single_stream_run_is_sized_by_the_latency_that_is_expected():
     for execution in ExecutionMode:
         with pytest.raises(UsageError, match="no expected latency for the SingleStream performance run") as refused:
             user_conf(edge, execution)
-        assert "--singlestream_target_latency" in refused.value.remedy
+        assert "--target_latency" in refused.value.remedy
     answers = terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, Mode.ACCURACY)
     assert user_conf(answers, ExecutionMode.VALID).text == "llama3_1-8b-edge.SingleStream.min_duration = 600000\n"
 

@@ -10,7 +10,7 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Product, Step
 from cm4vllm.rules import Mode, audit
 
-__all__ = ["asset_steps", "has_own_dataset", "steps_before"]
+__all__ = ["asset_steps", "steps_before"]
 
 
 def steps_before(job: Job) -> Iterator[Step]:
@@ -105,7 +105,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             brings=sources.performance_brings,
         )
     for test in job.tests:
-        if has_own_dataset(job, test):
+        if _has_own_dataset(job, test):
             yield Step(
                 name=f"{test} dataset",
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
@@ -135,6 +135,6 @@ def _server(job: Job) -> Step:
     )
 
 
-def has_own_dataset(job: Job, test: str) -> bool:
+def _has_own_dataset(job: Job, test: str) -> bool:
     """Say whether a compliance test is run on a dataset of its own."""
     return bool(audit(test, job.benchmark.name).own_dataset)

@@ -7,14 +7,11 @@ order, is the schedule's alone; what became of each is in the ledger.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Protocol
 
 from cm4vllm import __version__
@@ -24,6 +21,7 @@ from cm4vllm.campaign.keeping import Found, found
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import JobStatus, steps_of
+from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.schedule import FOLDER, schedule
@@ -39,14 +37,11 @@ from cm4vllm.common.errors import (
     ServerDied,
     ServerStuck,
     SourceUnavailable,
-    translated_os_errors,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now, write_record
-from cm4vllm.loadgen.runner import USER_CONF
 from cm4vllm.report.explorer import published_index
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.place import places_of
@@ -78,7 +73,7 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
         say(f"note: {note}")
     require_results_folder(job.out)
     writable_folder(job.out)
-    with _only_one(job.out):
+    with only_one(job.out / LOCK_FILE, job.out):
         execution = _Execution(job, recipes, command, given or {})
         steps = steps_of(tuple(execution.steps.values()), execution.file)
         execution.begin()
@@ -234,16 +229,8 @@ class _Execution:
     def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
         self.env.update(exports)
         self.values.good.add(step.name)
-        if step.product is Product.RUN:
-            self._forget_user_conf()
         self._enter(step, state, **fields)
         self._record_campaign()
-
-    def _forget_user_conf(self) -> None:
-        """Remove the user.conf that was written beside a run's folder: the run has it in its own."""
-        path = Path(self.env.pop("CM_MLPERF_USER_CONF", ""))
-        if path.name.endswith(f".{USER_CONF}") and path.is_relative_to(self.job.out):
-            path.unlink(missing_ok=True)
 
     def _enter(
         self,
@@ -332,21 +319,3 @@ def _placed(job: Job, report: Report) -> Report:
         warn(f"the report does not show the places among published results: {error}")
         return report
     return replace(report, places=tuple(places_of(report.submission, found)))
-
-
-@contextmanager
-def _only_one(out: Path) -> Iterator[None]:
-    """Keep a second run out of the same results folder while this one lasts. Raises UsageError."""
-    with translated_os_errors("lock", out / LOCK_FILE, "--output_dir"):
-        lock = os.fdopen(opened_in_place(out / LOCK_FILE, os.O_RDWR | os.O_CREAT), "rb")
-    with lock:
-        for left in range(3, -1, -1):  # a plan holds the lock for a moment, to see whether a run has it
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not left:
-                    require_results_folder(out)
-                    raise
-                time.sleep(0.1)
-        yield

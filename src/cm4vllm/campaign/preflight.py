@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,29 @@ from cm4vllm.assets.datasets import Wanted, check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
+from cm4vllm.campaign.locks import require_unlocked
 from cm4vllm.campaign.settings import Job
-from cm4vllm.common.errors import NotWritable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import opened, require_space, require_writable, typed_path, typed_paths
+from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
 from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.common.settings import read_settings
 from cm4vllm.results.index import require_published
+from cm4vllm.rules import BenchmarkTerms, Terms
 from cm4vllm.serving.choice import require_device
 from cm4vllm.serving.ipc_files import require_shared_memory
-from cm4vllm.serving.launch_settings import require_usable
+from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system import check_stated
 
-__all__ = ["SPACE_BYTES", "absolute_paths", "preflight", "require_files", "require_results_folder"]
+__all__ = [
+    "SPACE_BYTES",
+    "absolute_paths",
+    "preflight",
+    "require_files",
+    "require_given_datasets",
+    "require_results_folder",
+    "require_server",
+]
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
@@ -73,10 +83,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
 
     Raises UsageError, ModelError, DatasetError, SourceUnavailable, InstallError, PortInUse, DiskFull, NotWritable.
     """
-    if name := env.get(_DATASET):
-        check_file(Path(name), Wanted.evaluation(job.benchmark))
-    if name := env.get(_PERFORMANCE):
-        check_file(Path(name), Wanted.performance(job.benchmark))
+    require_given_datasets(env, job.benchmark)
     if name := env.get(_CALIBRATION):
         check_file(Path(name), Wanted())
     check_source(job.sources.model, job.settings.dummy_layers)
@@ -86,22 +93,40 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
         check_given(Path(name))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(job.settings.livecodebench_path), files)
-    if job.settings.device and not job.settings.api_server:
-        require_device(job.settings.device)
-    require_usable(env)
-    if not (job.settings.api_server or job.settings.rehearse):
-        require_shared_memory()
-    _require_room(job)
+    require_server(env, [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes])
     require_results_folder(job.out)
 
 
-def _require_room(job: Job) -> None:
+def require_given_datasets(env: Mapping[str, Any], benchmark: BenchmarkTerms) -> None:
+    """Read the dataset files that the flags name. Raises DatasetError."""
+    if name := env.get(_DATASET):
+        check_file(Path(name), Wanted.evaluation(benchmark))
+    if name := env.get(_PERFORMANCE):
+        check_file(Path(name), Wanted.performance(benchmark))
+
+
+def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
+    """Refuse settings with which no server can be started or asked for `runs` on this machine.
+
+    Raises UsageError, InstallError, PortInUse, ServerUnsuitable.
+    """
+    given, device = env.get(_SERVER), env.get("CM_MLPERF_DEVICE")
+    if device and not given:
+        require_device(device)
+    require_usable(env)
+    if given:
+        return
+    if not env.get("CM_MLPERF_REHEARSE"):
+        require_shared_memory()
+    _require_room(read_settings(LaunchSettings, env).max_model_len, runs)
+
+
+def _require_room(max_model_len: int, runs: Sequence[Terms]) -> None:
     """Refuse a context for a server started here in which an answer of full length has no room, whatever its prompt."""
-    given = job.settings.max_model_len
-    longest = max(job.terms(scenario, mode).generation.max_tokens for scenario in job.scenarios for mode in job.modes)
-    if given is not None and given <= longest and not job.settings.api_server:
+    longest = max(run.generation.max_tokens for run in runs)
+    if 0 < max_model_len <= longest:
         raise ServerUnsuitable(
-            f"--max_model_len={given} is too short for {job.benchmark.name}",
+            f"--max_model_len={max_model_len} is too short for {runs[0].benchmark}",
             cause=f"up to {longest} tokens are generated after each prompt",
             remedy="leave it out: the longest prompt with its answer decides then",
         )
@@ -115,16 +140,4 @@ def require_results_folder(out: Path) -> None:
     require_writable(out)
     require_space(out, SPACE_BYTES, "the results", "--output_dir")
     require_plain_files(out)
-    try:
-        with opened(out / LOCK_FILE) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return
-    except BlockingIOError as error:
-        raise UsageError(
-            f"another run is writing its results to {out}", remedy="wait for it, or choose another --output_dir"
-        ) from error
-    except OSError as error:
-        raise NotWritable(
-            f"cannot write to {out}", cause=f"{LOCK_FILE} there: {error.strerror}", remedy="choose another --output_dir"
-        ) from error
+    require_unlocked(out / LOCK_FILE, out)

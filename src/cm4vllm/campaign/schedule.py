@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from cm4vllm.campaign.amendments import amended
-from cm4vllm.campaign.asset_steps import asset_steps, has_own_dataset, steps_before
+from cm4vllm.campaign.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.run_targets import (
     NO_LATENCY,
     NO_TARGET,
@@ -127,11 +127,11 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
         )
     at_once = next(scenario for scenario in job.benchmark.scenarios if is_at_once(job, scenario))
     mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
-    inputs = {**_run(job, at_once, mode, str(job.out / "rate")), **NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
+    inputs = {**_run(at_once, mode, str(job.out / "rate")), **NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
     if mode is Mode.PERFORMANCE:  # of so many samples, however long they take
         count = job.settings.test_query_count or REHEARSAL_SAMPLES
         inputs |= {"CM_TEST_QUERY_COUNT": str(count), "CM_MLPERF_MAX_DURATION_TEST": ""}
-    yield from _measurement(
+    yield _measurement(
         RATE_STEP,
         inputs,
         "rate/run.json",
@@ -147,12 +147,12 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(run_place(scenario, Mode.PERFORMANCE),))
     folder = f"latency/{scenario}"
     inputs = {
-        **_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)),
+        **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
         **NO_LATENCY,
         "CM_MLPERF_RUN_STYLE": "test",
         "CM_TEST_QUERY_COUNT": str(LATENCY_QUERIES),
     }
-    yield from _measurement(
+    yield _measurement(
         latency_name(scenario),
         inputs,
         f"{folder}/run.json",
@@ -164,12 +164,8 @@ def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
 def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredTarget]) -> Iterator[Step]:
     name, folder = run_name(scenario, Mode.ACCURACY), run_folder(job, scenario, Mode.ACCURACY)
     gives = shown(run_place(scenario, Mode.ACCURACY))
-    inputs = {
-        **_run(job, scenario, Mode.ACCURACY, folder),
-        **target,
-        KEEP: "yes" if job.division is Division.OPEN else "no",
-    }
-    yield from _measurement(name, inputs, f"{gives}/run.json")
+    inputs = {**_run(scenario, Mode.ACCURACY, folder), **target, KEEP: "yes" if job.division is Division.OPEN else "no"}
+    yield _measurement(name, inputs, f"{gives}/run.json")
     if not job.scores:
         return
     yield Step(
@@ -190,10 +186,10 @@ def _performance(
     """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), **target}
+    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), **target}
     duration = run_duration(job, scenario)
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
-    yield from _measurement(name, inputs, gives, duration=first)
+    yield _measurement(name, inputs, gives, duration=first)
     if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
         again = {
             **inputs,
@@ -201,7 +197,7 @@ def _performance(
                 step=name, share=target_share(job, scenario), one_by_one=is_one_by_one(job, scenario)
             ),
         }
-        yield from _measurement(
+        yield _measurement(
             f"{name} again", again, gives, duration=duration, condition=Condition(need=Need.TOO_SHORT, of=(name,))
         )
 
@@ -210,10 +206,8 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
     """Give the run of a compliance test and its verification; a test that fails ends the job after the report."""
     name, place = f"{scenario} {test}", f"runs/{SYSTEM}/{scenario}/{test}"
     folder, gives = f"{job.out}/{place}", shown(place)
-    inputs = {**_run(job, scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
-    if has_own_dataset(job, test):
-        inputs["CM_DATASET_RECORD"] = "<<<CM_COMPLIANCE_DATASET_RECORD>>>"
-    yield from _measurement(name, inputs, f"{gives}/run.json")
+    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), TEST: test, **target}
+    yield _measurement(name, inputs, f"{gives}/run.json")
     yield Step(
         name=f"{name}: verification",
         tags="process,mlperf,compliance",
@@ -231,7 +225,7 @@ def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
         condition = Condition(need=Need.NO_EARLIER_RESULT, of=(run_place(scenario, Mode.PERFORMANCE),))
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
-        **_run(job, scenario, Mode.PERFORMANCE, str(job.out / folder)),
+        **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
         "CM_MLPERF_SEARCH_RESULT_DIR": run_folder(job, scenario, Mode.PERFORMANCE),
         TARGET: MeasuredTarget(step=rate),
     }
@@ -257,11 +251,11 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
     for times in range(1, BACK_OFFS + 1):
         name = f"{run_name(scenario, Mode.PERFORMANCE)} again{f' ({times})' if times > 1 else ''}"
         inputs = {
-            **_run(job, scenario, Mode.PERFORMANCE, run_folder(job, scenario, Mode.PERFORMANCE)),
+            **_run(scenario, Mode.PERFORMANCE, run_folder(job, scenario, Mode.PERFORMANCE)),
             **target,
             TARGET: MeasuredTarget(step=search_name(scenario), found=True, lowered=times),
         }
-        yield from _measurement(
+        yield _measurement(
             name,
             inputs,
             gives,
@@ -278,16 +272,9 @@ def _measurement(
     duration: Duration | None = None,
     condition: Condition | None = None,
     notes: tuple[str, ...] = (),
-) -> Iterator[Step]:
-    """Give the two steps of one LoadGen run: its settings, and the run."""
-    yield Step(
-        name=f"{name}: settings",
-        tags="generate,user-conf,mlperf,inference",
-        inputs=inputs,
-        gives="user.conf",
-        condition=condition,
-    )
-    yield Step(
+) -> Step:
+    """Return the step of one LoadGen run."""
+    return Step(
         name=name,
         tags="app,mlperf,inference,vllm",
         inputs=inputs,
@@ -299,12 +286,9 @@ def _measurement(
     )
 
 
-def _run(job: Job, scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
-    """Return the inputs of every LoadGen run: what it measures, on which dataset, and where its logs go."""
-    inputs = {SCENARIO: str(scenario), MODE: str(mode), FOLDER: folder}
-    if mode is Mode.PERFORMANCE and job.sources.performance:
-        inputs["CM_DATASET_RECORD"] = "<<<CM_PERFORMANCE_DATASET_RECORD>>>"
-    return inputs
+def _run(scenario: Scenario, mode: Mode, folder: str) -> dict[str, str]:
+    """Return the inputs of every LoadGen run: what it measures, and where its logs go."""
+    return {SCENARIO: str(scenario), MODE: str(mode), FOLDER: folder}
 
 
 # --- the submission --------------------------------------------------------------------------------------------------

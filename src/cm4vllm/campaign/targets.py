@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.loadgen.records import RunRecord
 
 __all__ = [
     "LATENCY_QUERIES",
@@ -16,7 +15,6 @@ __all__ = [
     "SEARCH_RUNS",
     "SERVER_SHARE",
     "TargetQps",
-    "measured_rate",
     "target_of",
 ]
 
@@ -49,13 +47,6 @@ class TargetQps:
 
     value: float
     source: str
-
-
-def measured_rate(run: RunRecord) -> SamplesPerSecond:
-    """Return the samples/s that `run` completed over its whole duration, or over that of all its pieces."""
-    if run.pieces:
-        return SamplesPerSecond(sum(one.answers for one in run.pieces) / sum(one.duration_s for one in run.pieces))
-    return SamplesPerSecond(run.client.completed / run.duration_s)
 
 
 def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bool = False) -> TargetQps:

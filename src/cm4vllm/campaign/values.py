@@ -11,7 +11,7 @@ from cm4vllm.campaign.schedule import FOLDER, common_inputs
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step
-from cm4vllm.campaign.targets import TargetQps, measured_rate, target_of
+from cm4vllm.campaign.targets import TargetQps, target_of
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
@@ -75,7 +75,7 @@ class Values:
         folder = self._folder(name)
         record = read_record(folder / RUN_FILE, RunRecord)
         performance = record.settings.mode is Mode.PERFORMANCE
-        return read_performance(folder).samples_per_second if performance else measured_rate(record)
+        return read_performance(folder).samples_per_second if performance else record.samples_per_second
 
     def _earlier_target(self, place: str) -> TargetQps | None:
         """Return the target of a valid result of an earlier run in a folder below the results."""

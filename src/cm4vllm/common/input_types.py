@@ -34,11 +34,17 @@ JobOutputDir = Annotated[str, Key("OUTPUT_BASE_DIR")]
 OutputDir = Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")]
 DatasetRecordPath = Annotated[str, Key("CM_DATASET_RECORD")]
 PerformanceDatasetRecordPath = Annotated[str, Key("CM_PERFORMANCE_DATASET_RECORD")]
+ComplianceDatasetRecordPath = Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")]
 ModelRecordPath = Annotated[str, Key("CM_ML_MODEL_RECORD")]
 ServerRecordPath = Annotated[str, Key("CM_VLLM_SERVER_RECORD")]
 
 # --- models and programs ---
 
+ModelSource = Annotated[str, Key("CM_ML_MODEL_SOURCE")]
+DatasetSource = Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")]
+DatasetFile = Annotated[str, Key("CM_DATASET_FILE")]
+PerformanceDatasetFile = Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")]
+ComplianceDatasetFile = Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")]
 DummyLayers = Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")]
 VllmVariant = Annotated[str, Key("CM_VLLM_VARIANT")]
 VllmVersion = Annotated[str, Key("CM_VLLM_WANTED_VERSION")]

@@ -19,7 +19,7 @@ from cm4vllm.loadgen.logs import read_performance
 from cm4vllm.loadgen.process_monitor import OnAnswers
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.loadgen.runner import USER_CONF, run
-from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.settings import require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (
     Division,
@@ -38,7 +38,7 @@ from cm4vllm.rules import (
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["Earlier", "RunInputs", "earlier_run", "given", "measure", "settings_of", "write_user_conf"]
+__all__ = ["Earlier", "RunInputs", "earlier_run", "given", "measure", "require_run", "settings_of", "write_user_conf"]
 
 Watch = Callable[[RunSettings], OnAnswers | None]
 
@@ -65,6 +65,8 @@ class RunInputs(Record, frozen=True, kw_only=True):
     num_workers: input_types.NumWorkers = None
     model_record: input_types.ModelRecordPath = ""
     dataset_record: input_types.DatasetRecordPath = ""
+    performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
+    compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
     server_record: input_types.ServerRecordPath = ""
     user_conf: Annotated[str, Key("CM_MLPERF_USER_CONF")] = ""
     output_dir: input_types.OutputDir = ""
@@ -75,15 +77,59 @@ class RunInputs(Record, frozen=True, kw_only=True):
     #: Where a search puts the full-length run that passed.
     search_result_dir: Annotated[str, Key("CM_MLPERF_SEARCH_RESULT_DIR")] = ""
 
+    @property
+    def dataset(self) -> str:
+        """The record of the run's dataset: of its compliance test or of performance runs, where these have their own.
+
+        Empty where none is given.
+        """
+        own = ""
+        if self.compliance_test and audit(self.compliance_test, self.model).own_dataset:
+            own = self.compliance_dataset_record
+        elif Mode.parse(self.mode) is Mode.PERFORMANCE:
+            own = self.performance_dataset_record
+        return own or self.dataset_record
+
+    @property
+    def terms(self) -> Terms:
+        """The rules of the run. Raises UsageError for a round, benchmark, scenario, mode or test that has none."""
+        round_name = round_terms(self.round).name
+        require_text(benchmark_terms(round_name, self.model))
+        found = terms(
+            round_name, self.model, Scenario.parse(self.scenario), Mode.parse(self.mode), Division.parse(self.division)
+        )
+        return terms_of_test(found, audit(self.compliance_test, self.model)) if self.compliance_test else found
+
+    @property
+    def generated_conf(self) -> Path:
+        """The place of the user.conf that is written for the run.
+
+        It is beside the run's folder, which appears whole when the run has ended, or in the working directory.
+        """
+        if not self.output_dir:
+            return Path.cwd() / USER_CONF
+        return Path(self.output_dir).absolute().parent / f"{self.compliance_test or self.terms.mode}.{USER_CONF}"
+
+    def forget_generated_conf(self) -> None:
+        """Remove the user.conf that was written beside the run's folder: the run has it in its own."""
+        if self.output_dir and self.user_conf and Path(self.user_conf) == self.generated_conf:
+            self.generated_conf.unlink(missing_ok=True)
+
+
+def require_run(inputs: RunInputs) -> None:
+    """Refuse the inputs of a run that can be refused before its model, dataset and server are known.
+
+    Raises UsageError.
+    """
+    _conf(inputs, inputs.terms, None)
+    require_workers(inputs.num_workers)
+
 
 def write_user_conf(inputs: RunInputs) -> Path:
-    """Write user.conf beside the run's folder, or into the working directory, and return its path."""
-    dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
-    conf = _conf(inputs, _terms(inputs), dataset)
-    # Not into the run's folder itself: that one appears whole, when the run has ended.
-    folder = Path(inputs.output_dir).absolute().parent if inputs.output_dir else Path.cwd()
-    name = f"{inputs.compliance_test or conf.terms.mode}.{USER_CONF}" if inputs.output_dir else USER_CONF
-    path = writable_folder(folder) / name
+    """Write the user.conf of a run and return its path."""
+    dataset = read_record(Path(inputs.dataset), DatasetRecord) if inputs.dataset else None
+    conf, path = _conf(inputs, inputs.terms, dataset), inputs.generated_conf
+    writable_folder(path.parent)
     write_text(path, conf.text)
     return path
 
@@ -108,13 +154,14 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
         keep_answers=inputs.keep_answers,
         accept_restarted=inputs.accept_restarted_server,
     )
+    inputs.forget_generated_conf()
     return record, folder / RUN_FILE
 
 
 def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
     """Return the settings of the run that the inputs describe. Raises UsageError when something is not given."""
-    wanted = _terms(inputs)
-    dataset = read_record(Path(given(inputs.dataset_record, "dataset_record")), DatasetRecord)
+    wanted = inputs.terms
+    dataset = read_record(Path(given(inputs.dataset, "dataset_record")), DatasetRecord)
     text = ""
     if inputs.user_conf:
         try:
@@ -137,19 +184,6 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         audit_config=audit_config,
         network=over_network(Division.parse(inputs.division)),
     )
-
-
-def _terms(inputs: RunInputs) -> Terms:
-    round_name = round_terms(inputs.round).name
-    require_text(benchmark_terms(round_name, inputs.model))
-    found = terms(
-        round_name,
-        inputs.model,
-        Scenario.parse(inputs.scenario),
-        Mode.parse(inputs.mode),
-        Division.parse(inputs.division),
-    )
-    return terms_of_test(found, audit(inputs.compliance_test, inputs.model)) if inputs.compliance_test else found
 
 
 def _conf(inputs: RunInputs, wanted: Terms, dataset: DatasetRecord | None) -> UserConf:

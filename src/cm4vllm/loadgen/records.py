@@ -5,6 +5,7 @@ from __future__ import annotations
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
+from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.rules import Mode, Scenario, Terms
 from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
@@ -319,6 +320,14 @@ class RunRecord(Record, frozen=True, kw_only=True):
     files: dict[str, str]
     pieces: list[Piece] = []
     accepted_restarts: list[str] = []
+
+    @property
+    def samples_per_second(self) -> SamplesPerSecond:
+        """The samples/s that were completed over its whole duration, or over that of all its pieces."""
+        if self.pieces:
+            answers = sum(piece.answers for piece in self.pieces)
+            return SamplesPerSecond(answers / sum(piece.duration_s for piece in self.pieces))
+        return SamplesPerSecond(self.client.completed / self.duration_s)
 
     @property
     def faults(self) -> tuple[str, ...]:

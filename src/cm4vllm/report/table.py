@@ -18,7 +18,7 @@ from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_sc
 from cm4vllm.report.wording import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.results.model import Performance, Result
 
-__all__ = ["aligned", "final_table"]
+__all__ = ["aligned", "final_table", "latency", "one_line"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -43,7 +43,7 @@ def _text(report: Report, *, terminal: bool) -> str:
         *([f"*** {report.notice} ***"] if report.notice else []),
         *([] if report.rehearsal else [headline(report)]),
     ]
-    return "\n".join([*_above(report), "", *map(_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
+    return "\n".join([*_above(report), "", *map(one_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
@@ -55,19 +55,20 @@ def _row(report: Report, measurement: Result) -> tuple[str, ...]:
             result_figure(performance.metric),
             "" if performance.samples_per_second is None else rate(performance.samples_per_second),
             "valid" if performance.valid else "INVALID",
-            _latency(performance, "TTFT"),
-            _latency(performance, "TPOT"),
+            latency(performance, "TTFT"),
+            latency(performance, "TPOT"),
         )
     return (measurement.scenario, *first, _accuracy(measurement))
 
 
-def _latency(performance: Performance, name: str) -> str:
-    for latency in performance.latencies:
-        if latency.name == name:
-            if latency.limit is None or latency.headroom is None:
-                return f"{ms(latency.p99)} ms (no limit)"
-            sign = "<" if latency.met else ">="
-            return f"{ms(latency.p99)} {sign} {number(latency.limit)} ms ({headroom(latency.headroom)})"
+def latency(performance: Performance, name: str) -> str:
+    """Return the 99th percentile of a latency beside its limit."""
+    for measured in performance.latencies:
+        if measured.name == name:
+            if measured.limit is None or measured.headroom is None:
+                return f"{ms(measured.p99)} ms (no limit)"
+            sign = "<" if measured.met else ">="
+            return f"{ms(measured.p99)} {sign} {number(measured.limit)} ms ({headroom(measured.headroom)})"
     return "no limit"
 
 
@@ -114,7 +115,7 @@ def _above(report: Report) -> list[str]:
         lines += textwrap.wrap(
             f"{'' if report.rehearsal else 'not stated: '}{', '.join(gaps)}", 110, subsequent_indent="  "
         )
-    return [_line(line) for line in lines]
+    return [one_line(line) for line in lines]
 
 
 def _below(report: Report) -> list[str]:
@@ -126,17 +127,19 @@ def _below(report: Report) -> list[str]:
     ]
     following = next_step(report)
     return [
-        _line(line) for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
+        one_line(line)
+        for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
     ]
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a text as a line of a table."""
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
-    table = [[_line(cell) for cell in row] for row in rows]
+    table = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
@@ -147,11 +150,11 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(_line(headline(report)), style="bold"), title_justify="left")
+    table = Table(title=Text(one_line(headline(report)), style="bold"), title_justify="left")
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(one_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
     console = Console(file=io.StringIO(), force_terminal=True)
     checked = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}[findings(report)[-1].kind]
 
@@ -167,7 +170,7 @@ def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
 
     show(_above(report))
     if report.notice:
-        console.print(Text(f" {_line(report.notice)} ", style="bold black on yellow"))
+        console.print(Text(f" {one_line(report.notice)} ", style="bold black on yellow"))
     console.print(table)
     show(_below(report))
     return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

@@ -34,12 +34,20 @@ from cm4vllm.loadgen.process_monitor import RunStopped
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
-from cm4vllm.rules import LatencyLimits
+from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.metrics import ServerMetrics, look
 from cm4vllm.serving.server import death_reason
 from cm4vllm.serving.site import sites_of
 
-__all__ = ["PROBE_FILE", "LoadGenProber", "find_target_rate", "full_length_settings", "plan_of", "run_or_part"]
+__all__ = [
+    "PROBE_FILE",
+    "LoadGenProber",
+    "find_target_rate",
+    "full_length_settings",
+    "plan_of",
+    "require_searchable",
+    "run_or_part",
+]
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"
@@ -69,14 +77,9 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     """
     folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
     settings = settings_of(replace(inputs, user_conf=""))
-    if settings.terms.limits is None or not settings.terms.paced:
-        raise UsageError(
-            f"the {settings.scenario} scenario has no rate to search for",
-            cause="LoadGen issues its samples at once, or no latency limit is set",
-            remedy="search in a scenario that LoadGen paces, such as --scenario=Server",
-        )
+    limits = require_searchable(settings.terms)
     _remove_earlier(folder)
-    start = queueing_estimate(inputs.target_qps or 0.0, settings.terms.limits)
+    start = queueing_estimate(inputs.target_qps or 0.0, limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     plan = plan_of(settings)
     with step(f"search for the {settings.scenario} rate") as shown:
@@ -103,6 +106,17 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     if record.drift:
         warn(record.drift)
     return record, folder / SEARCH_FILE
+
+
+def require_searchable(terms: Terms) -> LatencyLimits:
+    """Return the limits that a search keeps. Raises UsageError for a scenario whose rate cannot be searched for."""
+    if terms.limits is None or not terms.paced:
+        raise UsageError(
+            f"the {terms.scenario} scenario has no rate to search for",
+            cause="LoadGen issues its samples at once, or no latency limit is set",
+            remedy="search in a scenario that LoadGen paces, such as --scenario=Server",
+        )
+    return terms.limits
 
 
 class LoadGenProber:

@@ -189,10 +189,9 @@ class _Noted:
 def _runs(inputs: SettingsInputs, env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
     """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
     keys = env_keys(RunInputs)
-    dataset = inputs.performance_dataset_record or inputs.dataset_record
 
     def of(scenario: str) -> RunInputs:
-        named = {keys["scenario"]: scenario, keys["mode"]: str(Mode.PERFORMANCE), keys["dataset_record"]: dataset}
+        named = {keys["scenario"]: scenario, keys["mode"]: str(Mode.PERFORMANCE)}
         return read_settings(RunInputs, {**env, **named, keys["user_conf"]: "", keys["target_qps"]: "1"})
 
     asked = [of(str(Scenario.parse(name))) for name in inputs.scenarios.split(",")]

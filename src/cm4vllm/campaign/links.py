@@ -1,0 +1,231 @@
+"""The recipes of the LoadGen runs and searches, run alone: their inputs, completed before their dependencies.
+
+A recipe that is run alone gets model, dataset and server by the dependencies of its meta, which take their tags from
+the keys that are set here. In the main job, which gives the records of all three, nothing is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cm4vllm.accuracy.live import live_scores
+from cm4vllm.assets.models import check_source
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.campaign.capabilities import require_runnable
+from cm4vllm.campaign.checks import CHECKS
+from cm4vllm.campaign.locks import only_one, require_unlocked
+from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
+from cm4vllm.campaign.search.probing import require_searchable
+from cm4vllm.campaign.sources import Sources, sources
+from cm4vllm.campaign.steps import Check
+from cm4vllm.common.files import require_space, require_writable, typed_path, writable_folder
+from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.compliance.audit import audit_config
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, measure, require_run, settings_of
+from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.report.run_table import run_table
+from cm4vllm.rules import Division, Mode, Scenario, audit, benchmark_terms, round_terms
+from cm4vllm.serving.launch_settings import require_usable
+
+__all__ = ["RESULTS", "completed_run", "completed_search", "completed_server", "lock_of", "make_run"]
+
+#: The environment key of the main job's results: a recipe is run alone where it is not set.
+RESULTS = "CM_MLPERF_RESULTS_DIR"
+_SOURCE, _NAME = "CM_ML_MODEL_SOURCE", "CM_VLLM_SERVER_MODEL_NAME"
+_FOLDER, _SERVER_FOLDER = "CM_MLPERF_OUTPUT_DIR", "CM_VLLM_SERVER_DIR"
+
+
+class AssetInputs(Record, frozen=True, kw_only=True):
+    """The inputs that say which model and which dataset a link gets, and what it is given of them."""
+
+    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
+    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
+    model_source: Annotated[str, Key(_SOURCE)] = ""
+    name: Annotated[str, Key(_NAME)] = ""
+    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
+    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
+    dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
+    performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
+    compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
+    dummy_layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
+    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
+    rehearse: Annotated[str, Key("CM_MLPERF_REHEARSE")] = ""
+    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
+    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
+
+    @property
+    def served(self) -> bool:
+        return bool(self.api_server)
+
+    @property
+    def source(self) -> str:
+        """The variation that gives the model: as asked for, or of the kind of the model whose record is given."""
+        if self.rehearse:
+            return "_dummy"
+        if not self.model_record:
+            return self.model_source
+        model = read_record(Path(self.model_record), ModelRecord)
+        return "_tiny" if model.is_stand_in else "_dummy" if model.is_dummy else f"_path.{model.path}"
+
+    def sources(self) -> Sources:
+        """Return where model and dataset come from. Raises UsageError for what contradicts itself."""
+        return sources(
+            self.benchmark,
+            model_source=self.source,
+            name="" if self.model_record else self.name,
+            served=self.served,
+            dataset=self.dataset,
+            dataset_path=self.dataset_path,
+            performance_dataset_path=self.performance_dataset_path,
+            compliance_dataset_path=self.compliance_dataset_path,
+        )
+
+
+def completed_run(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that a LoadGen run alone gets before its dependencies; none in the main job.
+
+    Raises CmError for what can be refused before anything is downloaded, installed or started.
+    """
+    if env.get(RESULTS):
+        return {}
+    inputs = _run_inputs(env)
+    require_run(inputs)
+    folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{_kind(inputs)}").absolute()
+    _require_folder(folder)
+    keep = Division.parse(inputs.division) is Division.OPEN
+    return {
+        **_assets(env, inputs),
+        _FOLDER: str(folder),
+        _SERVER_FOLDER: f"{folder}.server",
+        "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no",
+    }
+
+
+def completed_search(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that a search for a rate alone gets before its dependencies; none in the main job.
+
+    Raises CmError as completed_run does.
+    """
+    if env.get(RESULTS):
+        return {}
+    inputs = _run_inputs(env)
+    require_searchable(inputs.terms)
+    require_run(inputs)
+    folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
+    _require_folder(folder)
+    return {**_assets(env, inputs), _FOLDER: str(folder), _SERVER_FOLDER: f"{folder}.server"}
+
+
+def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys that a server alone gets before its dependencies: where the model among its tags comes from.
+
+    Raises CmError for settings that no server can have.
+    """
+    require_usable(env)
+    inputs = read_settings(AssetInputs, env)
+    if inputs.served:
+        return {}
+    variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
+    if not inputs.model_source or inputs.model_record:
+        return variant
+    model = inputs.sources().model
+    check_source(model, inputs.dummy_layers)
+    return {_SOURCE: model, _NAME: "", **variant}
+
+
+def make_run(env: Mapping[str, Any]) -> Path:
+    """Make the LoadGen run that the environment describes, and return its record's path.
+
+    A run alone is kept where its folder holds it already, keeps others out of that folder, and prints its table; in the
+    main job, that does so. Raises CmError.
+    """
+    inputs = read_settings(RunInputs, env)
+    audit_text = audit_config(inputs.compliance_test, inputs.model)
+    watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
+    if env.get(RESULTS):
+        return measure(inputs, watch, audit_config=audit_text)[1]
+    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    if inputs.server_record and env.get("CM_MLPERF_INFERENCE_API_SERVER"):
+        _check_server(env)
+    writable_folder(folder.parent)
+    with only_one(lock_of(folder), folder):
+        earlier = earlier_run(folder, settings_of(inputs, audit_text))
+        if earlier.record is not None:
+            say(f"kept: {folder} holds this run, made with the same inputs")
+            inputs.forget_generated_conf()
+        else:
+            if earlier.why_not:
+                say(f"done again: {earlier.why_not}")
+            measure(inputs, watch, audit_config=audit_text)
+    print(run_table(folder), flush=True)
+    return folder / RUN_FILE
+
+
+def _check_server(env: Mapping[str, Any]) -> None:
+    """Check that the given server is that of the model, as the main job does. Raises UsageError, ServerUnsuitable."""
+    if not read_settings(AssetInputs, {**env, "CM_ML_MODEL_RECORD": ""}).sources().named:
+        CHECKS[Check.NAMED_MODEL](env)
+    CHECKS[Check.VOCABULARY](env)
+
+
+def lock_of(folder: Path) -> Path:
+    """Return the lock of a run's folder: beside it, since that one appears whole."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _run_inputs(env: Mapping[str, Any]) -> RunInputs:
+    """Return the inputs of a run that this version can make. Raises UsageError."""
+    inputs = read_settings(RunInputs, env)
+    round_ = round_terms(inputs.round)
+    require_runnable(round_, benchmark_terms(round_.name, inputs.model), (Scenario.parse(inputs.scenario),))
+    return inputs
+
+
+def _kind(inputs: RunInputs) -> str:
+    return inputs.compliance_test or str(inputs.terms.mode)
+
+
+def _require_folder(folder: Path) -> None:
+    require_writable(folder)
+    require_space(folder, SPACE_BYTES, "the results", "--output_dir")
+    require_plain_files(folder)
+    require_unlocked(lock_of(folder), folder)
+
+
+def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
+    """Return the keys that the dependencies for model, dataset, LoadGen and server take their tags from."""
+    paths = absolute_paths(env)
+    env = {**env, **paths}
+    asked, round_, terms = read_settings(AssetInputs, env), round_terms(inputs.round), inputs.terms
+    if not asked.server_record:
+        require_server(env, [terms])
+    found = asked.sources()
+    if not asked.model_record:
+        check_source(found.model, asked.dummy_layers)
+    require_given_datasets(env, benchmark_terms(round_.name, inputs.model))
+    done = {
+        **paths,
+        _SOURCE: found.model,
+        "CM_DATASET_VARIATIONS": _dataset(found, inputs),
+        "CM_MLPERF_LOADGEN_VARIATION": f"_r{round_.name.removeprefix('v')}",
+    }
+    if asked.served:
+        return done
+    named = {_NAME: ""}  # the server gets the record in its place
+    return {**done, **named, "CM_VLLM_VARIANT": asked.device} if asked.device else {**done, **named}
+
+
+def _dataset(found: Sources, inputs: RunInputs) -> str:
+    """Return the variations of get,dataset that give the dataset of a run."""
+    test = inputs.compliance_test
+    if found.compliance and test and audit(test, inputs.model).own_dataset:
+        return f"_compliance.{test},{found.compliance}"
+    if found.performance and inputs.terms.mode is Mode.PERFORMANCE:
+        return f"_performance,{found.performance}"
+    return found.dataset

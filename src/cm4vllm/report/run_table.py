@@ -1,0 +1,55 @@
+"""The table of one LoadGen run, which is printed where a run is made alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.client_doubts import client_doubts
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.report.table import aligned, latency, one_line
+from cm4vllm.report.wording import rate, result_figure
+from cm4vllm.results.model import Performance
+from cm4vllm.results.reading import Reader
+from cm4vllm.rules import Mode
+
+__all__ = ["run_table"]
+
+_COLUMNS = ("run", "metric", "samples/s", "result", "TTFT p99", "TPOT p99")
+
+
+def run_table(folder: Path) -> str:
+    """Return the table of the run in a folder, and what is to be known beside it. Raises CmError."""
+    run = read_record(folder / RUN_FILE, RunRecord)
+    terms, name = run.settings.terms, run.settings.compliance_test or str(run.settings.mode)
+    performance = Reader(folder).performance(folder, terms, run) if run.settings.mode is Mode.PERFORMANCE else None
+    title = f"{terms.scenario} {name}"
+    row = _answers(title, run) if performance is None else _figures(title, performance)
+    reasons = performance.reasons if performance else run.faults
+    lines = [
+        *([f"*** {run.notice} ***"] if run.notice else []),
+        *aligned([_COLUMNS, row]),
+        "",
+        *(f"{title} is INVALID: {reason}" for reason in reasons),
+        *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
+        f"logs:    {folder}",
+        *([] if performance else [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]),
+    ]
+    return "\n".join(map(one_line, lines))
+
+
+def _figures(title: str, performance: Performance) -> tuple[str, ...]:
+    per_second = performance.samples_per_second
+    return (
+        title,
+        result_figure(performance.metric),
+        "" if per_second is None else rate(per_second),
+        "valid" if performance.valid else "INVALID",
+        latency(performance, "TTFT"),
+        latency(performance, "TPOT"),
+    )
+
+
+def _answers(title: str, run: RunRecord) -> tuple[str, ...]:
+    """Return the row of an accuracy run: its answers are complete, and not scored yet."""
+    return title, f"{run.settings.samples:,} answers", rate(run.samples_per_second), "not scored", "", ""

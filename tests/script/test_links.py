@@ -1,0 +1,146 @@
+"""The recipes of LoadGen runs and searches, run alone: plans bring what is missing, and refuse what runs refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cm4vllm.common.errors import CmError
+from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.plan.plan import plan
+from cm4vllm.engine.run.execution import run
+from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.session import Session
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "app,mlperf,inference,vllm"
+SERVER = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """A session in an empty CM home with the recipes of this checkout, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
+    cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
+    made = Session(SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script")), {})
+    made.catalogue = Catalogue(cmind)
+    return made
+
+
+def asked(tags, **flags):
+    return Request.of({"tags": tags, **flags}, str(Path.cwd()))
+
+
+def chain(session, tags, **flags):
+    """Return the tags of the dependencies of a plan, those that install Python packages aside."""
+    root = plan(session, asked(tags, **flags))
+    if (failure := root.failure()) is not None:
+        raise failure
+    return [node.tags for node in root.children if not node.tags.startswith("get,generic-python-lib")]
+
+
+def everything(model, dataset, round_="_r6.1"):
+    return [
+        f"get,mlperf,inference,loadgen,{round_}",
+        f"get,ml-model,{model}",
+        f"get,dataset,{dataset}",
+        "run,vllm-server",
+        "generate,user-conf,mlperf,inference",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tags", "flags", "expected"),
+    [
+        ("", {}, everything("_tiny", "_tiny")),
+        (",_tiny", {}, everything("_tiny", "_tiny")),
+        (",_r5.1", {}, everything("_tiny", "_tiny", "_r5.1")),
+        ("", {"round": "v5.1"}, everything("_tiny", "_tiny", "_r5.1")),
+        (",_dummy", {}, everything("_dummy.llama3.1-8b", "_tiny")),
+        (",_hf.ORG/NAME", {}, everything("_hf.ORG/NAME", "_mlcommons")),
+        ("", {"vllm_model_name": "ORG/NAME"}, everything("_hf.ORG/NAME", "_mlcommons")),
+        ("", {"vllm_model_name": "llama3.1-8b"}, everything("_catalogue.llama3.1-8b", "_mlcommons")),
+        (
+            ",_dummy",
+            {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5"},
+            everything("_dummy.gpt-oss-120b", "_performance,_tiny"),
+        ),
+        (
+            ",_dummy",
+            {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5", "compliance_test": "TEST07"},
+            everything("_dummy.gpt-oss-120b", "_compliance.TEST07,_tiny"),
+        ),
+    ],
+)
+def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(session, tags, flags, expected):
+    assert chain(session, RUN + tags, **flags) == expected
+
+
+def test_a_given_server_is_asked_before_anything_is_downloaded(session):
+    expected = everything("_tiny", "_tiny")
+    assert chain(session, RUN, api_server=SERVER) == ["run,vllm-server", *(e for e in expected if "server" not in e)]
+    named = chain(session, RUN, api_server=SERVER, vllm_model_name="ORG/NAME")
+    assert named[0] == "run,vllm-server" and named[2:4] == ["get,ml-model,_served.ORG/NAME", "get,dataset,_mlcommons"]
+
+
+def test_what_the_main_job_gives_is_not_got_again(session):
+    given = {
+        "CM_MLPERF_RESULTS_DIR": "/results",
+        "CM_MLPERF_OUTPUT_DIR": "/results/run",
+        "CM_ML_MODEL_RECORD": "/model.json",
+        "CM_DATASET_RECORD": "/dataset.json",
+        "CM_VLLM_SERVER_RECORD": "/server.json",
+        "CM_MLPERF_LOADGEN_VERSION": "6.0.17",
+    }
+    assert chain(session, RUN, env=given) == ["generate,user-conf,mlperf,inference"]
+    assert chain(session, RUN, env={**given, "CM_MLPERF_USER_CONF": "/user.conf"}) == []
+
+
+def test_the_server_gets_the_models_record_in_place_of_its_name(session):
+    root = plan(session, asked(RUN, vllm_model_name="ORG/NAME", output_dir="out"))
+    (server,) = [node for node in root.children if node.tags == "run,vllm-server"]
+    assert not [node for node in server.children if node.tags.startswith("get,ml-model")]
+    assert server.env == {"CM_VLLM_SERVER_BACKGROUND": "yes"}
+
+
+REFUSED = [
+    (RUN, {"mode": "performance"}, "no target_qps for the Offline performance run"),
+    (RUN, {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
+    (RUN, {"scenario": "Srver"}, "did you mean 'Server'?"),
+    (RUN, {"mode": "performance", "target_qps": "0"}, "target_qps=0.0 is not usable"),
+    (RUN, {"round": "v9.9"}, "v9.9"),
+    (RUN, {"model": "qwen3-vl-235b-a22b"}, "cannot be run yet"),
+    (RUN, {"num_workers": "65"}, "num_workers=65"),
+    (RUN, {"max_model_len": "5"}, "--max_model_len=5 is too short"),
+    (RUN, {"output_dir": "/proc/x"}, "cannot write to /proc/x"),
+    (RUN, {"dataset_path": "/nowhere.json"}, "--dataset_path is given, but no model"),
+    (f"{RUN},_tiny", {"vllm_model_name": "ORG/NAME"}, "two models are named"),
+    (f"{RUN},_path.FOLDER", {}, "FOLDER"),
+    (RUN, {"tp_size": "x"}, "--tp_size='x' is not usable"),
+    (RUN, {"api_server": SERVER, "replicas": "2"}, "--replicas cannot be given with --api_server"),
+    ("run,vllm-server", {"max_num_seqs": "0"}, "--max_num_seqs=0 is not usable"),
+    ("run,vllm-server,_path.FOLDER", {}, "FOLDER"),
+    ("generate,user-conf,mlperf,inference", {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
+]
+
+
+@pytest.mark.parametrize(("tags", "flags", "words"), REFUSED)
+def test_the_plan_refuses_what_the_run_refuses_in_the_same_words_before_any_dependency(session, tags, flags, words):
+    with pytest.raises(CmError) as planned:
+        chain(session, tags, **flags)
+    with pytest.raises(CmError) as done:
+        run(session, asked(tags, **flags))
+    assert str(planned.value) == str(done.value)
+    assert words in str(planned.value)
+    assert not list(Path.cwd().glob("mlperf-*"))
+
+
+def test_links_share_the_variations_of_the_main_job():
+    main = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "").variations
+    shared = {name for name, raw in main.items() if raw.get("group") in ("model-source", "benchmark-version")}
+    for alias in ("app-mlperf-inference-vllm",):
+        assert load_script(str(ROOT / "script" / alias), "").variations.keys() == shared, alias
