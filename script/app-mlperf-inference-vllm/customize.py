@@ -10,9 +10,11 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.amendments import amendments
     from cm4vllm.campaign.links import completed_run
 
-    i["env"].update(completed_run(i["env"]))
+    changes = amendments(i["input"].get("adr"), i["automation"].reach, job="app,mlperf,inference,vllm")
+    i["env"].update(completed_run(i["env"], changes.settings))
     return {"return": 0}
 
 

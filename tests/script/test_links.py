@@ -10,13 +10,14 @@ import pytest
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = "app,mlperf,inference,vllm"
+RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
 SERVER = "http://127.0.0.1:9"
 
 
@@ -26,8 +27,12 @@ def session(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
     cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
-    made = Session(SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script")), {})
-    made.catalogue = Catalogue(cmind)
+    catalogue = Catalogue(cmind)
+    automation = SimpleNamespace(
+        cmind=cmind, path=str(ROOT / "automation" / "script"), reach=lambda i: reach(catalogue, i["tags"])
+    )
+    made = Session(automation, {})
+    made.catalogue = catalogue
     return made
 
 
@@ -63,7 +68,11 @@ def everything(model, dataset, round_="_r6.1"):
         (",_dummy", {}, everything("_dummy.llama3.1-8b", "_tiny")),
         (",_hf.ORG/NAME", {}, everything("_hf.ORG/NAME", "_mlcommons")),
         ("", {"vllm_model_name": "ORG/NAME"}, everything("_hf.ORG/NAME", "_mlcommons")),
-        ("", {"vllm_model_name": "llama3.1-8b"}, everything("_catalogue.llama3.1-8b", "_mlcommons")),
+        (
+            "",
+            {"vllm_model_name": "llama-3.1-8b-instruct"},
+            everything("_catalogue.llama-3.1-8b-instruct", "_mlcommons"),
+        ),
         (
             ",_dummy",
             {"model": "gpt-oss-120b", "mode": "performance", "target_qps": "5"},
@@ -78,6 +87,18 @@ def everything(model, dataset, round_="_r6.1"):
 )
 def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(session, tags, flags, expected):
     assert chain(session, RUN + tags, **flags) == expected
+
+
+def test_a_search_for_a_rate_alone_gets_the_same_but_no_user_conf(session):
+    expected = everything("_hf.ORG/NAME", "_mlcommons", "_r6.0")[:-1]
+    assert chain(session, f"{SEARCH},_hf.ORG/NAME,_r6.0", target_qps="5") == expected
+
+
+def test_adr_names_model_and_options_as_the_flags_do(session):
+    given = {"ml-model": {"tags": "_hf.ORG/NAME"}, "vllm-server": {"max_num_seqs": "64"}}
+    assert chain(session, RUN, adr=given) == everything("_hf.ORG/NAME", "_mlcommons")
+    with pytest.raises(CmError, match="max_num_seqs=0 is not usable"):
+        chain(session, RUN, adr={"vllm-server": {"max_num_seqs": "0"}})
 
 
 def test_a_given_server_is_asked_before_anything_is_downloaded(session):
@@ -124,6 +145,8 @@ REFUSED = [
     (RUN, {"api_server": SERVER, "replicas": "2"}, "--replicas cannot be given with --api_server"),
     ("run,vllm-server", {"max_num_seqs": "0"}, "--max_num_seqs=0 is not usable"),
     ("run,vllm-server,_path.FOLDER", {}, "FOLDER"),
+    (SEARCH, {}, "no target_qps for the Server performance run"),
+    (SEARCH, {"scenario": "Offline", "target_qps": "5"}, "the Offline scenario has no rate to search for"),
     ("generate,user-conf,mlperf,inference", {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
 ]
 
@@ -142,5 +165,5 @@ def test_the_plan_refuses_what_the_run_refuses_in_the_same_words_before_any_depe
 def test_links_share_the_variations_of_the_main_job():
     main = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "").variations
     shared = {name for name, raw in main.items() if raw.get("group") in ("model-source", "benchmark-version")}
-    for alias in ("app-mlperf-inference-vllm",):
+    for alias in ("app-mlperf-inference-vllm", "find-mlperf-inference-target-qps"):
         assert load_script(str(ROOT / "script" / alias), "").variations.keys() == shared, alias

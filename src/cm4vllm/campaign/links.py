@@ -87,19 +87,22 @@ class AssetInputs(Record, frozen=True, kw_only=True):
         )
 
 
-def completed_run(env: Mapping[str, Any]) -> dict[str, str]:
+def completed_run(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
     """Return the keys that a LoadGen run alone gets before its dependencies; none in the main job.
 
-    Raises CmError for what can be refused before anything is downloaded, installed or started.
+    `changed` are the settings that `--adr` gives. Raises CmError for what can be refused before anything is downloaded,
+    installed or started.
     """
     if env.get(RESULTS):
         return {}
+    env = {**env, **changed}
     inputs = _run_inputs(env)
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{_kind(inputs)}").absolute()
     _require_folder(folder)
     keep = Division.parse(inputs.division) is Division.OPEN
     return {
+        **changed,
         **_assets(env, inputs),
         _FOLDER: str(folder),
         _SERVER_FOLDER: f"{folder}.server",
@@ -107,19 +110,20 @@ def completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def completed_search(env: Mapping[str, Any]) -> dict[str, str]:
+def completed_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
     """Return the keys that a search for a rate alone gets before its dependencies; none in the main job.
 
     Raises CmError as completed_run does.
     """
     if env.get(RESULTS):
         return {}
+    env = {**env, **changed}
     inputs = _run_inputs(env)
     require_searchable(inputs.terms)
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
     _require_folder(folder)
-    return {**_assets(env, inputs), _FOLDER: str(folder), _SERVER_FOLDER: f"{folder}.server"}
+    return {**changed, **_assets(env, inputs), _FOLDER: str(folder), _SERVER_FOLDER: f"{folder}.server"}
 
 
 def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
