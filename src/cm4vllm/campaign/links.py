@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from cm4vllm.accuracy.live import live_scores
 from cm4vllm.assets.models import check_source
@@ -21,11 +21,12 @@ from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_give
 from cm4vllm.campaign.search.probing import require_searchable
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import Check
+from cm4vllm.common import input_types
 from cm4vllm.common.files import require_space, require_writable, typed_path, writable_folder
 from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
-from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, measure, require_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
@@ -44,20 +45,19 @@ _FOLDER, _SERVER_FOLDER = "CM_MLPERF_OUTPUT_DIR", "CM_VLLM_SERVER_DIR"
 class AssetInputs(Record, frozen=True, kw_only=True):
     """The inputs that say which model and which dataset a link gets, and what it is given of them."""
 
-    round: Annotated[str, Key("CM_MLPERF_ROUND")] = "v6.1"
-    benchmark: Annotated[str, Key("CM_MLPERF_MODEL")] = "llama3.1-8b"
-    model_source: Annotated[str, Key(_SOURCE)] = ""
-    name: Annotated[str, Key(_NAME)] = ""
-    api_server: Annotated[str, Key("CM_MLPERF_INFERENCE_API_SERVER")] = ""
-    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
-    dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
-    performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
-    compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
-    dummy_layers: Annotated[int | None, Key("CM_ML_MODEL_DUMMY_LAYERS")] = None
-    device: Annotated[str, Key("CM_MLPERF_DEVICE")] = ""
-    rehearse: Annotated[str, Key("CM_MLPERF_REHEARSE")] = ""
-    model_record: Annotated[str, Key("CM_ML_MODEL_RECORD")] = ""
-    server_record: Annotated[str, Key("CM_VLLM_SERVER_RECORD")] = ""
+    benchmark: input_types.Benchmark = "llama3.1-8b"
+    model_source: input_types.ModelSource = ""
+    name: input_types.VllmModelName = ""
+    api_server: input_types.ApiServer = ""
+    dataset: input_types.DatasetSource = ""
+    dataset_path: input_types.DatasetFile = ""
+    performance_dataset_path: input_types.PerformanceDatasetFile = ""
+    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
+    dummy_layers: input_types.DummyLayers = None
+    device: input_types.Device = ""
+    rehearse: input_types.Rehearse = ""
+    model_record: input_types.ModelRecordPath = ""
+    server_record: input_types.ServerRecordPath = ""
 
     @property
     def served(self) -> bool:

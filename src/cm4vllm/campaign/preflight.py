@@ -121,10 +121,10 @@ def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
     _require_room(read_settings(LaunchSettings, env).max_model_len, runs)
 
 
-def _require_room(max_model_len: int, runs: Sequence[Terms]) -> None:
+def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:
     """Refuse a context for a server started here in which an answer of full length has no room, whatever its prompt."""
     longest = max(run.generation.max_tokens for run in runs)
-    if 0 < max_model_len <= longest:
+    if max_model_len is not None and max_model_len <= longest:
         raise ServerUnsuitable(
             f"--max_model_len={max_model_len} is too short for {runs[0].benchmark}",
             cause=f"up to {longest} tokens are generated after each prompt",

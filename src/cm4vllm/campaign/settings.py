@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.amendments import StepInput
@@ -86,12 +86,12 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     output_dir: input_types.JobOutputDir = "mlperf-results"
     api_server: input_types.ApiServer = ""
     vllm_model_name: input_types.VllmModelName = ""
-    model_source: Annotated[str, Key("CM_ML_MODEL_SOURCE")] = ""
+    model_source: input_types.ModelSource = ""
     dummy_layers: input_types.DummyLayers = None
-    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
-    dataset_path: Annotated[str, Key("CM_DATASET_FILE")] = ""
-    performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
-    compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
+    dataset: input_types.DatasetSource = ""
+    dataset_path: input_types.DatasetFile = ""
+    performance_dataset_path: input_types.PerformanceDatasetFile = ""
+    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
     livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None

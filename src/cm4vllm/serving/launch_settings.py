@@ -52,7 +52,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     model_record: input_types.ModelRecordPath = ""
     dataset_record: input_types.DatasetRecordPath = ""
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
-    compliance_dataset_record: Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")] = ""
+    compliance_dataset_record: input_types.ComplianceDatasetRecordPath = ""
     round: input_types.Round = "v6.1"
     benchmark: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
