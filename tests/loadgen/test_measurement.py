@@ -208,8 +208,7 @@ def test_our_own_server_is_watched(env, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "requests"),
-    [(["--max-num-seqs", "128"], 256), (["--max-num-seqs=64"], 128), (["--max-num-seqs"], 512), ([], 512)],
+    ("options", "requests"), [({"max-num-seqs": 128}, 256), ({"max-num-seqs": True}, 512), ({}, 512)]
 )
-def test_the_server_is_kept_busy_with_twice_its_batch(argv, requests):
-    assert in_flight_of(argv) == requests
+def test_the_server_is_kept_busy_with_twice_its_batch(options, requests):
+    assert in_flight_of(options) == requests

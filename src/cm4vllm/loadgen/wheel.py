@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
@@ -36,7 +37,7 @@ _CONF_BEGIN = b"# The format of this config file"
 class LoadGenSettings(Record, frozen=True, kw_only=True):
     """The round, and the versions that are asked for: one, or the limits of a range."""
 
-    round: Annotated[str, Key("CM_MLPERF_ROUND")]
+    round: input_types.Round
     version: Annotated[str, Key("CM_VERSION")] = ""
     minimum: Annotated[str, Key("CM_VERSION_MIN")] = ""
     maximum: Annotated[str, Key("CM_VERSION_MAX")] = ""
