@@ -198,13 +198,13 @@ def _require_qps(terms: Terms, target_qps: float | None) -> None:
         raise UsageError(
             f"no expected latency for the {terms.scenario} {terms.mode} run",
             cause="LoadGen computes from it how many queries the run has",
-            remedy="give the ms that an answer takes: --target_latency",
+            remedy="give the ms that an answer takes, as --target_latency of app,mlperf,inference,vllm",
         )
     if target_qps is None and terms.needs_rate:
         raise UsageError(
             f"no target_qps for the {terms.scenario} {terms.mode} run",
             cause="LoadGen sizes an Offline run and paces a Server run by it",
-            remedy="give the samples/s to aim at: --target_qps",
+            remedy="give the samples/s to aim at, as --target_qps of app,mlperf,inference,vllm",
         )
 
 
