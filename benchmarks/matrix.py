@@ -41,7 +41,7 @@ from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.memory import detect_memory
-from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import Mode, benchmark_terms, round_names, terms
 from figures import Figure, figure, report

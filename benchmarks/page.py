@@ -23,9 +23,9 @@ from clients.task import Task
 from clients.through_loadgen import settings_of
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RUN_FILE
-from cm4vllm.loadgen.runner import run
-from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.summary import MAX_BYTES
 from cm4vllm.serving.metrics import INTERVAL_S, METRICS_FILE, MetricsSample, ServerMetrics, Timing
 from figures import arguments, figure, report

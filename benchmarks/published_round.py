@@ -41,7 +41,7 @@ if __name__ == "__main__":
 READ = """
 import resource, sys
 from pathlib import Path
-from cm4vllm.loadgen.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
 assert read_detail_log(Path(sys.argv[1])).values["result_validity"] == "VALID"
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.logs import read_performance
-from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms

@@ -11,10 +11,10 @@ import uvloop
 
 from clients.closed_loop import Done, First
 from clients.task import Task, bodies
-from cm4vllm.loadgen.client import Client, Completion
-from cm4vllm.loadgen.connection import resolve
-from cm4vllm.loadgen.process_metrics import stop_garbage_collection
-from cm4vllm.loadgen.wire import AnswerLimits
+from cm4vllm.loadgen.client.client import Client, Completion
+from cm4vllm.loadgen.client.connection import resolve
+from cm4vllm.loadgen.client.process_metrics import stop_garbage_collection
+from cm4vllm.loadgen.client.wire import AnswerLimits
 
 __all__ = ["Engine"]
 

@@ -19,9 +19,9 @@ from clients.closed_loop import Client, Done, First
 from clients.task import PROMPTS, Result, Task, prompt
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs import DETAIL_LOG
+from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms

@@ -22,7 +22,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.records import StepStatus
 from cm4vllm.campaign.live.status import JobStatus
-from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.process.runner import run
 
 __all__ = ["watched_run"]
 

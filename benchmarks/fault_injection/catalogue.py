@@ -92,8 +92,8 @@ def _killed(which: str, *, ends_server: bool = False) -> Fault:
 #: What happens to the small job on the fast server, by its name.
 FAULTS: Mapping[str, Fault] = {
     "kill -9 of cm": _killed("cm"),
-    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
-    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
+    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process.main"),
+    "kill -9 of a worker": _killed("cm4vllm.loadgen.client.worker"),
     "kill -9 of the server": _killed("server", ends_server=True),
     "SIGTERM to cm": Fault(partial(_kill, "cm", signal.SIGTERM), codes=(0, 143, -signal.SIGTERM)),
     "two runs in one folder": Fault(_second_run, codes=(0,)),
@@ -113,8 +113,8 @@ REAL_FAULTS: Mapping[str, Fault] = {
     "kill -9 of vLLM's engine": _killed("VLLM::EngineCore", ends_server=True),
     "kill -9 of its supervisor": _killed("cm4vllm.serving.supervisor", ends_server=True),
     "kill -9 of cm": _killed("cm"),
-    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process"),
-    "kill -9 of a worker": _killed("cm4vllm.loadgen.worker"),
+    "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process.main"),
+    "kill -9 of a worker": _killed("cm4vllm.loadgen.client.worker"),
 }
 
 #: The small job, and its settings: few requests in flight, so that it takes some seconds.

@@ -31,7 +31,7 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.redaction import vault
 from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen import measurement
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, measure
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import run_settings

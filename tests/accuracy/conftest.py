@@ -13,7 +13,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord

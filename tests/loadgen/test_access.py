@@ -9,12 +9,12 @@ from fake_vllm import Behaviour, FakeVllm, expected_tokens, prompt
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, UsageError
-from cm4vllm.loadgen import selfcheck
+from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
-from cm4vllm.loadgen.runner import run
-from cm4vllm.loadgen.sample_library import SampleLibrary
-from cm4vllm.loadgen.wire import Sampling, completion_body
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.process import selfcheck
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.serving.access import Access
 from gateway import Gateway
 
@@ -73,7 +73,7 @@ def test_no_command_line_holds_the_key(tmp_path, secured):
         Gateway(server.endpoint, "", SECRET, {"X-Tenant": TENANT}) as gateway,
     ):
         run(secured(gateway, "Offline"), tmp_path / "run", on_answers=look)
-    assert any("cm4vllm.loadgen.worker" in words for words in seen)
+    assert any("cm4vllm.loadgen.client.worker" in words for words in seen)
     assert not any(SECRET in words or TENANT in words for words in seen)
 
 

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.limits import FILES_BESIDE, WORKER_BYTES, Load, demand_of, most_open, needs
-from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.process.runner import run
 
 MANY = MachineLimits(open_files=2**20, local_ports=60_000, memory_bytes=2**40)
 
@@ -131,7 +131,7 @@ def test_a_run_where_a_process_may_open_few_files_has_more_workers(make_settings
         write_record(tmp_path / "settings.json", settings)
         (tmp_path / "user.conf").write_text(settings.user_conf)
         done = subprocess.run(
-            [sys.executable, "-m", "cm4vllm.loadgen.process", str(tmp_path / "settings.json"), str(tmp_path)],
+            [sys.executable, "-m", "cm4vllm.loadgen.process.main", str(tmp_path / "settings.json"), str(tmp_path)],
             preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (100, 150)),
             capture_output=True,
             text=True,

@@ -16,8 +16,8 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
+from cm4vllm.loadgen.process.run_status import PartialScores
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.loadgen.run_status import PartialScores
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
 

@@ -6,7 +6,7 @@ from fake_vllm import Behaviour, FakeVllm
 
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.runner import run
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.results.comparison import compare
 from cm4vllm.results.records import CampaignRecord
 from cm4vllm.results.verification import refuse_differences, verify

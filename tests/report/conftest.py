@@ -41,8 +41,8 @@ from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, Interval, Sea
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
+from cm4vllm.loadgen.process.runner import run as measure_run
 from cm4vllm.loadgen.records import RUN_FILE
-from cm4vllm.loadgen.runner import run as measure_run
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord

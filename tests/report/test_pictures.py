@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cm4vllm.hardware.gpu_samples import GpuSample, GpusSample
-from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
+from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.report.drawing import WIDTH, Axis, Canvas
 from cm4vllm.report.model import load
 from cm4vllm.report.pictures import pictures

@@ -11,8 +11,8 @@ from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecor
 from cm4vllm.assets.records import DUMMY_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs import SUMMARY_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, Piece, RunRecord
 from cm4vllm.report.model import load
 from cm4vllm.report.readme import measurement_readmes

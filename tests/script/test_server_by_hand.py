@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.client import Client
-from cm4vllm.loadgen.connection import resolve
-from cm4vllm.loadgen.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
+from cm4vllm.loadgen.client.client import Client
+from cm4vllm.loadgen.client.connection import resolve
+from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
 from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE

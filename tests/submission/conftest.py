@@ -20,7 +20,7 @@ from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name
 from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.loadgen.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord

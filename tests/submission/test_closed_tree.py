@@ -23,7 +23,7 @@ from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
 from cm4vllm.hardware.description import NETWORK_KEYS, SystemAsked, describe_system, folder_name
 from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.loadgen.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.inspection import check_tree

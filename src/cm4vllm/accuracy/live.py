@@ -17,8 +17,8 @@ from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.accuracy.text import Detokenizer
+from cm4vllm.loadgen.process.run_status import PartialScore, PartialScores
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.run_status import PartialScore, PartialScores
 
 __all__ = ["LiveScores", "live_scores"]
 

@@ -36,7 +36,7 @@ from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageErro
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Mode, Terms
 

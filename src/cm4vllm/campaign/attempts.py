@@ -11,7 +11,7 @@ from cm4vllm.campaign.keeping import result_folder
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.search.records import SEARCH_FILE
 from cm4vllm.campaign.steps import key_of
-from cm4vllm.loadgen.kept_answers import file_of
+from cm4vllm.loadgen.process.kept_answers import file_of
 
 __all__ = ["forget_answers", "set_aside"]
 

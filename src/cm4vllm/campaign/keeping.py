@@ -23,7 +23,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 

@@ -15,7 +15,7 @@ from cm4vllm.campaign.targets import TargetQps, target_of
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import Mode
 

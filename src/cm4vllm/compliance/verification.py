@@ -22,8 +22,8 @@ from cm4vllm.compliance.answers import read_answers
 from cm4vllm.compliance.audit import require_applied
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.compliance.verdict import LoggedRun, Verdict
-from cm4vllm.loadgen.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
 

@@ -15,10 +15,10 @@ from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
-from cm4vllm.loadgen.logs import read_performance
-from cm4vllm.loadgen.process_monitor import OnAnswers
+from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.loadgen.process.process_monitor import OnAnswers
+from cm4vllm.loadgen.process.runner import USER_CONF, run
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.runner import USER_CONF, run
 from cm4vllm.loadgen.settings import require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (

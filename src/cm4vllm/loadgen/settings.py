@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
+from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.loadgen.wire import Sampling
 from cm4vllm.rules import Terms
 from cm4vllm.serving.given_options import OptionValue, whole_number
 from cm4vllm.serving.records import ServerRecord

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.accuracy.records import Score
-from cm4vllm.loadgen.sample_times import client_values, read_sample_times
+from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.drawing import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from cm4vllm.loadgen.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.report import wording
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines

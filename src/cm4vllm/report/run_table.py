@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.client_doubts import client_doubts
+from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.table import aligned, latency, one_line
 from cm4vllm.report.wording import rate, result_figure

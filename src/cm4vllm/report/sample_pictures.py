@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.sample_times import SAMPLES_FILE
+from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.report.drawing import Canvas, Picture, Table, bar_rows, short
 from cm4vllm.report.wording import ms, number, percent
 from cm4vllm.results.model import Performance

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.report import charts, wording
 from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.exports import summary_csv, summary_record

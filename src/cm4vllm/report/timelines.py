@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, read_gpu_samples
-from cm4vllm.loadgen.sample_times import SAMPLES_FILE
+from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.report.drawing import Canvas, Picture, Table
 from cm4vllm.report.wording import ms, number, percent, rate
 from cm4vllm.results.model import Performance

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.files import opened
-from cm4vllm.loadgen.detail_log import DetailLog
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Result, Submission
 

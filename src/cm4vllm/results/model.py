@@ -16,9 +16,9 @@ from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
-from cm4vllm.loadgen.client_doubts import client_doubts
-from cm4vllm.loadgen.detail_log import DetailLog
-from cm4vllm.loadgen.figures import metric_names
+from cm4vllm.loadgen.client.client_doubts import client_doubts
+from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.loadgen.logs.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.listing import Listing

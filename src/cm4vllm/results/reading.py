@@ -16,9 +16,9 @@ from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.plain_text import one_line
-from cm4vllm.loadgen.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.figures import figures
-from cm4vllm.loadgen.logs import verdict
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.loadgen.logs.figures import figures
+from cm4vllm.loadgen.logs.run_logs import verdict
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cm4vllm import rules
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.loadgen.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.results.endpoints import is_endpoints, read_endpoints_accuracy, read_endpoints_performance
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.listing import Listing, list_files

@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.sample_times import client_values, read_sample_times
+from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
 from cm4vllm.results.model import Basis, Figure, Figures, Interval, Performance
 
 __all__ = [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cm4vllm.accuracy.records import AccuracyRecord
 from cm4vllm.common.progress import warn
-from cm4vllm.loadgen.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results import run_folders
 from cm4vllm.results.checks import findings

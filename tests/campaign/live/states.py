@@ -5,7 +5,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.records import Verdict
 from cm4vllm.campaign.search.status import SearchStatus, TriedRate
-from cm4vllm.loadgen.run_status import (
+from cm4vllm.loadgen.process.run_status import (
     ClientStatus,
     LatencyStatus,
     PartialScore,

@@ -29,7 +29,7 @@ from cm4vllm.campaign.status import StatusSettings, report_status
 from cm4vllm.common import progress
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.run_status import (
+from cm4vllm.loadgen.process.run_status import (
     ClientStatus,
     LatencyStatus,
     PartialScore,

@@ -15,11 +15,11 @@ from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, ProbeRecord, 
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen import measurement
-from cm4vllm.loadgen.early_stopping import percentile
-from cm4vllm.loadgen.logs import read_performance
+from cm4vllm.loadgen.logs.early_stopping import percentile
+from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RUN_FILE
-from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.search.status import SearchStatus
 from cm4vllm.common.records import Record
-from cm4vllm.loadgen.run_status import RunStatus, TimeLeft
+from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
 __all__ = ["INTERVAL_S", "STATUS_FILE", "JobState", "StatusRecord", "StepStatus"]
 

@@ -15,7 +15,7 @@ from cm4vllm.campaign.steps import Step
 from cm4vllm.common import progress
 from cm4vllm.common.progress import under_way, warnings
 from cm4vllm.common.records import now
-from cm4vllm.loadgen.run_status import RunStatus, TimeLeft
+from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
 __all__ = ["JobStatus", "Steps", "job_left", "steps_of"]
 

@@ -9,8 +9,8 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.status import SearchStatus
 from cm4vllm.common.records import Record
+from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
 from cm4vllm.loadgen.records import HEADROOM
-from cm4vllm.loadgen.run_status import LatencyStatus, RunStatus, TimeLeft
 
 __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
 

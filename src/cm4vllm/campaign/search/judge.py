@@ -18,8 +18,8 @@ import numpy as np
 
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict, tightest
-from cm4vllm.loadgen.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
-from cm4vllm.loadgen.messages import Latencies, Timed
+from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
+from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
 from cm4vllm.serving.speed import Speed
 

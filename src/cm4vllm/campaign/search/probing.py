@@ -27,12 +27,12 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.logs import DETAIL_LOG, read_performance
+from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
-from cm4vllm.loadgen.messages import Latencies
-from cm4vllm.loadgen.process_monitor import RunStopped
+from cm4vllm.loadgen.process.messages import Latencies
+from cm4vllm.loadgen.process.process_monitor import RunStopped
+from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunRecord, RunSettings
-from cm4vllm.loadgen.runner import run
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.metrics import ServerMetrics, look

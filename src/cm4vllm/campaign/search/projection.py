@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.loadgen.arrivals import Times
+from cm4vllm.loadgen.logs.arrivals import Times
 
 __all__ = ["Point", "Window", "meeting_point", "project"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from cm4vllm.common.records import Record
-from cm4vllm.loadgen.early_stopping import passes
+from cm4vllm.loadgen.logs.early_stopping import passes
 from cm4vllm.serving.speed import Speed
 
 __all__ = ["SEARCH_FILE", "Boundary", "Interval", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]

@@ -38,7 +38,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
-from cm4vllm.loadgen.messages import Latencies
+from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples

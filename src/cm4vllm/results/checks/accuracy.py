@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.records import record_file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cm4vllm.accuracy.records import ACCURACY_TEXT
 from cm4vllm.common.files import opened, text_of
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.findings import Severity

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.common.files import opened
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.accuracy_runs import MAX_LOG, scored, served_tokens, text_file
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from cm4vllm.loadgen.detail_log import DetailLog
+from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import performance_runs
 from cm4vllm.results.model import Submission

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.detail_log import KEPT_TEXTS
+from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result, Submission

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cm4vllm.common.files import opened
-from cm4vllm.loadgen.logs import SUMMARY_LOG
+from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.performance_runs import performance_runs

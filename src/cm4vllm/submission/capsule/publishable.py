@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.files import bytes_of
-from cm4vllm.loadgen.logs import ACCURACY_LOG
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.comparison import ANSWER_BYTES
 from cm4vllm.results.model import Accuracy, Conditions, Figure, Figures, Performance, Result, Source

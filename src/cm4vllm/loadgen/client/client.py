@@ -1,0 +1,363 @@
+"""The asynchronous client: many completions at once over kept-alive connections, in one event loop.
+
+It knows nothing of LoadGen: requests come in through `submit`, answers leave through a Sink. It runs in the worker
+processes, and alone in tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from cm4vllm.loadgen.client.connection import Address, Connection
+from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
+from cm4vllm.loadgen.client.server_connections import Server
+from cm4vllm.loadgen.client.stream_poller import StreamPoller
+from cm4vllm.loadgen.client.text_tokens import Texts
+from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
+from cm4vllm.serving.records import Api
+
+__all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
+
+#: uvicorn, vLLM's HTTP server, closes connections that are idle for 5 s; one about to be closed must not be used.
+REUSE_WITHIN_S = 4.0
+#: Connections to each server that are kept open for requests to come, where each has to leave at once: as many as may
+#: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to
+#: twice as many.
+SPARE = 16
+#: Seconds between two checks of them, and how many are opened then at most: handshakes delay the reading of tokens.
+SPARE_INTERVAL_S, SPARE_AT_A_TIME = 0.1, 2
+#: Mean pause before the first and the second retry on the same server, in s; another server is used at once.
+RETRY_PAUSE_S = (0.05, 0.25)
+#: Seconds that a server may take to accept a connection.
+CONNECT_S = 10.0
+#: Seconds during which a server that did not answer is avoided, where there is another.
+AVOID_S = 2.0
+#: Seconds between two steps of reducing streams to their tokens, and in which each stream is reduced once. This bounds
+#: the memory of long answers; a few streams at a time, so that no step takes long.
+COMPACT_INTERVAL_S, COMPACT_ALL_S = 0.01, 0.5
+#: Seconds without a byte, or without a token, from any server after which the open requests fail. Nothing of a whole
+#: answer arrives before its last token.
+STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
+#: A stream came whole when it has this many tokens and takes less than this time for each after the first one: no
+#: server computes a token in it.
+AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
+
+
+#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, and
+#: why it ended.
+Completion: TypeAlias = "tuple[int, array[int] | int, FinishReason]"
+
+
+@dataclass(slots=True)
+class FinishCounts:
+    """Whole answers by their finish_reason."""
+
+    stop: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the client has counted so far."""
+
+    requests: int = 0
+    completed: int = 0
+    failed: int = 0
+    retries: int = 0
+    connections: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    at_once: int = 0
+    finish_reasons: FinishCounts = field(default_factory=FinishCounts)
+
+
+class Sink(Protocol):
+    """Receives the answers; called in the event loop's thread."""
+
+    def first_token(self, key: int, token: int) -> None:
+        """The first token of `key` arrived; at most once for each key, and only for streamed answers.
+
+        `token` is 0 where the server gives text: the first of it arrived.
+        """
+
+    def completed(self, completions: Sequence[Completion]) -> None:
+        """These answers are whole: all that were completed in one iteration of the event loop."""
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        """The request can not be answered; called once, and never together with `completed`."""
+
+
+class Client:
+    """Sends what is submitted, at most `max_in_flight` requests at a time (None: no bound), in order of arrival.
+
+    The requests ask for answers within `limits`, for a chunk every `stream_interval` tokens or 0 for whole answers. Of
+    several servers the one with the fewest open requests is used. `sent` is called with the time at which a request
+    was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
+    `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
+    time to the first token. With `texts` the servers give text alone, which it turns into tokens.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        sink: Sink,
+        *,
+        limits: AnswerLimits,
+        stream_interval: int,
+        max_in_flight: int | None = None,
+        api: Api = Api.COMPLETIONS,
+        stall_s: float | None = None,
+        sent: Callable[[int], None] | None = None,
+        spare: int = 0,
+        texts: Texts | None = None,
+    ) -> None:
+        self.counts = Counts()
+        self.texts = texts
+        self.in_flight = 0
+        self.streamed = stream_interval > 0
+        self.limits = limits
+        self.sink = sink
+        self._sent = sent
+        self._spare = spare
+        self._servers = [Server(address, address.head(api.path)) for address in addresses]
+        self._max_in_flight = max_in_flight
+        self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
+        self._loop = asyncio.get_running_loop()
+        # With several tokens a chunk there are too few chunks for polling to save time.
+        self._poller = StreamPoller() if stream_interval == 1 else None
+        self._incoming: deque[Iterator[Request]] = deque()
+        self._connections: set[Connection] = set()
+        self._open: set[InFlightRequest] = set()
+        self._done: list[Completion] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._filling = False
+        # The number of pieces and ends received, and of tokens and ends, each with the time of its last change.
+        self._last_received = self._last_progress = (0, self._loop.time())
+        self._check_timer = self._loop.call_later(0, self._check_servers)
+        self._to_compact: Iterator[InFlightRequest] = iter(())
+        self._compact_timer = self._loop.call_later(COMPACT_INTERVAL_S, self._compact_some) if self.streamed else None
+        self._spare_timer: asyncio.TimerHandle | None = None
+
+    async def prepare(self) -> None:
+        """Open the spare connections, and renew them from now on."""
+        await asyncio.gather(*(self._open_spare(server) for server in self._servers for _ in range(self._spare)))
+        if self._spare:
+            self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests, which are drawn from the iterable only as they are sent."""
+        self._incoming.append(iter(requests))
+        self._send_waiting()
+
+    def close(self) -> None:
+        """Close all connections; what is still open is neither answered nor failed."""
+        for request in self._open:
+            request.abandoned = True
+        for task in self._tasks:
+            task.cancel()
+        self._check_timer.cancel()
+        for timer in (self._compact_timer, self._spare_timer):
+            if timer is not None:
+                timer.cancel()
+        for connection in list(self._connections):
+            if connection.open:
+                connection.close()
+        if self._poller is not None:
+            self._poller.close()
+
+    def _send_waiting(self) -> None:
+        self._filling = False
+        incoming, limit, counts = self._incoming, self._max_in_flight, self.counts
+        only = self._servers[0] if len(self._servers) == 1 else None
+        while incoming and (limit is None or self.in_flight < limit):
+            issued = next(incoming[0], None)
+            if issued is None:
+                incoming.popleft()
+                continue
+            request = InFlightRequest(self, issued, only or self._choose(None))
+            counts.requests += 1
+            counts.prompt_tokens += request.prompt_tokens
+            self.in_flight += 1
+            self._open.add(request)
+            self._send(request)
+            if self._sent is not None:
+                self._sent(issued[3])
+
+    def _send(self, request: InFlightRequest) -> None:
+        server = request.server
+        server.in_flight += 1
+        connection = server.reusable(self._loop.time() - REUSE_WITHIN_S)
+        if connection is not None:
+            request.connection = connection
+            connection.send(request, server.request(request.json))
+            if len(server.idle) + server.opening < self._spare:
+                self._start_task(self._open_spare(server))
+            return
+        self._start_task(self._connect_and_send(request, server))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # the loop itself keeps tasks only weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def _choose(self, failed: Server | None) -> Server:
+        """Return the server with the fewest open requests, of those that answer; `failed` is the last choice."""
+        if len(self._servers) == 1:
+            return self._servers[0]
+        now = self._loop.time()
+        return min(self._servers, key=lambda server: (server is failed or server.avoid_until > now, server.in_flight))
+
+    async def _connect(self, server: Server) -> Connection:
+        """Return a new connection, which may be closed again already. Raises OSError."""
+        connection = Connection(self._connections.discard, self._poller)
+        self._connections.add(connection)
+        self.counts.connections += 1
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await server.address.connect(connection)
+        except OSError:
+            self._connections.discard(connection)
+            raise
+        return connection
+
+    async def _open_spare(self, server: Server) -> None:
+        server.opening += 1
+        try:
+            self.release(await self._connect(server), server)
+        except OSError:
+            pass  # the next request will find out, and report why
+        finally:
+            server.opening -= 1
+
+    def _keep_spare(self) -> None:
+        self._spare_timer = self._loop.call_later(SPARE_INTERVAL_S, self._keep_spare)
+        now = self._loop.time()
+        for server in self._servers:
+            server.drop_older(now - REUSE_WITHIN_S)
+            if now >= server.avoid_until:
+                # Others take their place before they are too old.
+                missing = self._spare - server.younger(now - REUSE_WITHIN_S / 2, self._spare) - server.opening
+                for _ in range(min(SPARE_AT_A_TIME, missing)):
+                    self._start_task(self._open_spare(server))
+
+    async def _connect_and_send(self, request: InFlightRequest, server: Server) -> None:
+        try:
+            connection = await self._connect(server)
+        except OSError as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            request.connection_failed(f"cannot connect to the server: {reason}", answered=False)
+            return
+        if connection.open and not request.abandoned:
+            request.connection = connection
+            connection.send(request, server.request(request.json))
+        else:
+            self.release(connection, server)
+            request.connection_failed(connection.closed_because, answered=False)
+
+    # Called by the requests
+
+    def retry(self, request: InFlightRequest) -> None:
+        """Send the request again: at once to another server, after a short pause to the same one."""
+        self.counts.retries += 1
+        failed = request.server
+        failed.avoid_until = self._loop.time() + AVOID_S
+        request.server = self._choose(failed)
+        # random: spreads the load
+        pause = RETRY_PAUSE_S[request.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
+        self._loop.call_later(pause if request.server is failed else 0, self._send_again, request)
+
+    def _send_again(self, request: InFlightRequest) -> None:
+        if not request.abandoned:
+            self._send(request)
+
+    def release(self, connection: Connection, server: Server) -> None:
+        """Keep a connection whose answer is whole for the next request."""
+        if connection.open:
+            connection.idle_since = self._loop.time()
+            server.idle.append(connection)
+
+    def complete(self, request: InFlightRequest, tokens: array[int] | int, reason: FinishReason) -> None:
+        """Report a whole answer, together with the others of this iteration of the event loop."""
+        counts = self.counts
+        counts.completed += 1
+        length = tokens if isinstance(tokens, int) else len(tokens)
+        counts.completion_tokens += length
+        if length >= AT_ONCE_TOKENS and request.first_token_seen:
+            counts.at_once += time.monotonic() - request.first_token_at < length * AT_ONCE_S
+        if reason == "length":
+            counts.finish_reasons.length += 1
+        else:
+            counts.finish_reasons.stop += 1
+        if not self._done:
+            self._loop.call_soon(self._report_completed)
+        self._done.append((request.key, tokens, reason))
+        self._forget(request)
+
+    def fail(self, request: InFlightRequest, cause: str) -> None:
+        """Report that a request failed."""
+        self.counts.failed += 1
+        self.sink.failed(request.key, cause, first_token_seen=request.first_token_seen)
+        self._forget(request)
+
+    def _forget(self, request: InFlightRequest) -> None:
+        self._open.discard(request)
+        self.in_flight -= 1
+        if self._incoming and not self._filling:
+            self._filling = True
+            self._loop.call_soon(self._send_waiting)
+
+    def _report_completed(self) -> None:
+        done, self._done = self._done, []
+        self.sink.completed(done)
+
+    def _compact_some(self) -> None:
+        """Have some of the open streams reduce their bytes to tokens, so that each of them does every COMPACT_ALL_S."""
+        self._compact_timer = self._loop.call_later(COMPACT_INTERVAL_S, self._compact_some)
+        for _ in range(1 + int(len(self._open) * COMPACT_INTERVAL_S / COMPACT_ALL_S)):
+            request = next(self._to_compact, None)
+            if request is None:
+                self._to_compact = iter(list(self._open))
+                return
+            request.read_ahead()
+
+    def _check_servers(self) -> None:
+        """Drop connections that servers have closed, and fail the open requests when nothing arrives any more."""
+        pause = min(self._stall_s / 4, 15.0)
+        self._check_timer = self._loop.call_later(pause, self._check_servers)
+        for server in self._servers:
+            server.drop_older(self._loop.time() - REUSE_WITHIN_S)
+        missing = self._stalled()
+        if missing:
+            for request in list(self._open):
+                request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
+
+    def _stalled(self) -> str:
+        """Return what no server has sent for too long though requests are open; empty where all is well."""
+        counts, now = self.counts, self._loop.time()
+        if not self._open:
+            self._last_received = self._last_progress = (0, now)
+            return ""
+        received = counts.completed + counts.failed + sum(connection.pieces for connection in self._connections)
+        if received != self._last_received[0]:
+            self._last_received = (received, now)
+        elif now - self._last_received[1] >= self._stall_s:
+            return "nothing"
+        if now - self._last_progress[1] >= self._stall_s:
+            # Comments that keep a connection alive are no progress. Reading all streams takes too long for each check.
+            work = (
+                counts.completed
+                + counts.failed
+                + counts.completion_tokens
+                + sum(request.token_count() for request in list(self._open))
+            )
+            if work == self._last_progress[0]:
+                return "no token"
+            self._last_progress = (work, now)
+        return ""

@@ -1,0 +1,255 @@
+"""One keep-alive HTTP/1.1 connection to a server: a raw asyncio protocol with httptools for the framing.
+
+After its first token, the bytes of a stream are only collected, until the stream ends or the client asks for them.
+Where each token comes alone they are read by a poller, together with those of other streams (loadgen.stream_poller).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
+from cm4vllm.serving.records import host_header, host_of
+
+__all__ = ["Address", "Connection", "ResponseHandler", "resolve"]
+
+
+class ResponseHandler(Protocol):
+    """Receives the response to one request."""
+
+    def body_received(self, status: int, data: bytes) -> bool:
+        """Bytes of the body arrived. Returns whether further bytes may be collected before they are handed over."""
+
+    def response_ended(self, connection: Connection, status: int) -> None:
+        """The response is complete; the connection can carry the next request if it is still `open`."""
+
+    def connection_failed(self, cause: str, *, answered: bool) -> None:
+        """The connection failed before the response was complete; `answered`: after some of it had arrived."""
+
+
+class Address:
+    """Where a server listens: resolved once, so that no connection waits for a name lookup.
+
+    `headers` are sent with each request beside those that the client needs.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        parts = urlsplit(endpoint)
+        self.endpoint = endpoint
+        self._socket = parts.path if parts.scheme == "unix" else ""
+        self._host, self._port, self._tls = host, port, tls
+        self._server_name = parts.hostname if tls else None
+        self._prefix = "" if self._socket else parts.path
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._head = (
+            f"Host: {host_header(endpoint)}\r\nContent-Type: application/json\r\nAccept: */*\r\n{more}Content-Length: "
+        ).encode()
+
+    def head(self, path: str) -> bytes:
+        """Return the request line and headers of a POST of JSON, up to the length of its body."""
+        return f"POST {self._prefix}{path} HTTP/1.1\r\n".encode() + self._head
+
+    async def connect(self, connection: asyncio.Protocol) -> None:
+        """Connect `connection`. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if self._socket:
+            await loop.create_unix_connection(lambda: connection, self._socket)
+            return
+        await loop.create_connection(
+            lambda: connection, self._host, self._port, ssl=self._tls, server_hostname=self._server_name
+        )
+
+
+async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] = MappingProxyType({})) -> Address:
+    """Return an address of `endpoint` (a base URL) that accepts connections. Raises OSError when none does.
+
+    `headers` are those of the address. The certificate of a https:// server is checked against those of the system and
+    of `ca_file`.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme == "unix":
+        addresses = [Address(endpoint, "", 0, headers=headers)]
+    else:
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        if tls and ca_file:
+            tls.load_verify_locations(ca_file)
+        port = parts.port or (443 if tls else 80)
+        found = await asyncio.get_running_loop().getaddrinfo(host_of(endpoint), port, type=socket.SOCK_STREAM)
+        addresses = [Address(endpoint, str(where[0]), port, tls, headers) for *_, where in found]
+    refused: OSError | None = None
+    for address in addresses:
+        trial = Connection(lambda _: None)
+        try:
+            await asyncio.wait_for(address.connect(trial), timeout=10)
+        except OSError as error:
+            refused = error
+            continue
+        trial.close()
+        return address
+    raise refused or OSError(f"no address for {endpoint}")
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time; `lost` is called when the connection has ended.
+
+    Without a `poller`, and with TLS, the event loop reads each stream to its end.
+    """
+
+    def __init__(self, lost: Callable[[Connection], None], poller: StreamPoller | None = None) -> None:
+        self.open = False
+        self.idle_since = 0.0
+        self._lost = lost
+        self._poller = poller
+        self._descriptor = -1
+        self._transport: asyncio.Transport
+        self._handler: ResponseHandler | None = None
+        self._pieces: list[bytes] = []
+        self._handed_over = 0
+        self._unasked = False
+        # Bound before the parser is made: it takes what it finds then, and a list's method costs no Python call.
+        self.on_body = self._pieces.append
+        self._parser = httptools.HttpResponseParser(self)
+        self.feed = self._parser.feed_data
+        self._answered = self._collecting = self._polled = False
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces that have arrived so far."""
+        return self._handed_over + len(self._pieces)
+
+    @property
+    def collected(self) -> int:
+        """The number of pieces that have not been handed over."""
+        return len(self._pieces)
+
+    def send(self, handler: ResponseHandler, request: bytes) -> None:
+        """Send `request`; `handler` receives the response."""
+        self._handler = handler
+        self._answered = False
+        self._transport.write(request)
+
+    @property
+    def closed_because(self) -> str:
+        """Why a connection without a request is closed."""
+        return "the server sent data without a request" if self._unasked else "the server closed the connection"
+
+    def close(self) -> None:
+        self._stop_polling()
+        self.open = False
+        self._transport.close()
+
+    def hand_over(self) -> None:
+        """Give the collected pieces to the handler."""
+        pieces, handler = self._pieces, self._handler
+        if not pieces:
+            return
+        self._handed_over += len(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if handler is not None and handler.body_received(self._parser.get_status_code(), data) and not self._collecting:
+            self._collecting = True
+            if self._poller is not None and self._descriptor >= 0:
+                self._polled = True
+                self._transport.pause_reading()
+                self._poller.add(self._descriptor, self)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclasses
+        self.open = True
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self._descriptor = sock.fileno()
+
+    def data_received(self, data: bytes) -> None:
+        self._answered = True
+        if self._handler is None:
+            self._close_unasked()
+            return
+        try:
+            self.feed(data)
+        except HTTP_ERRORS as error:
+            self.ended_by(error)
+            return
+        if self._pieces and not self._collecting:
+            self.hand_over()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_polling()
+        self.open = False
+        self._lost(self)
+        self._break(_cause(exc))
+
+    # stream_poller.PolledStream
+
+    def ended_by(self, error: Exception | None) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError):
+            raise error  # a fault of the client itself: its process ends with a traceback, and no request is lost
+        self.close()
+        self._break(_cause(error))
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self._handler is None:  # behind the end of an answer, in the same read
+            self._close_unasked()
+
+    def on_message_complete(self) -> None:
+        if 100 <= self._parser.get_status_code() < 200:
+            return  # an interim response such as 103 Early Hints: the final one follows
+        self._collecting = True  # nothing follows that is worth polling for
+        self.hand_over()
+        handler, self._handler = self._handler, None
+        self._collecting = False
+        if self._stop_polling():
+            self._transport.resume_reading()
+        if not self._parser.should_keep_alive():
+            self.close()
+        if handler is not None:
+            handler.response_ended(self, self._parser.get_status_code())
+
+    def _close_unasked(self) -> None:
+        """Close the connection: data that arrives without a request must not become the response to the next one."""
+        self._unasked = True
+        self.close()
+
+    def _break(self, cause: str) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.connection_failed(cause, answered=self._answered)
+
+    def _stop_polling(self) -> bool:
+        """Have the poller stop reading; return whether it did read this connection."""
+        if not self._polled:
+            return False
+        self._polled = False
+        cast(StreamPoller, self._poller).remove(self._descriptor)
+        return True
+
+
+def _cause(error: Exception | None) -> str:
+    if error is None:
+        return "the server closed the connection"
+    if isinstance(error, httptools.HttpParserUpgrade):
+        return "the answer is not HTTP/1.1: it asks for another protocol"
+    if isinstance(error, httptools.HttpParserError):
+        return f"the answer is not HTTP: {error}"
+    return f"the connection broke: {type(error).__name__}"

@@ -1,0 +1,209 @@
+"""A request of the client while it is in flight: its attempts, its response, its end."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from typing import Protocol
+
+from cm4vllm.loadgen.client.connection import Connection
+from cm4vllm.loadgen.client.server_connections import Server
+from cm4vllm.loadgen.client.text_tokens import Texts
+from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
+from cm4vllm.loadgen.client.wire import (
+    AnswerError,
+    AnswerLimits,
+    FinishReason,
+    StreamReader,
+    most_bytes,
+    refusal_words,
+    whole_answer,
+)
+
+__all__ = ["InFlightRequest", "Request"]
+
+#: Retries of a request of whose response nothing has arrived; LoadGen's clock runs on.
+MAX_RETRIES = 2
+#: Pieces of a stream, of about 250 bytes each, that are reduced to their tokens before the stream ends.
+PIECES_TO_COMPACT = 16
+
+#: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
+#: issued (time.monotonic_ns).
+Request = tuple[int, bytes | memoryview, int, int]
+
+
+class FirstTokenSink(Protocol):
+    """Receives the first token of a streamed answer."""
+
+    def first_token(self, key: int, token: int) -> None: ...
+
+
+class Sender(Protocol):
+    """What sends a request and receives its end: the client."""
+
+    @property
+    def limits(self) -> AnswerLimits: ...
+    @property
+    def texts(self) -> Texts | None: ...
+    @property
+    def streamed(self) -> bool: ...
+    @property
+    def sink(self) -> FirstTokenSink: ...
+    def release(self, connection: Connection, server: Server) -> None: ...
+    def retry(self, request: InFlightRequest) -> None: ...
+    def complete(self, request: InFlightRequest, tokens: array[int] | int, reason: FinishReason) -> None: ...
+    def fail(self, request: InFlightRequest, cause: str) -> None: ...
+
+
+class InFlightRequest:
+    """One request with all its attempts. It ends exactly once, complete or failed, whatever a server sends.
+
+    All code that reads bytes of a server is inside a `try` that ends the request: there is no complete list of what
+    such bytes can raise (UnicodeDecodeError, RecursionError, ValueError for a number of too many digits, ...).
+    """
+
+    __slots__ = (
+        "_body",
+        "_client",
+        "_reader",
+        "_room",
+        "abandoned",
+        "connection",
+        "first_token_at",
+        "first_token_seen",
+        "json",
+        "key",
+        "prompt_tokens",
+        "retries",
+        "server",
+    )
+
+    def __init__(self, client: Sender, request: Request, server: Server) -> None:
+        self.key, self.json, self.prompt_tokens, _ = request
+        self.server = server
+        self.retries = 0
+        self.first_token_seen = self.abandoned = False
+        self.first_token_at = 0.0
+        self.connection: Connection | None = None
+        self._client = client
+        self._reader = _reader(client)
+        self._body = b""
+        self._room = most_bytes(client.limits, self.prompt_tokens)
+
+    def body_received(self, status: int, data: bytes) -> bool:
+        self._room -= len(data)
+        if self._room < 0:
+            self.abandon("the answer has more bytes than its tokens can have")
+        if self.abandoned:
+            return False
+        reader = self._reader
+        if status != 200 or reader is None:
+            self._body = self._body + data if self._body else data
+            return False
+        try:
+            first = reader.feed(data)
+        except Exception as error:
+            self.abandon(_unreadable(error))
+            return False
+        if first is not None:
+            self.first_token_seen = True
+            self.first_token_at = time.monotonic()
+            self._client.sink.first_token(self.key, first)
+        return self.first_token_seen
+
+    def read_ahead(self) -> None:
+        """Reduce the collected bytes to their tokens, where there are many."""
+        connection = self.connection
+        if connection is not None and connection.collected >= PIECES_TO_COMPACT:
+            self.token_count()
+
+    def token_count(self) -> int:
+        """Return how many tokens of a stream have arrived; reads all that has been collected."""
+        connection, reader = self.connection, self._reader
+        if connection is None or reader is None:
+            return 0
+        connection.hand_over()
+        try:
+            reader.compact()
+        except Exception as error:
+            self.abandon(_unreadable(error))
+        return reader.token_count
+
+    def response_ended(self, connection: Connection, status: int) -> None:
+        self.server.in_flight -= 1
+        self.connection = None
+        answer = self._answer(status) if not self.abandoned else None
+        if answer is None:
+            connection.close()  # more may follow of a response that was not understood
+        else:
+            self._client.release(connection, self.server)
+            self._client.complete(self, *answer)
+
+    def connection_failed(self, cause: str, *, answered: bool) -> None:
+        self.server.in_flight -= 1
+        self.connection = None
+        if not self.abandoned:
+            self._retry_or_fail(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
+
+    def abandon(self, cause: str) -> None:
+        """Fail the request; a later response to it is ignored."""
+        if self.abandoned:
+            return
+        self.abandoned = True
+        self._client.fail(self, cause)
+        if self.connection is not None:
+            self.connection.close()
+
+    def _answer(self, status: int) -> tuple[array[int] | int, FinishReason] | None:
+        """Return the tokens of the whole answer and why it ended; None where the request failed or is sent again."""
+        if status != 200:
+            message = refusal_words(self._body)
+            self._body = b""
+            cause = f"HTTP status {status}" + (f": {message}" if message else "")
+            # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
+            self._retry_or_fail(cause, again=status >= 500 or status == 429)
+            return None
+        try:
+            return self._read()
+        except AnswerError as error:
+            self._client.fail(self, str(error))
+        except Exception as error:
+            self._client.fail(self, _unreadable(error))
+        return None
+
+    def _read(self) -> tuple[array[int] | int, FinishReason]:
+        """Read the whole answer. Raises AnswerError when it does not add up."""
+        client, reader = self._client, self._reader
+        limits, texts = client.limits, client.texts
+        if texts is None:
+            if isinstance(reader, StreamReader):
+                return reader.finish(self.prompt_tokens, limits)
+            return whole_answer(self._body, self.prompt_tokens, limits)
+        if isinstance(reader, TextReader):
+            answer = reader.finish(self.prompt_tokens, limits)
+        else:
+            answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
+        tokens = texts.tokens_of(answer)
+        if reader is not None and not self.first_token_seen:
+            # Its tokens have no text: the first of them arrived with the end, at the latest.
+            self.first_token_seen = True
+            self.first_token_at = time.monotonic()
+            client.sink.first_token(self.key, 0)
+        return tokens, answer.finish_reason
+
+    def _retry_or_fail(self, cause: str, *, again: bool) -> None:
+        if again and self.retries < MAX_RETRIES:
+            self.retries += 1
+            self._client.retry(self)
+        else:
+            self._client.fail(self, cause)
+
+
+def _reader(client: Sender) -> StreamReader | TextReader | None:
+    if not client.streamed:
+        return None
+    return StreamReader() if client.texts is None else TextReader(client.texts.dialect)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"the answer cannot be read: {type(error).__name__}"

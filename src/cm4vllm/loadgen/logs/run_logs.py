@@ -1,0 +1,267 @@
+"""LoadGen's own logs, read into typed values: what a run measured, and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, undefined
+from cm4vllm.rules import Mode
+
+__all__ = [
+    "ACCURACY_LOG",
+    "AUDIT_CONFIG",
+    "DETAIL_LOG",
+    "SUMMARY_LOG",
+    "AccuracyEntry",
+    "PerformanceResult",
+    "loadgen_version",
+    "read_accuracy_log",
+    "read_performance",
+    "require_whole",
+    "seeds",
+    "verdict",
+]
+
+SUMMARY_LOG = "mlperf_log_summary.txt"
+ACCURACY_LOG = "mlperf_log_accuracy.json"
+#: The file beside the logs by which LoadGen overrides its settings for a compliance test.
+AUDIT_CONFIG = "audit.config"
+_AGAIN = "remove the run's folder and run it again"
+
+
+@dataclass(frozen=True)
+class PerformanceResult:
+    """What LoadGen says of one performance run.
+
+    `scenario` is LoadGen's own. `samples_per_second` and `tokens_per_second` are those the rules compare: all samples
+    over the whole run in Offline, completed ones in Server. In Server, LoadGen divides one sample less by the same time
+    (loadgen/results.cc).
+    It is `valid` when LoadGen says VALID, and neither its own figures nor an error entry speak against it. `reasons`
+    says what does, one reason each. `errors` counts LoadGen's error entries.
+    TTFT and TPOT are None in Offline, where LoadGen does not measure them.
+    `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
+    """
+
+    scenario: str
+    valid: bool
+    reasons: tuple[str, ...]
+    samples: int
+    queries: int
+    samples_per_second: SamplesPerSecond
+    tokens_per_second: TokensPerSecond
+    scheduled_samples_per_second: SamplesPerSecond | None
+    ttft_p99: Milliseconds | None
+    ttft_mean: Milliseconds | None
+    tpot_p99: Milliseconds | None
+    tpot_mean: Milliseconds | None
+    duration: Seconds
+    min_duration: Seconds
+    target_qps: float
+    errors: int
+    seeds: tuple[int, int, int]
+    loadgen_version: str
+
+
+class AccuracyEntry(msgspec.Struct, frozen=True):
+    """One entry of mlperf_log_accuracy.json. `data` holds the tokens' bytes in hexadecimal."""
+
+    seq_id: int
+    qsl_idx: int
+    data: str
+    token_count: int | None = None
+
+
+def read_performance(folder: Path) -> PerformanceResult:
+    """Read the result of the performance run in `folder`.
+
+    Raises RunFailed when the detail log is missing, ends before the result, as after a run that was killed, has values
+    of other types than LoadGen writes, or is not the log of one run alone.
+    """
+    return _result(read_detail_log(folder / DETAIL_LOG))
+
+
+def require_whole(folder: Path, mode: Mode) -> None:
+    """Raise RunFailed unless the logs in `folder` are those of a run of this mode that went to its end."""
+    if mode is Mode.PERFORMANCE:
+        read_performance(folder)
+        return
+    detail = read_detail_log(folder / DETAIL_LOG)
+    detail.require_end("power_end")  # LoadGen logs it in every mode, when the last query is answered
+    _require_closed(folder / ACCURACY_LOG)
+
+
+def loadgen_version(folder: Path) -> str:
+    """Return the version of LoadGen that wrote the logs in `folder`, as they name it."""
+    return read_detail_log(folder / DETAIL_LOG).text_or_none("loadgen_version") or ""
+
+
+def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], int]]:
+    """Give each entry of an accuracy log: index in the dataset, token ids, number of tokens.
+
+    Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
+    """
+    try:
+        entries = msgspec.json.decode(bytes_of(path), type=list[AccuracyEntry])
+        tokens = [np.frombuffer(bytes.fromhex(entry.data), np.int32) for entry in entries]
+    except OSError as error:
+        raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RunFailed(
+            f"{path} is not a whole accuracy log",
+            cause=str(error),
+            remedy="score it before it is truncated, or run the accuracy run again",
+        ) from error
+    _require_int32(path, entries, tokens)
+    for entry, ids in zip(entries, tokens, strict=True):
+        yield entry.qsl_idx, ids, len(ids)
+
+
+def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.NDArray[np.int32]]) -> None:
+    """Refuse 64-bit tokens read as 32-bit ones: their second words are zero, and there are twice as many.
+
+    An id above 32 bits has a second word, and a damaged answer an odd number of words: most of the log counts.
+    """
+    counted = [(e.token_count, len(ids)) for e, ids in zip(entries, tokens, strict=True) if e.token_count]
+    cause = ""
+    even = [ids for ids in tokens if len(ids) % 2 == 0]  # an odd number of words cannot be 64-bit integers
+    if sum(map(len, even)) * 2 > sum(map(len, tokens)) and _zero_share(even, 1) > 0.5 > _zero_share(even, 0):
+        cause = "most of every second 32-bit word is zero: the tokens have 64 bits"
+    elif any(count != found for count, found in counted):
+        cause = "token_count and the length of the data disagree"
+    elif any(len(ids) and ids.min() < 0 for ids in tokens):
+        cause = "there are negative ones, which no tokenizer has"
+    if cause:
+        raise RunFailed(
+            f"the tokens in {path} are not 32-bit integers",
+            cause=cause,
+            remedy="write int32 tokens to LoadGen; a score of this log would count wrong tokens",
+        )
+
+
+def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
+    """Return which part of every second word, from the word `first` of each answer on, is zero, in [0..1]."""
+    words = sum(len(ids[first::2]) for ids in tokens)
+    zeros = sum(len(ids[first::2]) - int(np.count_nonzero(ids[first::2])) for ids in tokens)
+    return zeros / words if words else 0.0
+
+
+def _require_closed(path: Path) -> None:
+    """Refuse an accuracy log that does not end where LoadGen ends it: its array is closed."""
+    try:
+        with opened(path) as file:
+            file.seek(max(0, path.stat().st_size - 16))
+            end = file.read().rstrip()
+    except OSError as error:
+        raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
+    if not end.endswith(b"]"):
+        raise RunFailed(f"{path} is not a whole accuracy log", cause="its list has no end", remedy=_AGAIN)
+
+
+def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
+    """Return whether a performance log is that of a valid result of its scenario, and what speaks against it.
+
+    Raises RunFailed when the log ends before its result, or is of no scenario of LoadGen.
+    """
+    if (scenario := log.text("effective_scenario")) not in SCENARIOS:
+        raise RunFailed(f"{log.path} is the log of the scenario {scenario}", cause=f"known: {', '.join(SCENARIOS)}")
+    said, reasons = log.text("result_validity"), tuple(_reasons(log))
+    log.require_end("result_validity")
+    return said == "VALID" and not reasons, reasons
+
+
+def seeds(log: DetailLog) -> tuple[int, int, int]:
+    """Return the seeds that LoadGen used: qsl, sample index, schedule."""
+    return (
+        log.count("effective_qsl_rng_seed"),
+        log.count("effective_sample_index_rng_seed"),
+        log.count("effective_schedule_rng_seed"),
+    )
+
+
+def _result(log: DetailLog) -> PerformanceResult:
+    scenario, found = log.text("effective_scenario"), figures(log)
+
+    def value(name: str) -> Quantity:
+        if name not in found:
+            raise RunFailed(
+                f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
+            )
+        return found[name].value
+
+    def latency(name: str) -> Milliseconds | None:
+        return Milliseconds(found[name].value) if name in found else None
+
+    valid, reasons = verdict(log)
+    scheduled = found.get("scheduled_samples_per_second")
+    return PerformanceResult(
+        scenario=scenario,
+        valid=valid,
+        reasons=reasons,
+        samples=int(value("samples")),
+        queries=int(value("queries")),
+        samples_per_second=SamplesPerSecond(value("samples_per_second")),
+        tokens_per_second=TokensPerSecond(value("tokens_per_second")),
+        scheduled_samples_per_second=None if scheduled is None else SamplesPerSecond(scheduled.value),
+        ttft_p99=latency("ttft_p99"),
+        ttft_mean=latency("ttft_mean"),
+        tpot_p99=latency("tpot_p99"),
+        tpot_mean=latency("tpot_mean"),
+        duration=Seconds(found["duration"].value if "duration" in found else 0.0),
+        min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
+        target_qps=log.number("effective_target_qps"),
+        errors=log.error_count,
+        seeds=seeds(log),
+        loadgen_version=log.text("loadgen_version"),
+    )
+
+
+#: The scenario in which LoadGen judges latency limits (loadgen/results.cc, HasPerfConstraints).
+_LIMITED = "Server"
+
+
+def _reasons(log: DetailLog) -> Iterator[str]:
+    found = figures(log)
+    yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
+    if not log.flag("result_min_duration_met"):
+        wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)
+        yield f"minimum duration not met: {_value(found, 'duration')} of {wanted}"
+    if not log.flag("result_min_queries_met"):
+        yield "minimum number of queries not met: the test ended early"
+    if log.text("effective_scenario") == _LIMITED and not log.flag("result_perf_constraints_met"):
+        limits = {"TTFT": "ttft_p99", "TPOT": "tpot_p99"} if "ttft_p99" in found else {"latency": "latency_p99"}
+        yield "latency limits exceeded: " + ", ".join(f"{n} p99 {_value(found, key)}" for n, key in limits.items())
+    if not log.flag("early_stopping_met"):
+        yield f"early stopping not satisfied: {_early_stopping(log)}"
+    distinct = dict.fromkeys(log.errors)
+    if distinct:
+        yield from (f"LoadGen error: {text}" for text in distinct)
+    elif log.error_count:
+        yield f"LoadGen counted {log.error_count} errors"
+
+
+def _value(found: Mapping[str, LoggedFigure], name: str) -> str:
+    return str(found[name].value) if name in found else "unknown"
+
+
+def _early_stopping(log: DetailLog) -> str:
+    """Return what LoadGen says on early stopping for TPOT and TTFT, or for the latency, on one line."""
+    said = []
+    for key, subject in (
+        ("early_stopping_tpot_result", "TPOT: "),
+        ("early_stopping_ttft_result", "TTFT: "),
+        ("early_stopping_result", ""),
+    ):
+        text = " ".join((log.text_or_none(key) or "").replace("*", " ").split())
+        if text and "Run successful" not in text:
+            said.append(f"{subject}{text.removeprefix('Run unsuccessful. ')}")
+    return "; ".join(said) or "too few queries"

@@ -1,0 +1,1 @@
+"""The process that runs LoadGen, and the one that follows it to its end."""

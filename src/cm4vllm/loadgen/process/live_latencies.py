@@ -1,0 +1,199 @@
+"""The latencies of a performance run while it goes on, as LoadGen judges them: of all answers so far, of the newest.
+
+They are read from the client's record of its samples (`sample_times`), in a thread of their own: while the test runs,
+nothing more is noted than without them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from cm4vllm.loadgen.logs.early_stopping import PERCENTILE, missing_queries, most_over
+from cm4vllm.loadgen.process.messages import Latencies, Timed
+from cm4vllm.loadgen.process.run_status import LatencyStatus
+from cm4vllm.rules import LatencyLimits
+
+if TYPE_CHECKING:
+    from cm4vllm.loadgen.client.sample_times import Rows, SampleTimes
+
+__all__ = ["LiveLatencies", "Tally"]
+
+_MS = 1e6
+_OPEN = np.dtype([("key", "=u8"), ("at", "=i8"), ("first", "=i8")])
+#: The lower edge of the first class of a tally in ms, the ratio of two edges, and the number of classes: to 3 hours.
+_LEAST_MS, _RATIO, _CLASSES = 1e-3, 1.01, 2316
+#: The bound of a percentile is computed again when so many times as many queries are known: the one for fewer queries
+#: holds for more, too.
+_GROWTH = 1.1
+
+Floats = npt.NDArray[np.float64]
+
+
+#: Of several tallies of the same answers, which ask one after the other.
+_most_over = lru_cache(maxsize=4)(most_over)
+
+
+@dataclass
+class Tally:
+    """Counts times in ms by classes of 1 %. What it says of percentiles is the middle of a class."""
+
+    name: str
+    limit_ms: float | None = None
+    queries: int = 0
+    over: int = 0
+    _counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_CLASSES, np.int64))
+    _allowed: int = -1
+    _due: float = 0.0
+
+    def add(self, values: Floats) -> None:
+        """Count times."""
+        classes = np.log(np.maximum(values, _LEAST_MS) / _LEAST_MS) / math.log(_RATIO)
+        self._counts += np.bincount(np.minimum(classes, _CLASSES - 1).astype(np.int64), minlength=_CLASSES)
+        self.queries += len(values)
+        if self.limit_ms is not None:
+            self.over += int(np.count_nonzero(values > self.limit_ms))
+
+    def status(self) -> LatencyStatus:
+        """Return what is known of the times so far, of which there is one at least."""
+        below = np.cumsum(self._counts)
+        p50, p99 = (self._at_rank(below, int(self.queries * part)) for part in (0.5, PERCENTILE))
+        if self.limit_ms is None:
+            return LatencyStatus(name=self.name, queries=self.queries, p50_ms=p50, p99_ms=p99)
+        if self.queries >= self._due:
+            self._due, self._allowed = self.queries * _GROWTH, _most_over(self.queries)
+        bound = self._at_rank(below, self.queries - 1 - self._allowed, upper=True) if self._allowed >= 0 else None
+        return LatencyStatus(
+            name=self.name,
+            queries=self.queries,
+            p50_ms=p50,
+            p99_ms=p99,
+            limit_ms=self.limit_ms,
+            over=self.over,
+            missing=self._missing(),
+            p99_at_most_ms=bound,
+        )
+
+    def _missing(self) -> int:
+        if self.over <= (1 - PERCENTILE) * self.queries:
+            return missing_queries(self.queries, self.over)
+        # The test itself would take long for so many; it asks for more than the percentile does.
+        return math.ceil(self.over / (1 - PERCENTILE)) - self.queries
+
+    def _at_rank(self, below: npt.NDArray[np.int64], rank: int, *, upper: bool = False) -> float:
+        """Return the time of this rank, counted from 0 in ascending order, or the upper edge of its class."""
+        place = int(np.searchsorted(below, rank, side="right")) + (1.0 if upper else 0.5)
+        return round(float(_LEAST_MS * _RATIO**place), 3)
+
+
+@dataclass(frozen=True)
+class News:
+    """The answers since the last call: when they were issued, in s since the first query, and their times in ms.
+
+    `tpot_ms` is NaN for an answer of one token. The rest is as in `messages.Latencies`.
+    """
+
+    elapsed_s: float
+    issued: int
+    overdue: int
+    oldest_open_s: float | None
+    issued_s: Floats
+    ttft_ms: Floats
+    tpot_ms: Floats
+    latency_ms: Floats
+
+    def message(self) -> Latencies:
+        rows = zip(
+            self.issued_s.tolist(), self.ttft_ms.tolist(), self.tpot_ms.tolist(), self.latency_ms.tolist(), strict=True
+        )
+        return Latencies(
+            elapsed_s=self.elapsed_s,
+            issued=self.issued,
+            overdue=self.overdue,
+            oldest_open_s=self.oldest_open_s,
+            answers=[Timed(at, ttft, None if math.isnan(tpot) else tpot, whole) for at, ttft, tpot, whole in rows],
+        )
+
+
+class LiveLatencies:
+    """Reads `times` while the test runs; `take` is called in one thread.
+
+    TTFT is counted from the moment at which LoadGen issued the sample, TPOT over the tokens after the first one. The
+    keys of the samples must differ, as they do in a performance run.
+    """
+
+    def __init__(self, times: SampleTimes, limits: LatencyLimits | None) -> None:
+        ttft, tpot, whole = (limits.ttft_ms, limits.tpot_ms, limits.latency_ms) if limits else (None, None, None)
+        self._times = times
+        self._limit_ns = math.inf if ttft is None else ttft * _MS
+        self._tallies = Tally("TTFT", ttft), Tally("TPOT", tpot), Tally("answer", whole)
+        self._open = np.empty(0, _OPEN)
+        # A sample's issue may be noted after its first token, since it is noted behind the sending: what comes too
+        # early waits for it.
+        self._early_first: Rows | None = None
+        self._early_ended: Rows | None = None
+        self._begin_ns = 0
+        self._issued_count = 0
+
+    def status(self) -> tuple[LatencyStatus, ...]:
+        """Return what is known of all answers so far."""
+        return tuple(tally.status() for tally in self._tallies if tally.queries)
+
+    def take(self) -> News:
+        """Return the latencies since the last call, and the requests that are open now."""
+        issued, first, ended = self._times.new()
+        if len(issued) and not self._begin_ns:
+            self._begin_ns = int(issued["at"][0])
+        self._issued_count += len(issued)
+        added = np.zeros(len(issued), _OPEN)
+        added["key"], added["at"] = issued["key"], issued["at"]
+        waiting = np.concatenate([self._open, added])
+        waiting = waiting[np.argsort(waiting["key"], kind="stable")]
+        first = first if self._early_first is None else np.concatenate([self._early_first, first])
+        ended = ended if self._early_ended is None else np.concatenate([self._early_ended, ended])
+        places, known = _places(waiting, first)
+        waiting["first"][places] = first["at"][known]
+        self._early_first = first[~known]
+        places, known = _places(waiting, ended)
+        self._early_ended = ended[~known]
+        answered = waiting[places]
+        still = np.ones(len(waiting), bool)
+        still[places] = False
+        self._open = waiting[still]
+        return self._news(answered, ended[known])
+
+    def _news(self, answered: Rows, ended: Rows) -> News:
+        now_ns = time.monotonic_ns()
+        begin, last = answered["at"], ended["at"]
+        first = np.where(answered["first"] == 0, last, answered["first"])
+        tokens = ended["tokens"]
+        tpot = np.where(tokens > 1, (last - first) / _MS / np.maximum(tokens - 1, 1), math.nan)
+        ttft, latency = (first - begin) / _MS, (last - begin) / _MS
+        for tally, values in zip(self._tallies, (ttft, tpot[tokens > 1], latency), strict=True):
+            tally.add(values)
+        late = (self._open["first"] == 0) & (now_ns - self._open["at"] > self._limit_ns)
+        return News(
+            elapsed_s=(now_ns - self._begin_ns) / 1e9 if self._begin_ns else 0.0,
+            issued=self._issued_count,
+            overdue=int(np.count_nonzero(late)),
+            oldest_open_s=(int(self._open["at"].min()) - self._begin_ns) / 1e9 if len(self._open) else None,
+            issued_s=(begin - self._begin_ns) / 1e9,
+            ttft_ms=ttft,
+            tpot_ms=tpot,
+            latency_ms=latency,
+        )
+
+
+def _places(waiting: Rows, events: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return where in `waiting`, which is ordered by key, the samples of events are, and of which events they are."""
+    if not len(waiting):
+        return np.empty(0, np.int64), np.zeros(len(events), bool)
+    places = np.minimum(np.searchsorted(waiting["key"], events["key"]), len(waiting) - 1)
+    known = waiting["key"][places] == events["key"]
+    return places[known], known

@@ -1,0 +1,173 @@
+"""A server in memory for the self-check: `python -m cm4vllm.loadgen.process.loopback`, its settings on standard input.
+
+It answers any completion at once with tokens made beforehand, in vLLM's format: a whole answer in one piece, a stream
+as an engine sends it, a chunk to every stream at each step. It listens on a free port of 127.0.0.1, prints the port,
+and ends when its standard input is closed, or with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import cast
+
+import msgspec
+import uvloop
+
+from cm4vllm.common.processes import die_with_parent
+
+__all__ = ["LoopbackSettings", "main"]
+
+_LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+_PROMPT = re.compile(rb'"(?:prompt|token_ids)":\[([\d,]*)\]')
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+class LoopbackSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens` an answer, `interval` of them a chunk (0: whole answers), `step_s` seconds between two chunks."""
+
+    tokens: int
+    interval: int
+    step_s: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until standard input is closed; return the process's exit code."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=LoopbackSettings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+    return 0
+
+
+async def _serve(settings: LoopbackSettings) -> None:
+    loop = asyncio.get_running_loop()
+    engine = _Engine(settings)
+    server = await loop.create_server(lambda: _Talk(engine), "127.0.0.1", 0, backlog=4096)
+    over = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), over.set)
+    if settings.interval:
+        loop.call_later(settings.step_s, engine.step)
+    gc.freeze()
+    gc.disable()
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await over.wait()
+
+
+class _Engine:
+    """Makes the answers, and sends the next chunk of each stream at every step."""
+
+    def __init__(self, settings: LoopbackSettings) -> None:
+        self._settings = settings
+        self._streams: list[tuple[asyncio.Transport, Sequence[bytes], int]] = []
+        self._loop = asyncio.get_running_loop()
+
+    def answer(self, transport: asyncio.Transport, prompt_tokens: int) -> None:
+        if not self._settings.interval:
+            transport.write(_whole(self._settings.tokens, prompt_tokens))
+            return
+        chunks = _chunks(self._settings.tokens, self._settings.interval, prompt_tokens)
+        transport.write(_STREAM_HEAD + chunks[0])
+        self._streams.append((transport, chunks, 1))
+
+    def step(self) -> None:
+        self._loop.call_later(self._settings.step_s, self.step)
+        streams, self._streams = self._streams, []
+        for transport, chunks, at in streams:
+            transport.write(chunks[at])
+            if at + 1 < len(chunks):
+                self._streams.append((transport, chunks, at + 1))
+
+
+class _Talk(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._data = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, end, body = self._data.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head) if end else None
+        if length is None or len(body) < int(length[1]):
+            return
+        self._data = b""
+        prompt = _PROMPT.search(body)
+        self._engine.answer(self._transport, prompt[1].count(b",") + 1 if prompt else 0)
+
+
+@lru_cache(maxsize=4096)
+def _whole(tokens: int, prompt_tokens: int) -> bytes:
+    content = msgspec.json.encode({**_event(range(tokens), "stop"), "usage": _usage(tokens, prompt_tokens)})
+    return b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (
+        len(content),
+        content,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chunks(tokens: int, interval: int, prompt_tokens: int) -> Sequence[bytes]:
+    """Return what is sent of a stream at each step: the first token alone, `interval` tokens each, the end."""
+    usage = msgspec.json.encode({**_event((), None), "choices": [], "usage": _usage(tokens, prompt_tokens)})
+    end = _chunk(b"data: %b\n\n" % usage) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    if tokens == 1:
+        return (*_tokens_of(1, 1), end)
+    chunks = _tokens_of(tokens, interval)
+    return (*chunks[:-1], chunks[-1] + end)
+
+
+@lru_cache(maxsize=4)
+def _tokens_of(tokens: int, interval: int) -> Sequence[bytes]:
+    groups = [range(1), *(range(begin, min(begin + interval, tokens)) for begin in range(1, tokens, interval))]
+    reasons = [None] * (len(groups) - 1) + ["stop"]
+    return tuple(
+        _chunk(b"data: %b\n\n" % msgspec.json.encode({**_event(group, reason), "usage": None}))
+        for group, reason in zip(groups, reasons, strict=True)
+    )
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _event(tokens: Sequence[int], reason: str | None) -> dict[str, object]:
+    return {
+        "id": "cmpl-8f14e45fceea167a5a36dedd4bea2543",
+        "object": "text_completion",
+        "created": 1700000000,
+        "model": "loopback",
+        "choices": [
+            {
+                "index": 0,
+                "text": " token" * len(tokens),
+                "logprobs": None,
+                "finish_reason": reason,
+                "stop_reason": None,
+                "token_ids": [100 + token % 900 for token in tokens],
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
+    }
+
+
+def _usage(tokens: int, prompt_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv))

@@ -1,0 +1,269 @@
+"""The process that runs LoadGen: `python -m cm4vllm.loadgen.process.main SETTINGS.json FOLDER [FLAG ...]`.
+
+LoadGen issues queries on the main thread, which gives them to worker processes; a second thread reports what they
+answer. The logs go to FOLDER, progress and the outcome as lines of JSON (loadgen.messages) to standard output, with
+--answers the tokens of each answer too, with --latencies its times. With --keep=FILE answers are kept there, and those
+that are there already are given to LoadGen (loadgen.kept_answers). One process makes one run: LoadGen applies
+mlperf.conf only to the first FromConfig of a process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm import __version__
+from cm4vllm.common.errors import CmError, InstallError, RunFailed
+from cm4vllm.common.files import write_text
+from cm4vllm.common.processes import die_with_parent, raise_open_files
+from cm4vllm.common.records import read_record
+from cm4vllm.hardware.machine_limits import machine_limits
+from cm4vllm.loadgen.client.text_tokens import prompt_texts
+from cm4vllm.loadgen.client.text_wire import text_completion_body
+from cm4vllm.loadgen.client.wire import completion_body
+from cm4vllm.loadgen.limits import demand_of, needs
+from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
+from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
+from cm4vllm.loadgen.process.sample_library import SampleLibrary, read_rows
+from cm4vllm.loadgen.process.selfcheck import in_words, self_check
+from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.settings import require_room, sampling_of
+from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
+from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
+from cm4vllm.serving.node_names import network_name
+from cm4vllm.serving.records import Prompts
+
+__all__ = ["main"]
+
+#: The interpreter's default of 5 ms between threads would show in the measured TTFT.
+SWITCH_INTERVAL_S = 1e-4
+_KEEP = "--keep="
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the run; return the process's exit code."""
+    die_with_parent()
+    faulthandler.enable(all_threads=False)  # writes to console.log where LoadGen, or an extension, crashed
+    # Ctrl-C reaches the whole foreground group; the parent decides, and a Python handler could not run inside LoadGen.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings_file, folder = Path(argv[1]), Path(argv[2])
+    try:
+        _send(
+            _run(
+                read_record(settings_file, RunSettings),
+                folder,
+                show_answers="--answers" in argv[3:],
+                show_latencies="--latencies" in argv[3:],
+                keep=_kept_in(argv[3:]),
+            )
+        )
+    except CmError as error:
+        _send(Failed(exit_code=error.exit_code, what=error.what, cause=error.cause, remedy=error.remedy))
+        return error.exit_code
+    return 0
+
+
+def _kept_in(words: Sequence[str]) -> Path | None:
+    """Return the file in which the answers are kept, None where they are not."""
+    return next((Path(word.removeprefix(_KEEP)) for word in words if word.startswith(_KEEP)), None)
+
+
+def _run(
+    settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool, keep: Path | None
+) -> Message:
+    loadgen = _import_loadgen()
+    require_seeds(settings.terms.round, metadata.version(DISTRIBUTION))
+    test = _test_settings(loadgen, settings, folder)
+    rows = read_rows(settings.dataset, settings.samples)
+    settings.server.access.headers()  # refused here, in words, and not in a worker
+    require_room(settings, max(len(row["tok_input"]) for row in rows))
+    raise_open_files()  # which the workers inherit
+    least = needs(demand_of(settings), machine_limits()).workers
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    library, changed = _library(settings, rows)
+    checked = self_check(settings, library, least) if settings.self_check else None
+    if checked:
+        _send(Checked(check=checked, text=in_words(checked, settings)))
+    workers = checked.workers if checked else least
+    with SystemUnderTest(
+        loadgen,
+        settings,
+        library,
+        workers,
+        send=_send,
+        show_answers=show_answers,
+        show_latencies=show_latencies,
+        answers=keep,
+    ) as system:
+        duration = _test(loadgen, test, folder, library, system, _network_name(settings))
+    system.times.write(folder)
+    client = replace(system.record(), self_check=checked)
+    if client.text is not None:
+        client = replace(client, text=replace(client.text, prompts_changed=changed))
+    return Ended(client=client, duration_s=duration, versions=_versions())
+
+
+def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
+    """Return the prompts as the server takes them, and how many of them it reads as other token ids."""
+    sampling = sampling_of(settings)
+    prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
+    if dialect is None:
+        stops = _stops(settings, rows)
+        asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
+        return SampleLibrary(
+            prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
+        ), 0
+    serialise = partial(text_completion_body, sampling, dialect)
+    if dialect.prompts is Prompts.IDS:
+        return SampleLibrary(prompts, serialise), 0
+    texts, changed = prompt_texts(settings, rows)
+    if changed:
+        _send(
+            Note(
+                text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
+                "tokenizer reads their text",
+                loud=True,
+            )
+        )
+    return SampleLibrary(prompts, serialise, texts), changed
+
+
+def _stops(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the texts that end the answer to each sample."""
+    return [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
+
+
+def _network_name(settings: RunSettings) -> Callable[[], str] | None:
+    """Return what asks the nodes of a system on other machines for its name, None for a system that is not."""
+    if not settings.network:
+        return None
+    ask = partial(network_name, settings.server)
+    ask()  # refused here, in words, and not in LoadGen
+    return ask
+
+
+def _test(
+    loadgen: Any,
+    test: Any,
+    folder: Path,
+    library: SampleLibrary,
+    system: SystemUnderTest,
+    name: Callable[[], str] | None,
+) -> float:
+    """Run LoadGen's test to its end, on this thread; return its duration in s.
+
+    With `name` LoadGen has a query dispatch library, and calls it for the name of the system.
+    """
+    log = loadgen.LogSettings()
+    log.log_output.outdir = str(folder)
+    log.log_output.copy_summary_to_stdout = False
+    log.enable_trace = False
+    sut = (
+        loadgen.ConstructQDL(system.issue, lambda: None, name)
+        if name
+        else loadgen.ConstructSUT(system.issue, lambda: None)
+    )
+    qsl = loadgen.ConstructQSL(len(library), len(library), library.load, library.unload)
+    begin = time.monotonic()
+    # LoadGen would take up an audit.config of the working directory: only one in the run's folder may count.
+    loadgen.StartTestWithLogSettings(sut, qsl, test, log, str(folder / AUDIT_CONFIG))
+    duration = time.monotonic() - begin
+    loadgen.DestroyQSL(qsl)
+    (loadgen.DestroyQDL if name else loadgen.DestroySUT)(sut)
+    return duration
+
+
+def _import_loadgen() -> Any:
+    try:
+        import mlperf_loadgen
+    except ImportError as error:
+        raise InstallError(
+            "LoadGen is not installed in this Python",
+            cause=str(error),
+            remedy="cm run script --tags=get,mlperf,inference,loadgen",
+        ) from error
+    return mlperf_loadgen
+
+
+def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
+    """Return LoadGen's settings from mlperf.conf and our user.conf, checked to be those of the round and benchmark."""
+    write_text(folder / MLPERF_CONF, compiled_in_conf(Path(loadgen.__file__)))
+    test, terms = loadgen.TestSettings(), settings.terms
+    # The fourth parameter keeps its default, "this is user.conf": LoadGen 5.0.0 has it the other way round.
+    if test.FromConfig(str(folder / "user.conf"), terms.loadgen_name, terms.loadgen_scenario) not in (0, None):
+        raise RunFailed("LoadGen refuses user.conf", cause=settings.user_conf)
+    test.scenario = getattr(loadgen.TestScenario, terms.loadgen_scenario)
+    modes = {Mode.PERFORMANCE: loadgen.TestMode.PerformanceOnly, Mode.ACCURACY: loadgen.TestMode.AccuracyOnly}
+    test.mode = modes[settings.mode]
+    if settings.audit_config:
+        _set_audit(test, audit(settings.compliance_test, settings.benchmark), settings)
+    seeds = Seeds(qsl=test.qsl_rng_seed, sample_index=test.sample_index_rng_seed, schedule=test.schedule_rng_seed)
+    if seeds != terms.seeds:
+        raise InstallError(
+            f"the LoadGen in use is not that of round {terms.round}",
+            cause="its seeds differ, and the checker compares them",
+            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
+        )
+    if not _measures(test, terms.limits):
+        raise RunFailed(
+            f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
+            cause="its mlperf.conf has other limits, or does not have the name",
+            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
+        )
+    return test
+
+
+#: Times the answers of a compliance test that LoadGen is asked to log where it draws them: chance may give fewer.
+_DRAWN = 1.5
+
+
+def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
+    """Have LoadGen 4.1.30 to 5.0.4 log answers: of audit.config they take neither seed nor number of these.
+
+    They do not take `sample_concatenate_permutation` either, and issue whole passes over the loaded samples.
+    """
+    if hasattr(test, "accuracy_log_sampling_target"):
+        return
+    loaded = test.performance_sample_count_override or settings.samples
+    issued = -(-wanted.samples // loaded) * loaded
+    test.accuracy_log_rng_seed = wanted.audit["accuracy_log_rng_seed"]
+    test.accuracy_log_probability = min(1.0, _DRAWN * wanted.samples / issued)
+
+
+def _measures(test: Any, limits: LatencyLimits | None) -> bool:
+    """Whether LoadGen measures token latencies, with these limits where there are any (mlperf.conf has ms, it ns)."""
+    if limits is None or limits.ttft_ms is None or limits.tpot_ms is None:
+        return bool(test.use_token_latencies)
+    expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)
+    return bool(test.use_token_latencies) and (test.ttft_latency, test.tpot_latency) == expected
+
+
+def _versions() -> dict[str, str]:
+    packages = (DISTRIBUTION, "uvloop", "httptools", "msgspec")
+    return {
+        "python": platform.python_version(),
+        "cm4vllm": __version__,
+        **{package: metadata.version(package) for package in packages},
+    }
+
+
+def _send(message: Message) -> None:
+    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv))

@@ -1,0 +1,256 @@
+"""The LoadGen process, followed to its end: its messages are shown and passed on, server and clock are checked."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+import msgspec
+
+from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
+from cm4vllm.common.processes import exit_in_words, last_lines
+from cm4vllm.common.progress import Step, say, warn
+from cm4vllm.loadgen.process.clock import ClockWatch
+from cm4vllm.loadgen.process.live_status import LiveStatus
+from cm4vllm.loadgen.process.messages import (
+    Answers,
+    Checked,
+    Ended,
+    Failed,
+    FirstFailure,
+    Latencies,
+    Message,
+    Note,
+    Progress,
+)
+from cm4vllm.loadgen.process.run_status import PartialScores
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.serving.logs import advice, last_words
+from cm4vllm.serving.metrics import MetricsWatch, ServerMetrics
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = [
+    "Alive",
+    "MonitoredRun",
+    "OnAnswers",
+    "OnLatencies",
+    "RunStopped",
+    "follow_process",
+    "server_died",
+    "server_stuck",
+]
+
+CONSOLE_LOG = "console.log"
+SETTINGS_FILE = "settings.json"
+
+#: Seconds between two checks whether the server is alive.
+ALIVE_INTERVAL_S = 0.5
+#: Seconds until the end of a server started by cm4vllm is detected after its connections broke.
+DYING_S = 3.0
+
+Alive = Callable[[], str | None]
+#: Called with answers as they come: the index of each sample in the dataset, and the tokens of its answer. What it
+#: returns is shown beside the progress.
+OnAnswers = Callable[[Sequence[tuple[int, list[int]]]], PartialScores | None]
+#: Called with the latencies of a Server run as they come; returns whether the run is to be ended at once.
+OnLatencies = Callable[[Latencies], bool]
+
+
+class RunStopped(Exception):
+    """A run was ended because `on_latencies` said so; `metrics` are those of the server until then."""
+
+    metrics: ServerMetrics | None = None
+
+
+@dataclass(frozen=True)
+class MonitoredRun:
+    """A run in progress, with the functions that show it and that check its server."""
+
+    settings: RunSettings
+    alive: Alive
+    watch: MetricsWatch
+    shown: Step
+    live: LiveStatus
+    on_answers: OnAnswers | None
+    on_latencies: OnLatencies | None = None
+    keep: Path | None = None
+    clock: ClockWatch = field(default_factory=ClockWatch)
+
+    def fault(self) -> CmError | None:
+        """Say what is wrong with the clock or the server, None while that lives and works."""
+        if (changed := self.clock.fault(self.settings.title)) is not None:
+            return changed
+        if (reason := self.alive()) is not None:
+            return server_died(self.settings, reason)
+        return server_stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None
+
+
+def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended | Failed:
+    """Run the LoadGen process to its end and return what it said last. Raises ServerDied, ServerStuck, RunFailed."""
+    settings = run.settings
+    settings_file = folder / SETTINGS_FILE
+    settings_file.write_bytes(msgspec.json.encode(settings))
+    console = folder / CONSOLE_LOG
+    words = [
+        *(["--answers"] if run.on_answers else []),
+        *(["--latencies"] if run.on_latencies else []),
+        *([f"--keep={run.keep}"] if run.keep else []),
+    ]
+    with console.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "cm4vllm.loadgen.process.main", str(settings_file), str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(pythonpath),
+        )
+        try:
+            last = _follow(cast(IO[bytes], child.stdout), log.fileno(), run)
+            status = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            cast(IO[bytes], child.stdout).close()
+    settings_file.unlink()
+    if isinstance(last, Ended) and status == 0:
+        return last
+    if (died := _failed_with_server(run, last)) is not None:
+        return died
+    if isinstance(last, Failed):
+        return last
+    first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
+    raise RunFailed(
+        f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
+        cause="\n".join(filter(None, (first, last_lines(console, 20)))),
+    )
+
+
+def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | None:
+    """Return the failure of a run whose server has ended; None where it is up, or not ours.
+
+    A server that ends takes its connections along: then its end is the cause, not the failed requests.
+    """
+    reason = _end_of_server(run.alive) if run.settings.server.owned else None
+    if reason is None:
+        return None
+    died = server_died(run.settings, reason)
+    return Failed(
+        exit_code=died.exit_code,
+        what=died.what,
+        cause=died.cause,
+        remedy=died.remedy,
+        client=last.client if isinstance(last, Failed) else None,
+    )
+
+
+def _end_of_server(alive: Alive) -> str | None:
+    """Return why the server ended, given the time that its supervisor needs to see the last of its processes go."""
+    deadline = time.monotonic() + DYING_S
+    while (reason := alive()) is None and time.monotonic() < deadline:
+        time.sleep(ALIVE_INTERVAL_S / 5)
+    return reason
+
+
+def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:
+    """Read the child's standard output to its end; return the last message that is not progress."""
+    last: Message | None = None
+    pending = b""
+    checked = time.monotonic()
+    os.set_blocking(output.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            if selector.select(ALIVE_INTERVAL_S):
+                data = output.read(65536)
+                if not data:
+                    return last
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    last = _take(line, log, run) or last
+            if time.monotonic() - checked >= ALIVE_INTERVAL_S:
+                checked = time.monotonic()
+                if (fault := run.fault()) is not None:
+                    raise fault
+
+
+def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
+    try:
+        message: Message = msgspec.json.decode(line, type=Message)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        os.write(log, line + b"\n")
+        return None
+    if isinstance(message, Progress):
+        _show(message, run)
+        return None
+    if isinstance(message, Checked):
+        run.shown.facts = run.live.checked(message.check)
+        say(message.text)
+        return None
+    if isinstance(message, Note):
+        (warn if message.loud else say)(message.text)
+        return None
+    if isinstance(message, Latencies):
+        if run.on_latencies is not None and run.on_latencies(message):
+            raise RunStopped
+        return None
+    if isinstance(message, Answers):
+        if run.on_answers is not None:
+            run.live.scores = scores = run.on_answers(message.answers)
+            run.shown.note = scores.words if scores else ""
+        return None
+    return message
+
+
+def _show(message: Progress, run: MonitoredRun) -> None:
+    """Show how far the run is, and pass on what the heartbeat needs."""
+    run.watch.heartbeat.client_received(message.tokens, message.waiting)
+    status = run.live.take(message)
+    run.shown.facts = status
+    total = f" of {status.total:,}" if status.total else ""
+    rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
+    limits = [
+        f"{one.name} p99 {one.p99_ms:,.0f} of {one.limit_ms:,.0f} ms"
+        for one in status.latencies
+        if one.limit_ms is not None
+    ]
+    run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *limits]))
+
+
+def _environment(pythonpath: str) -> dict[str, str]:
+    ours = str(Path(__file__).resolve().parents[3])
+    paths = [path for path in (ours, pythonpath, os.environ.get("PYTHONPATH", "")) if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def server_died(settings: RunSettings, reason: str) -> ServerDied:
+    """Return the error of a run whose server ended, with the log of the one that `reason` names."""
+    log = _log_of(settings.server, reason)
+    return ServerDied(
+        f"the server ended during the {settings.title} run",
+        cause=reason,
+        remedy="; ".join(
+            part for part in (advice(reason), f"its whole log: {log}" if log else "its log says why") if part
+        ),
+    )
+
+
+def server_stuck(settings: RunSettings, reason: str) -> ServerStuck:
+    """Return the error of a run whose server has stopped responding, with the log of the one that `reason` names."""
+    log = _log_of(settings.server, reason)
+    return ServerStuck(
+        f"the server process is up but has stopped responding: the {settings.title} run is INVALID",
+        cause=f"{reason}\nthe last lines of its log: {last_words(Path(log))}" if log else reason,
+        remedy="restart the server and run again" + (f"; its whole log: {log}" if log else ""),
+    )
+
+
+def _log_of(server: ServerRecord, reason: str) -> str:
+    """Return the log of the server that a reason names, the first one's where it names none."""
+    return next((one.log for one in server.members if one.endpoint in reason), server.log)

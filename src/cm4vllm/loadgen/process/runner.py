@@ -1,0 +1,250 @@
+"""The parent's side of a LoadGen run: has its process followed, keeps its folder whole or not at all, records it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
+from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.progress import say, step, warn
+from cm4vllm.common.records import now, write_record
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
+from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.loadgen.client.text_tokens import require_agreement
+from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs.run_logs import (
+    ACCURACY_LOG,
+    AUDIT_CONFIG,
+    DETAIL_LOG,
+    SUMMARY_LOG,
+    loadgen_version,
+    require_whole,
+)
+from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
+from cm4vllm.loadgen.process.live_status import LiveStatus
+from cm4vllm.loadgen.process.machine_load import MachineMeter
+from cm4vllm.loadgen.process.messages import Ended, Failed
+from cm4vllm.loadgen.process.process_monitor import (
+    Alive,
+    MonitoredRun,
+    OnAnswers,
+    OnLatencies,
+    RunStopped,
+    follow_process,
+)
+from cm4vllm.loadgen.process.run_servers import RunServers
+from cm4vllm.loadgen.process.run_warnings import run_warnings
+from cm4vllm.loadgen.records import (
+    FAILURE_FILE,
+    RUN_FILE,
+    ClientRecord,
+    FailureRecord,
+    MachineLoad,
+    RunRecord,
+    RunSettings,
+)
+from cm4vllm.loadgen.settings import require_room
+from cm4vllm.rules import Mode
+from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
+from cm4vllm.serving.priority import give_way
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.site import sites_of
+
+__all__ = ["USER_CONF", "run"]
+
+USER_CONF = "user.conf"
+
+
+def run(
+    settings: RunSettings,
+    folder: Path,
+    *,
+    pythonpath: str = "",
+    alive: Alive | None = None,
+    on_answers: OnAnswers | None = None,
+    on_latencies: OnLatencies | None = None,
+    keep_answers: bool = False,
+    accept_restarted: bool = False,
+) -> RunRecord:
+    """Make one LoadGen run; `folder` then holds its logs and run.json, and nothing else of that name is left over.
+
+    `pythonpath` is where mlperf_loadgen lies when it is not installed in the running Python. `alive` says why the
+    server has ended, or returns None while it is up. `on_answers` is given the answers about once a second, each one
+    once, before `run` returns; it is for accuracy runs, whose time is not measured. `on_latencies` may end a
+    performance run: RunStopped is raised then. With `keep_answers` an accuracy run that was stopped goes on where it
+    was, and with `accept_restarted` also where a server at --api_server was started again since. Raises
+    ServerUnsuitable where such a server is another one than when it was probed, RunFailed where it becomes one during
+    the run, ServerDied, ServerStuck, ClockChanged, RunFailed and the errors of the process. What was written until then
+    is kept as `<folder>.failed`, with failure.json after an error.
+    """
+    require_room(settings, settings.dataset.max_input_tokens)
+    title = f"{settings.title} run"
+    accuracy = settings.mode is Mode.ACCURACY
+    servers = RunServers.of(settings, accept_restarted=accept_restarted and accuracy)
+    keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
+    with staged_folder(folder) as staging, step(title) as shown:
+        write_text(staging / USER_CONF, settings.user_conf)
+        if settings.audit_config:
+            write_text(staging / AUDIT_CONFIG, settings.audit_config)
+        give_way(settings.server)
+
+        def monitored(watch: MetricsWatch) -> MonitoredRun:
+            live = LiveStatus(settings, staging, watch)
+            return MonitoredRun(settings, alive or _unwatched, watch, shown, live, on_answers, on_latencies, keep)
+
+        with _failure_recorded(settings, staging) as attempt:
+            record = _measured(settings, staging, pythonpath, monitored, attempt, servers)
+            if keep is not None and len(found := pieces(keep)) > 1:
+                record = replace(record, pieces=found)
+        write_record(staging / RUN_FILE, record)
+        sync_files(staging)  # before the ledger says that the run is done
+    sync_folder(folder.parent)
+    if keep is not None:
+        keep.unlink(missing_ok=True)
+    for warning in run_warnings(record):
+        warn(f"{title}: {warning}")
+    return record
+
+
+@dataclass
+class _Attempt:
+    """When a run began, and what its client did, as far as that is known."""
+
+    started_at: str
+    client: ClientRecord | None = None
+
+
+@contextmanager
+def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[_Attempt]:
+    """Write failure.json into `folder` when the run ends with an error."""
+    attempt = _Attempt(now())
+    try:
+        yield attempt
+    except CmError as error:
+        failure = FailureRecord(
+            settings=settings,
+            started_at=attempt.started_at,
+            ended_at=now(),
+            what=error.what,
+            cause=error.cause,
+            remedy=error.remedy,
+            exit_code=error.exit_code,
+            client=attempt.client,
+        )
+        write_record(folder / FAILURE_FILE, failure)
+        raise
+
+
+def _measured(
+    settings: RunSettings,
+    folder: Path,
+    pythonpath: str,
+    monitored: Callable[[MetricsWatch], MonitoredRun],
+    attempt: _Attempt,
+    servers: RunServers,
+) -> RunRecord:
+    """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
+
+    Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of the server.
+    """
+    meter = MachineMeter(settings.server)
+    try:
+        with (
+            gpus_sampled(folder / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
+            sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
+        ):
+            run = monitored(watch)
+            outcome = follow_process(run, folder, pythonpath)
+    except RunStopped as stopped:
+        stopped.metrics = watch.summary()
+        raise
+    attempt.client = outcome.client
+    if isinstance(outcome, Failed):
+        raise _error(outcome)
+    run.clock.require_unset(settings.title)
+    accepted = servers.require_same(settings.title, watch.process_starts)
+    record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
+    return replace(record, accepted_restarts=accepted)
+
+
+def _unwatched() -> None:
+    """Return None: the server is not watched."""
+
+
+def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Path:
+    """Begin a piece of an accuracy run, and return the file with its answers."""
+    path = file_of(folder)
+    begun = begin_piece(path, settings_sha256(settings), servers.begin, accept_restarted=servers.accept_restarted)
+    servers.accepted.extend(begun.restarted)
+    if begun.dropped:
+        warn(f"{settings.title} run: the answers from before it was stopped are removed: {begun.dropped}")
+    if begun.kept:
+        say(f"{settings.title} run: {begun.kept:,} of {settings.samples:,} answers are kept from before it was stopped")
+    for words in begun.restarted:
+        warn(f"{settings.title} run: {words}; accepted by --accept_restarted_server")
+    return path
+
+
+def _is_here(server: ServerRecord) -> bool:
+    """Whether the servers run on this machine, whose GPUs are then theirs."""
+    return server.simulated is None and all(
+        is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints
+    )
+
+
+def _record(
+    settings: RunSettings,
+    folder: Path,
+    ended: Ended,
+    started_at: str,
+    metrics: ServerMetrics | None,
+    load: MachineLoad | None,
+) -> RunRecord:
+    version = loadgen_version(folder)
+    (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
+    logs = [
+        SUMMARY_LOG,
+        DETAIL_LOG,
+        ACCURACY_LOG,
+        USER_CONF,
+        SAMPLES_FILE,
+        *([AUDIT_CONFIG] if settings.audit_config else []),
+    ]
+    missing = [name for name in logs if not (folder / name).is_file()]
+    client = ended.client
+    if missing or client.completed != client.requests:
+        raise RunFailed(
+            "the run ended, but it is not complete",
+            cause=f"missing: {', '.join(missing)}"
+            if missing
+            else f"{client.completed} of {client.requests} requests were completed",
+        )
+    require_whole(folder, settings.mode)
+    require_agreement(settings, client.text)
+    return RunRecord(
+        notice=settings.notice,
+        settings=settings,
+        settings_sha256=settings_sha256(settings),
+        started_at=started_at,
+        ended_at=now(),
+        duration_s=ended.duration_s,
+        loadgen_version=version,
+        versions=ended.versions,
+        client=client,
+        server_metrics=metrics,
+        machine_load=load,
+        files={name: sha256_of(folder / name) for name in logs},
+    )
+
+
+def _error(failed: Failed) -> CmError:
+    error = CmError.again(failed.exit_code, failed.what)
+    error.cause, error.remedy = failed.cause, failed.remedy
+    return error

@@ -1,0 +1,289 @@
+"""The self-check before a run: how much the client can carry, measured with the client itself and a server in memory.
+
+It is the same client, with the same number of workers, and prompts of the run; only LoadGen does not take part, which
+costs about 1.3 µs a query.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, cast
+
+import msgspec
+import psutil
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.client.process_metrics import spread
+from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers, worker_settings
+from cm4vllm.loadgen.limits import FILES_BESIDE
+from cm4vllm.loadgen.process.loopback import LoopbackSettings
+from cm4vllm.loadgen.process.sample_library import SampleLibrary
+from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
+from cm4vllm.serving.access import NO_ACCESS
+
+__all__ = ["in_words", "self_check"]
+
+#: Seconds that a stream lasts, so that a short check sees as many begin as end.
+STREAM_S = 0.3
+#: Seconds during which queries come at the run's rate, after the first streams have begun to end.
+PACED_S = 1.0
+#: Queries/s of a check at least: fewer say nothing about the tail.
+LEAST_QPS = 50.0
+#: Seconds that queries follow each other without a pause.
+CLOSED_S = 0.5
+#: Prompts of the run that are sent in turn.
+PROMPTS = 64
+#: A share of a processor below this cannot be distinguished from none (the kernel counts in hundredths of a second).
+LEAST_SHARE = 0.01
+#: Workers at most where the self-check decides.
+MOST_WORKERS = 8
+#: Seconds after which a check that has not ended has failed.
+TOO_LONG_S = 60.0
+
+
+def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) -> SelfCheck:
+    """Return what the client can do, with the number of workers that the run will have.
+
+    That is `settings.num_workers`, or where it is 0, the `least` that the machine's limits ask for, and more as long as
+    the capacity is too small for the rate to be expected, the busiest process is a worker, and there are processors for
+    more. Raises RunFailed.
+    """
+    workers = settings.num_workers or least
+    library.load(range(min(PROMPTS, len(library))))
+    while True:
+        found = _checked(settings, library, workers)
+        enough = found.capacity_qps >= HEADROOM * settings.expected_qps
+        most = min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1)
+        if settings.num_workers or enough or workers >= most or not found.busiest.startswith("worker"):
+            return found
+        workers = min(most, 2 * workers)
+
+
+def in_words(check: SelfCheck, settings: RunSettings) -> str:
+    """Return what the check found, in one line."""
+    workers = f"{check.workers} worker{'s' if check.workers > 1 else ''}"
+    capacity = f"{check.capacity_qps:,.0f} queries/s of {check.tokens} tokens"
+    expected = settings.expected_qps
+    times = f", {check.capacity_qps / expected:,.1f} times the expected load" if expected else ""
+    added = f"; it adds {check.added_ttft.p99_ms:.1f} ms to TTFT (p99)" if check.added_ttft else ""
+    return f"client self-check: {workers} can carry {capacity}{times}{added}"
+
+
+def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> SelfCheck:
+    tokens = expected_tokens(settings)
+    interval = settings.stream_interval
+    chunks = -(-(tokens - 1) // interval) + 1 if interval else 1
+    answers = LoopbackSettings(tokens=tokens, interval=interval, step_s=STREAM_S / chunks)
+    tally = _Tally()
+    with _loopback(answers) as (endpoint, server):
+        there = replace(
+            settings,
+            min_tokens=min(tokens, settings.min_tokens),
+            max_in_flight=min(settings.max_in_flight, _most_connections()),
+            server=replace(settings.server, endpoint=endpoint, replicas=[], access=NO_ACCESS),
+        )
+        client = Workers(worker_settings(there, workers), library.descriptor, tally, tally.broken)
+        try:
+            meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
+            drive = _closed if settings.terms.at_once else _paced
+            qps = drive(client, library, tally, meter, settings.target_qps)
+        finally:
+            client.close()
+    if tally.error is not None:
+        raise tally.error
+    if tally.failures:
+        raise RunFailed(
+            "the client's self-check failed",
+            cause=next(iter(client.failures)),
+            remedy="it uses a test server on 127.0.0.1: read the run's console.log",
+        )
+    name, share = meter.busiest
+    return SelfCheck(
+        workers=workers,
+        tokens=tokens,
+        queries=tally.done,
+        qps=round(qps, 3),
+        capacity_qps=round(qps if settings.terms.at_once else qps / max(share, LEAST_SHARE), 1),
+        busiest=name,
+        busiest_share=round(share, 3),
+        server_share=round(meter.server_share, 3),
+        added_ttft=spread(tally.waits()),
+    )
+
+
+def _most_connections() -> int:
+    """Return how many connections the server in memory can hold: it is one process, however many the client has."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - FILES_BESIDE)
+
+
+def expected_tokens(settings: RunSettings) -> int:
+    """Return the tokens to be expected of an answer: as many as the reference's, or as many as may be."""
+    for target in settings.terms.targets:
+        if target.metric == "TOKENS_PER_SAMPLE":
+            both = target.lower is not None and target.upper is not None
+            middle = ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
+            return min(settings.max_tokens, round(middle))
+    return settings.max_tokens
+
+
+def _closed(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, _: float) -> float:
+    """Issue queries all at once, as many as take about CLOSED_S; return the queries/s that were answered."""
+    count, took = 500, 0.0
+    while took < CLOSED_S / 2:
+        count = round(count * min(20.0, CLOSED_S / took)) if took else count
+        tally.restart()
+        meter.start()
+        begin = time.monotonic()
+        client.issue([(key, *library.records[key % len(library.records)]) for key in range(count)])
+        tally.wait(count)
+        took = time.monotonic() - begin
+        meter.stop()
+    return count / took
+
+
+def _paced(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, target_qps: float) -> float:
+    """Issue queries at the run's rate, at random times as LoadGen does; return that rate."""
+    qps = max(target_qps, LEAST_QPS)
+    draw = random.Random(0)  # noqa: S311 - times of arrival
+    begin = due = time.monotonic()
+    key = 0
+    while due < begin + STREAM_S + PACED_S:
+        if not meter.running and due > begin + STREAM_S:
+            meter.start()
+        pause = due - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        tally.issued.append(time.monotonic())
+        client.issue([(key, *library.records[key % len(library.records)])])
+        key += 1
+        due += draw.expovariate(qps)
+    meter.stop()
+    tally.wait(key)
+    return qps
+
+
+class _Tally:
+    """The receiver of a check: notes when first tokens come, and counts."""
+
+    def __init__(self) -> None:
+        self.issued = array("d")
+        self.done = 0
+        self.failures = 0
+        self.error: CmError | None = None
+        self._firsts: list[tuple[int, float]] = []
+        self._awaited = 0
+        self._reached = threading.Event()
+
+    def first_tokens(self, answers: Sequence[Answer]) -> None:
+        now = time.monotonic()
+        self._firsts += [(key, now) for key, _, _ in answers]
+
+    def completed(self, answers: Sequence[WholeAnswer]) -> None:
+        self._count(len(answers))
+
+    def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
+        self.failures += 1
+        self._count(1)
+
+    def broken(self, error: CmError) -> None:
+        """A worker ended by itself."""
+        self.error = error
+        self._reached.set()
+
+    def wait(self, count: int) -> None:
+        """Wait until `count` queries in all have ended. Raises RunFailed when that takes too long."""
+        self._awaited = count
+        if self.done < count and not self._reached.wait(TOO_LONG_S):
+            raise RunFailed(
+                "the client's self-check did not end",
+                cause=f"{self.done} of {count} queries were answered in {TOO_LONG_S:g} s",
+            )
+        self._reached.clear()
+        if self.error is not None:
+            raise self.error
+
+    def restart(self) -> None:
+        """Start counting from zero."""
+        self.done = self._awaited = 0
+
+    def waits(self) -> list[float]:
+        """Return the times from issue to first token, in ms, of queries that came at their own times."""
+        return [] if not self.issued else [(came - self.issued[key]) * 1e3 for key, came in self._firsts]
+
+    def _count(self, ended: int) -> None:
+        self.done += ended
+        if self._awaited and self.done >= self._awaited:
+            self._reached.set()
+
+
+class _Meter:
+    """The shares of a processor that the client's processes and the server used while it ran."""
+
+    def __init__(self, workers: Sequence[tuple[str, int]], server: int) -> None:
+        self.running = False
+        self._processes = {"LoadGen": psutil.Process(), **{name: psutil.Process(pid) for name, pid in workers}}
+        self._server = psutil.Process(server)
+        self._before: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+
+    def start(self) -> None:
+        self.running = True
+        self._before = self._used()
+
+    def stop(self) -> None:
+        self.running = False
+        after = self._used()
+        wall = after["wall"] - self._before["wall"]
+        self._shares = {name: (after[name] - self._before[name]) / wall for name in after if name != "wall"}
+
+    @property
+    def busiest(self) -> tuple[str, float]:
+        """The client's busiest process and its share."""
+        return max(((name, self._shares[name]) for name in self._processes), key=lambda named: named[1])
+
+    @property
+    def server_share(self) -> float:
+        return self._shares["server"]
+
+    def _used(self) -> dict[str, float]:
+        times = {name: process.cpu_times() for name, process in (*self._processes.items(), ("server", self._server))}
+        return {"wall": time.monotonic(), **{name: used.user + used.system for name, used in times.items()}}
+
+
+@contextmanager
+def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
+    """Run the server in memory; give its endpoint and its process's number."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cm4vllm.loadgen.process.loopback"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(os.environ),
+    )
+    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+    try:
+        stdin.write(msgspec.json.encode(settings) + b"\n")
+        stdin.flush()
+        port = stdout.readline().strip()
+        if not port:
+            raise RunFailed(
+                "the client's self-check could not start its server",
+                cause="it ended immediately",
+                remedy="its output is in the run's console.log",
+            )
+        yield f"http://127.0.0.1:{port.decode()}", process.pid
+    finally:
+        process.kill()
+        process.wait()
+        stdin.close()
+        stdout.close()

@@ -1,0 +1,379 @@
+"""The client alone, against a server on loopback."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+
+from cm4vllm.loadgen.client import client as client_module
+from cm4vllm.loadgen.client import in_flight
+from cm4vllm.loadgen.client.client import Client
+from cm4vllm.loadgen.client.connection import resolve
+from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, completion_body
+from cm4vllm.serving.records import Api
+
+LIMITS = AnswerLimits(min_tokens=2, max_tokens=128, max_model_len=20_000)
+
+
+class Ledger:
+    """A sink that remembers everything it is told."""
+
+    def __init__(self):
+        self.events = Counter()
+        self.firsts = {}
+        self.tokens = {}
+        self.causes = {}
+        self.batches = []
+
+    def first_token(self, key, token):
+        self.events["first", key] += 1
+        self.firsts[key] = token
+
+    def completed(self, completions):
+        self.batches.append(len(completions))
+        for key, tokens, _ in completions:
+            self.events["end", key] += 1
+            self.tokens[key] = tokens.tolist()
+
+    def failed(self, key, cause, *, first_token_seen):
+        assert first_token_seen == (key in self.firsts)
+        self.events["end", key] += 1
+        self.causes[key] = cause
+
+
+def drive(servers, keys, *, stream_interval=1, timeout_s=10, script=None, api=Api.COMPLETIONS, ca_file="", **more):
+    """Send the prompts `keys` and return the client and its ledger when each has ended."""
+    servers = servers if isinstance(servers, list) else [servers]
+    sampling = Sampling("tiny", 128, 2, stream_interval, api)
+
+    async def main():
+        ledger, submitted = Ledger(), 0
+        addresses = [await resolve(server.endpoint, ca_file) for server in servers]
+        client = Client(addresses, ledger, limits=LIMITS, stream_interval=stream_interval, api=api, **more)
+
+        def request(key):
+            body = completion_body(sampling, prompt(key))
+            return key, body, len(prompt(key)), 0
+
+        async def send(some):
+            nonlocal submitted
+            submitted += len(some)
+            client.submit([request(key) for key in some])
+            while sum(count for (kind, _), count in ledger.events.items() if kind == "end") < submitted:
+                await asyncio.sleep(0.005)
+
+        async with asyncio.timeout(timeout_s):
+            await (script(send, client) if script else send(keys))
+        client.close()
+        await asyncio.sleep(0.02)
+        return client, ledger
+
+    return asyncio.run(main())
+
+
+def exactly_once(ledger, keys):
+    assert {key: ledger.events["end", key] for key in keys} == dict.fromkeys(keys, 1)
+    assert all(count == 1 for count in ledger.events.values())
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_each_request_is_answered_once_with_its_own_tokens(stream_interval):
+    with FakeVllm() as server:
+        client, ledger = drive(server, range(200), stream_interval=stream_interval)
+    exactly_once(ledger, range(200))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(200)}
+    assert ledger.firsts == ({key: tokens[0] for key, tokens in ledger.tokens.items()} if stream_interval else {})
+    assert client.in_flight == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.STATUS_500, Fault.CLOSE_BEFORE])
+def test_a_request_is_sent_again_at_most_twice(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault)) as server:
+        client, ledger = drive(server, [1])
+    assert len(server.bodies) == 3
+    assert client.counts.retries == 2
+    exactly_once(ledger, [1])
+    assert client.counts.failed == 1
+
+
+def test_a_second_retry_can_still_succeed():
+    with FakeVllm(Behaviour(fault=lambda n: (Fault.STATUS_500, Fault.CLOSE_BEFORE, Fault.NONE)[min(n, 2)])) as server:
+        client, ledger = drive(server, [1])
+    assert ledger.tokens[1] == expected_tokens(prompt(1), 128, 2)
+    assert client.counts.retries == 2
+    assert client.counts.failed == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.STATUS_400, Fault.CLOSE_MIDSTREAM, Fault.WRONG_USAGE, Fault.ERROR_EVENT])
+def test_what_was_answered_once_is_never_sent_again(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault)) as server:
+        client, ledger = drive(server, [1, 2])
+    assert len(server.bodies) == 2
+    assert client.counts.retries == 0
+    exactly_once(ledger, [1, 2])
+    assert client.counts.failed == 2
+
+
+def test_a_server_that_goes_away_fails_what_is_open_and_what_follows_within_seconds():
+    with FakeVllm(Behaviour(token_delay_s=0.02)) as server:
+
+        async def script(send, client):
+            sending = asyncio.create_task(send(range(20)))
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.stop)
+            await sending
+            await send(range(20, 30))
+
+        begin = time.monotonic()
+        client, ledger = drive(server, [], script=script)
+    exactly_once(ledger, range(30))
+    assert client.counts.failed == 30
+    assert any("cannot connect" in cause for cause in ledger.causes.values())
+    assert time.monotonic() - begin < 15
+
+
+def test_connections_are_used_again_the_last_one_first():
+    with FakeVllm() as server:
+
+        async def script(send, client):
+            await send(range(4))
+            for key in range(4, 12):
+                await send([key])
+
+        drive(server, [], script=script)
+    assert server.connections == 1 + 4
+    assert len(set(server.served_by[4:])) == 1
+
+
+def test_a_connection_that_the_server_may_close_is_not_used_again(monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.2)
+    with FakeVllm() as server:
+
+        async def script(send, client):
+            await send([1])
+            await asyncio.sleep(0.3)
+            await send([2])
+
+        client, _ = drive(server, [], script=script)
+    assert server.connections == 1 + 2
+    assert client.counts.retries == 0
+
+
+def test_a_server_that_sends_nothing_is_given_up():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STALL)) as server:
+        _, ledger = drive(server, [1, 2], stall_s=0.3)
+    exactly_once(ledger, [1, 2])
+    assert set(ledger.causes.values()) == {"the server sent nothing for 0.3 s"}
+
+
+def test_requests_beyond_the_bound_wait_in_order():
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as server:
+        drive(server, range(30), max_in_flight=3)
+    assert server.most_in_flight == 3
+    assert [body["prompt"] for body in server.bodies] == [prompt(key) for key in range(30)]
+
+
+def test_an_endpoint_where_nothing_listens_is_an_os_error():
+    with FakeVllm() as server:
+        endpoint = server.endpoint
+    with pytest.raises(OSError, match="onnect"):
+        asyncio.run(resolve(endpoint))
+
+
+def test_of_several_servers_the_one_with_the_fewest_open_requests_is_asked():
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as slow, FakeVllm() as fast:
+        _, ledger = drive([slow, fast], range(200), max_in_flight=8)
+    exactly_once(ledger, range(200))
+    assert len(fast.bodies) > 2 * len(slow.bodies) > 0
+
+
+def test_a_retry_asks_another_server():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STATUS_500)) as broken, FakeVllm() as good:
+        client, ledger = drive([broken, good], range(100), max_in_flight=4)
+    exactly_once(ledger, range(100))
+    assert client.counts.failed == 0
+    assert client.counts.retries == len(broken.bodies) < 20
+
+
+def test_a_server_that_is_gone_does_not_draw_the_requests():
+    with FakeVllm() as gone, FakeVllm(Behaviour(token_delay_s=0.001)) as good:
+
+        async def script(send, client):
+            await asyncio.to_thread(gone.stop)
+            await send(range(100))
+
+        client, ledger = drive([gone, good], [], script=script)
+    exactly_once(ledger, range(100))
+    assert client.counts.failed == 0
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_a_server_that_restarts_between_requests_loses_none(stream_interval):
+    with FakeVllm() as server:
+
+        async def script(send, client):
+            await send(range(10))
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(again.__enter__)
+            await send(range(10, 20))
+
+        again = FakeVllm(port=server.port)
+        client, ledger = drive(server, [], script=script, stream_interval=stream_interval)
+        again.stop()
+    exactly_once(ledger, range(20))
+    assert client.counts.failed == 0
+    assert len(again.bodies) == 10
+
+
+def test_headers_that_come_a_byte_at_a_time_are_no_fault():
+    with FakeVllm(Behaviour(fault=lambda n: Fault.SLOW_HEADERS)) as server:
+        _, ledger = drive(server, range(5))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(5)}
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_HTTP, Fault.GARBAGE_MIDSTREAM])
+def test_what_is_no_http_fails_the_request_and_not_the_client(fault):
+    with FakeVllm(Behaviour(fault=lambda n: fault if n == 0 else Fault.NONE)) as server:
+
+        async def script(send, client):
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            await send([1])
+            await send([2])
+
+        _, ledger = drive(server, [], script=script)
+    assert "not HTTP" in ledger.causes[1]
+    assert ledger.tokens[2] == expected_tokens(prompt(2), 128, 2)
+
+
+def test_streams_that_something_collected_and_passed_on_whole_are_counted():
+    with FakeVllm() as server:
+        _, ledger = drive(server, range(20))
+    long = [key for key in range(20) if len(ledger.tokens[key]) >= 8]
+
+    def collected(_, body):
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        events = [
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": "w",
+                        "token_ids": [token],
+                        "finish_reason": "stop" if place + 1 == len(tokens) else None,
+                    }
+                ]
+            }
+            for place, token in enumerate(tokens)
+        ]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
+        lines = b"".join(
+            b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, {"choices": [], "usage": usage}]
+        )
+        data = lines + b"data: [DONE]\n\n"
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
+
+    with FakeVllm(Behaviour(raw=collected)) as server:
+        client, again = drive(server, range(20))
+    assert again.tokens == ledger.tokens
+    assert client.counts.at_once == len(long) > 10
+    slow = sorted(long, key=lambda key: len(ledger.tokens[key]))[:3]
+    with FakeVllm(Behaviour(token_delay_s=0.1)) as server:  # nearly a second each: a busy machine reads them in pieces
+        client, _ = drive(server, slow)
+    assert client.counts.at_once == 0
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_a_unix_socket(tmp_path, stream_interval):
+    with FakeVllm(Behaviour(unix=str(tmp_path / "vllm.sock"))) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval)
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_tls(certificate, stream_interval):
+    with FakeVllm(Behaviour(certificate=str(certificate))) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval, ca_file=str(certificate))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+
+
+@pytest.mark.timing
+def test_no_handshake_counts_as_time_to_the_first_token(certificate, monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
+    waits = []
+
+    async def script(send, client):
+        await client.prepare()
+        for key in range(3):
+            begin = time.monotonic()
+            await send([key])
+            waits.append(time.monotonic() - begin)
+            await asyncio.sleep(1.0)  # what is ready then has been opened meanwhile
+
+    with FakeVllm(Behaviour(certificate=str(certificate), accept_s=0.3)) as server:
+        client, ledger = drive(server, range(3), script=script, ca_file=str(certificate), spare=4)
+    exactly_once(ledger, range(3))
+    assert max(waits) < 0.25
+    assert client.counts.connections > 8
+
+
+@pytest.mark.timing
+def test_spare_connections_are_as_many_as_asked_for(monkeypatch):
+    monkeypatch.setattr(client_module, "REUSE_WITHIN_S", 0.6)
+    monkeypatch.setattr(client_module, "SPARE_INTERVAL_S", 0.05)
+    seen = []
+
+    async def script(send, client):
+        await client.prepare()
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            seen.append(sum(connection.open for connection in client._connections))
+        await send(range(20))
+
+    with FakeVllm() as server:
+        _, ledger = drive(server, range(20), script=script, spare=8)
+    exactly_once(ledger, range(20))
+    assert min(seen) >= 8
+    assert max(seen) <= 16  # half of them too old soon
+
+
+@pytest.mark.parametrize("stream_interval", [0, 16])
+def test_the_token_only_endpoint(stream_interval):
+    with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:
+        _, ledger = drive(server, range(20), stream_interval=stream_interval, api=Api.GENERATE)
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(20)}
+    assert set(server.paths) == {"/inference/v1/generate"}
+    assert server.bodies[0]["sampling_params"]["detokenize"] is False
+
+
+def test_streams_that_are_compacted_on_the_way_lose_nothing(monkeypatch):
+    monkeypatch.setattr(client_module, "COMPACT_INTERVAL_S", 0.001)
+    monkeypatch.setattr(client_module, "COMPACT_ALL_S", 0.002)
+    monkeypatch.setattr(in_flight, "PIECES_TO_COMPACT", 4)
+    with FakeVllm(Behaviour(token_delay_s=0.001, split=97)) as server:
+        _, ledger = drive(server, range(30))
+    assert ledger.tokens == {key: expected_tokens(prompt(key), 128, 2) for key in range(30)}
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_prompts_of_ten_thousand_tokens(stream_interval):
+    long = [1 + (7 * place) % 128_000 for place in range(10_000)]
+
+    async def main():
+        ledger = Ledger()
+        client = Client([await resolve(server.endpoint)], ledger, limits=LIMITS, stream_interval=stream_interval)
+        body = completion_body(Sampling("tiny", 128, 2, stream_interval), long)
+        client.submit((key, memoryview(body), len(long), 0) for key in range(8))
+        async with asyncio.timeout(20):
+            while len(ledger.tokens) < 8:
+                await asyncio.sleep(0.005)
+        client.close()
+        await asyncio.sleep(0.02)
+        return ledger
+
+    with FakeVllm() as server:
+        ledger = asyncio.run(main())
+    assert all(body["prompt"] == long for body in server.bodies)
+    assert ledger.tokens == dict.fromkeys(range(8), expected_tokens(long, 128, 2))

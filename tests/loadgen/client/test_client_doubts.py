@@ -1,0 +1,161 @@
+"""Reasons to doubt the client's measurement."""
+
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.loadgen.client.client_doubts import client_doubts, headroom
+from cm4vllm.loadgen.process.machine_load import MachineMeter
+from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
+
+CHECK = SelfCheck(
+    workers=1,
+    tokens=100,
+    queries=500,
+    qps=50,
+    capacity_qps=500,
+    busiest="worker 1",
+    busiest_share=0.1,
+    server_share=0.1,
+    added_ttft=Spread(p50_ms=0.3, p99_ms=2.0, max_ms=9.0),
+)
+
+
+@pytest.fixture
+def record(make_settings):
+    """Make the record of a run of 100 s in which 5,000 queries of `tokens` tokens were answered."""
+
+    def make(scenario="Server", mode="performance", *, tokens=100, **client):
+        client = {
+            "requests": 5000,
+            "completed": 5000,
+            "failed": 0,
+            "retries": 0,
+            "prompt_tokens": 1,
+            "completion_tokens": 5000 * tokens,
+            "self_check": CHECK,
+            **client,
+        }
+        return RunRecord(
+            notice="",
+            settings=make_settings("http://127.0.0.1:1", scenario, mode, target_qps=50),
+            settings_sha256="",
+            started_at="",
+            ended_at="",
+            duration_s=100,
+            loadgen_version="",
+            versions={},
+            client=ClientRecord(**client),
+            files={},
+        )
+
+    return make
+
+
+def test_headroom_is_what_the_client_can_carry_over_the_load_that_came(record):
+    run = record()
+    assert headroom(run) == 10
+    assert client_doubts(run) == []
+    assert headroom(record(completed=10_000)) == 5
+    assert headroom(record(tokens=200)) == 5
+
+
+def test_a_target_that_was_not_reached_counts_as_the_load(record):
+    assert headroom(record(completed=500, completion_tokens=50_000)) == 10
+
+
+def test_an_offline_accuracy_run_has_no_target(record):
+    assert headroom(record("Offline", "accuracy", completed=500, completion_tokens=50_000)) == 100
+
+
+def test_a_client_with_little_headroom_is_doubtful(record):
+    run = record(self_check=replace(CHECK, capacity_qps=70))
+    assert headroom(run) == 1.4
+    [doubt] = client_doubts(run)
+    assert "1.40 times the load" in doubt
+
+
+def test_a_client_that_was_not_checked_is_doubtful(record):
+    assert client_doubts(record(self_check=None)) == ["the client was not checked before the run"]
+
+
+def test_ttft_that_the_client_adds_is_compared_with_one_percent_of_the_limit(record):
+    at_limit = replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=20, max_ms=99))
+    assert client_doubts(record(self_check=at_limit)) == []
+    [doubt] = client_doubts(record(self_check=replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=20.1, max_ms=99))))
+    assert "20.1 ms" in doubt and "2000 ms" in doubt
+    slow = replace(CHECK, added_ttft=Spread(p50_ms=1, p99_ms=99, max_ms=99))
+    assert client_doubts(record("Offline", self_check=slow)) == []
+
+
+def test_streams_that_come_whole_make_the_latencies_doubtful(record):
+    assert client_doubts(record(at_once=2500)) == []
+    [doubt] = client_doubts(record(at_once=2501))
+    assert "2501 of 5000 answers came whole" in doubt and "proxy_buffering" in doubt
+
+
+@pytest.mark.parametrize("lag", ["issue_lag", "loop_lag"])
+def test_a_client_that_was_late_during_the_run_is_doubtful(record, lag):
+    process = ProcessRecord(
+        name="worker 1", cpu_s=1, wall_s=100, peak_memory_mib=40, **{lag: Spread(p50_ms=0.1, p99_ms=33.3, max_ms=50)}
+    )
+    [doubt] = client_doubts(record(processes=[process]))
+    assert "33.3 ms late" in doubt
+
+
+LOAD = MachineLoad(processors=2, wall_s=100, busy_s=150, stolen_s=5, own_s=140.1)
+
+
+def test_a_machine_that_others_used_is_doubtful(record):
+    quiet = replace(record(), machine_load=LOAD)
+    assert client_doubts(quiet) == []
+    [doubt] = client_doubts(replace(quiet, machine_load=replace(LOAD, own_s=100)))
+    assert "other processes used 25% of this machine's 2 processors" in doubt
+    [doubt] = client_doubts(replace(quiet, machine_load=replace(LOAD, stolen_s=30)))
+    assert "the hypervisor gave 15%" in doubt
+    accuracy = replace(record("Offline", "accuracy"), machine_load=replace(LOAD, own_s=0, stolen_s=99))
+    assert client_doubts(accuracy) == []
+
+
+def test_of_a_server_whose_processes_are_not_known_nothing_is_said(record):
+    assert client_doubts(replace(record(), machine_load=replace(LOAD, own_s=None))) == []
+
+
+BURN = "import time\nwhile time.process_time() < 0.5: pass\n"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_the_work_of_the_server_and_of_the_client_is_their_own(record, owned):
+    # It works between two lines that it reads, and says when it has: neither before the meter began nor after it read.
+    work = f"input()\n{BURN}print(flush=True)\ninput()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", work], stdin=pipe, stdout=pipe, bufsize=0) as supervisor:
+        server = replace(record().settings.server, owned=owned, supervisor_pid=supervisor.pid, argv=["vllm"])
+        meter = MachineMeter(server)
+        supervisor.stdin.write(b"\n")
+        subprocess.run([sys.executable, "-c", BURN], check=True)
+        assert supervisor.stdout.readline()
+        load = meter.load()
+        supervisor.communicate(b"\n")
+    assert load.wall_s >= 0.5
+    assert load.busy_s >= 0.4
+    if not owned:
+        assert (load.own_s, load.others) == (None, None)
+        return
+    assert 0.9 <= load.own_s <= 3
+    assert 0 <= load.others < 1
+    assert 0 <= load.stolen < 1
+
+
+def test_ray_starts_workers_that_nobody_here_knows(record):
+    server = replace(
+        record().settings.server, owned=True, supervisor_pid=1, argv=["vllm", "--distributed-executor-backend", "ray"]
+    )
+    assert MachineMeter(server).load().own_s is None
+
+
+def test_a_kernel_that_says_nothing_gives_no_load(record, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.process.machine_load._machine_s", lambda: None)
+    assert MachineMeter(record().settings.server).load() is None

@@ -1,0 +1,144 @@
+"""One connection, fed with recorded bytes in every possible way."""
+
+import random
+
+import pytest
+from fake_vllm import Behaviour, Fault, stream_events
+
+from cm4vllm.loadgen.client.connection import Connection
+from cm4vllm.loadgen.client.wire import AnswerLimits, StreamReader, whole_answer
+
+PROMPT = [5, 6, 7]
+TOKENS = [11, 0, 767, 3, 3, 128009, 42]
+LIMITS = AnswerLimits(min_tokens=1, max_tokens=200, max_model_len=2048)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Transport:
+    """Hands bytes to whatever protocol is set, as an event loop does."""
+
+    def __init__(self, connection):
+        self.protocol = connection
+        self.closed = False
+        connection.connection_made(self)
+
+    def get_extra_info(self, name):
+        return None
+
+    def write(self, data):
+        self.written = data
+
+    def close(self):
+        self.closed = True
+
+
+class Exchange:
+    def __init__(self):
+        self.reader = StreamReader()
+        self.firsts = []
+        self.tokens = None
+        self.cause = None
+
+    def body_received(self, status, data):
+        first = self.reader.feed(data)
+        if first is not None:
+            self.firsts.append(first)
+        return bool(self.firsts)
+
+    def response_ended(self, connection, status):
+        self.tokens = self.reader.finish(len(PROMPT), LIMITS).tokens.tolist()
+
+    def connection_failed(self, cause, *, answered):
+        self.cause = cause, answered
+
+
+def chunked(pieces):
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece) + b"0\r\n\r\n"
+
+
+def recorded(tokens=TOKENS, **behaviour):
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200}
+    events = stream_events(body, tokens, Behaviour(**behaviour), Fault.NONE)
+    return events, HEAD + chunked(events)
+
+
+@pytest.fixture
+def connection():
+    connection = Connection(lambda _: None)
+    return connection, Transport(connection)
+
+
+def deliver(connection, pieces, *, hand_over=False):
+    """Send one request and hand over the pieces of its answer; return the exchange."""
+    exchange = Exchange()
+    connection[0].send(exchange, b"request")
+    for piece in pieces:
+        connection[1].protocol.data_received(piece)
+        if hand_over:
+            connection[0].hand_over()
+    return exchange
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3])
+@pytest.mark.parametrize("hand_over", [False, True])
+def test_every_split_of_an_answer_gives_the_same_tokens(connection, tokens_per_chunk, hand_over):
+    _, stream = recorded(tokens_per_chunk=tokens_per_chunk)
+    for cut in range(1, len(stream)):
+        exchange = deliver(connection, [stream[:cut], stream[cut:]], hand_over=hand_over)
+        assert (exchange.tokens, exchange.firsts) == (TOKENS, [11])
+    assert connection[0].open
+
+
+def test_random_pieces_of_many_answers_on_one_connection_give_the_same_tokens(connection):
+    draw = random.Random(7)
+    for number in range(300):
+        tokens = [draw.randrange(128_256) for _ in range(draw.randint(1, 200))]
+        _, stream = recorded(tokens, tokens_per_chunk=draw.randint(1, 20))
+        cuts = sorted(draw.sample(range(1, len(stream)), draw.randint(1, 60)))
+        pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+        exchange = deliver(connection, pieces, hand_over=number % 2 == 0)
+        assert (exchange.tokens, exchange.firsts) == (tokens, tokens[:1])
+
+
+def test_events_that_are_split_over_chunks_as_a_proxy_does_give_the_same_tokens(connection):
+    draw = random.Random(5)
+    events, _ = recorded()
+    content = b"".join(events)
+    for _ in range(300):
+        cuts = sorted(draw.sample(range(1, len(content)), draw.randint(1, 30)))
+        parts = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True)]
+        stream = HEAD + chunked(parts)
+        cut = draw.randrange(1, len(stream))
+        assert deliver(connection, [stream[:cut], stream[cut:]]).tokens == TOKENS
+
+
+def test_trailers_and_answers_of_known_length_are_understood(connection):
+    events, _ = recorded()
+    trailers = HEAD + chunked(events)[:-2] + b"x-served-by: one\r\n\r\n"
+    known = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (sum(map(len, events)), b"".join(events))
+    for stream in (trailers, known):
+        for cut in range(1, len(stream), 7):
+            assert deliver(connection, [stream[:cut], stream[cut:]]).tokens == TOKENS
+
+
+def test_a_connection_that_the_server_will_close_is_not_kept(connection):
+    _, stream = recorded()
+    deliver(connection, [stream.replace(b"chunked\r\n", b"chunked\r\nconnection: close\r\n", 1)])
+    assert not connection[0].open
+    assert connection[1].closed
+
+
+def test_an_answer_that_breaks_off_is_reported_with_whether_any_of_it_had_come(connection):
+    exchange = deliver(connection, [])
+    connection[1].protocol.connection_lost(None)
+    assert exchange.cause == ("the server closed the connection", False)
+    _, stream = recorded()
+    exchange = deliver(connection, [stream[:400], stream[400:600]])
+    connection[1].protocol.connection_lost(ConnectionResetError())
+    assert exchange.cause == ("the connection broke: ConnectionResetError", True)
+
+
+def test_the_same_tokens_come_out_of_a_whole_answer():
+    choice = b'{"text":"\\"token_ids\\":[9]","token_ids":[11,0],"finish_reason":"stop"}'
+    body = b'{"choices":[%b],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    assert whole_answer(body % choice, 3, LIMITS).tokens.tolist() == [11, 0]

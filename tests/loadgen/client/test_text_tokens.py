@@ -1,0 +1,313 @@
+"""Whole runs against servers that give text: LoadGen's own logs, the two counts, and what is refused for them."""
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import ModelError, RunFailed, ServerUnsuitable, UsageError
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.client.text_tokens import Texts, TextSettings, added_up
+from cm4vllm.loadgen.client.text_wire import TextAnswer
+from cm4vllm.loadgen.client.wire import AnswerError
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, TextCounts
+from cm4vllm.serving.probe import probe
+from cm4vllm.serving.records import Api, Dialect, Prompts
+from text_server import MODEL, WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """The dataset whose prompts the text server reads, and the model whose tokenizer counts."""
+    folder = tmp_path_factory.mktemp("words")
+    reader = tokenizer()
+    rows = [
+        {"input": prompt_text(i), "tok_input": reader.encode(prompt_text(i)).ids, "output": "x"} for i in range(SAMPLES)
+    ]
+    path = folder / "dataset.json"
+    path.write_text(json.dumps(rows))
+    dataset = DatasetRecord(
+        name="words",
+        path=str(path),
+        source="made by the test",
+        sha256=sha256_of(path),
+        samples=SAMPLES,
+        max_input_tokens=42,
+        sentences="punkt-untrained",
+    )
+    model = ModelRecord(name=MODEL, path=str(save_model(folder / "model")), source="made by the test", sha256="")
+    return dataset, model
+
+
+@pytest.fixture
+def settings_for(make_settings, words):
+    """Make the settings of a run against a text server, in the dialect that the probe finds."""
+    dataset, model = words
+
+    def make(server, scenario, mode="accuracy", *, api=Api.COMPLETIONS, **more):
+        record = probe(server.endpoint, MODEL, text=True, max_model_len=2048, api=api)
+        made = make_settings(server.endpoint, scenario, mode, stream_interval=1 if scenario == "Server" else 0, **more)
+        return replace(made, server=record, dataset=dataset, model=model)
+
+    return make
+
+
+def expected(index, most=128):
+    """Return the ids that the tokenizer makes of the answer to a sample."""
+    return tokenizer().encode("".join(answer_words(prompt_text(index), 2 * most)[:most])).ids
+
+
+def logged(folder):
+    return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
+
+
+@pytest.mark.parametrize(
+    "habits",
+    [{}, {"takes_ids": True, "refuses": (), "done": True}, {"counts": False}, {"counts_end": False}],
+    ids=["transformers serve", "takes ids", "no usage", "the end is not counted"],
+)
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_an_accuracy_log_holds_what_the_tokenizer_makes_of_the_text(tmp_path, settings_for, scenario, habits):
+    with TextServer(**habits) as server:
+        record = run(settings_for(server, scenario), tmp_path / "run")
+    assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
+    total = sum(len(expected(index)) for index in range(SAMPLES))
+    assert record.client.completion_tokens == record.client.reported_tokens == total
+    text = record.client.text
+    if habits.get("counts") is False:
+        assert (text.answers, text.server_tokens, text.difference) == (0, 0, None)
+        return
+    ended = record.client.finish_reasons.stop if habits.get("counts_end", True) else 0
+    assert (text.answers, text.tokenizer_tokens, text.server_tokens) == (SAMPLES, total, total + ended)
+    assert text.difference == 0
+    assert text.prompt_tokens == text.server_prompt_tokens == record.client.prompt_tokens
+    assert text.prompts_changed == 0
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_a_performance_run_counts_what_the_server_counts(tmp_path, settings_for, scenario):
+    with TextServer(extra=lambda count: count // 60) as server:
+        record = run(settings_for(server, scenario, "performance"), tmp_path / "run")
+        # What the probe asked is before, whatever it took.
+        answered = [body for body in server.bodies if body["max_tokens"] == 128]
+    result = read_performance(tmp_path / "run")
+    assert result.errors == 0
+    assert record.client.text.answers == record.client.completed >= SAMPLES
+    assert record.client.completion_tokens == record.client.text.server_tokens > record.client.text.tokenizer_tokens
+    assert 0 < record.client.text.difference < 0.02
+    assert record.client.reported_tokens == record.client.completion_tokens
+    assert len(answered) == record.client.requests
+    samples = result.samples - (scenario == "Server")
+    assert result.tokens_per_second / result.samples_per_second * samples == pytest.approx(
+        record.client.reported_tokens, rel=1e-3
+    )
+
+
+def test_counts_that_lie_too_far_apart_refuse_the_run_and_are_recorded(tmp_path, settings_for):
+    with TextServer(extra=lambda count: count // 8) as server:
+        for mode in ("accuracy", "performance"):
+            with pytest.raises(ServerUnsuitable, match="counts other tokens than the tokenizer of harbour") as caught:
+                run(settings_for(server, "Offline", mode), tmp_path / mode)
+            assert "2% is allowed" in caught.value.cause
+            assert "--vllm_model_name" in caught.value.remedy
+            failure = read_record(tmp_path / f"{mode}.failed" / FAILURE_FILE, FailureRecord)
+            assert failure.client.text.difference > 0.02
+            assert not (tmp_path / mode).exists()
+
+
+def test_prompts_that_the_server_reads_as_other_tokens_refuse_the_run(tmp_path, settings_for):
+    with TextServer(template_tokens=3) as server, pytest.raises(ServerUnsuitable, match="reads prompts as other"):
+        run(settings_for(server, "Offline"), tmp_path / "run")
+
+
+def test_prompt_tokens_out_of_a_cache_make_a_run_invalid(tmp_path, settings_for):
+    with TextServer(cached=2) as server:
+        record = run(settings_for(server, "Offline", "performance"), tmp_path / "run")
+    assert any("from a cache" in fault for fault in record.faults)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_first_token_of_a_reasoning_model_is_that_of_its_reasoning(tmp_path, settings_for, name, monkeypatch):
+    monkeypatch.setattr("text_server.answer_words", lambda prompt, most: answer_words(prompt, most)[:1] * 12)
+    habits = {"chat": True, "takes_text": False, "template_tokens": 9, "reasoning": 10, "reasoning_name": name}
+    with TextServer(**habits) as server:
+        settings = settings_for(server, "Server", "performance", api=Api.CHAT, target_qps=20, test_query_count=16)
+        server.wait_s = 0.1
+        record = run(settings, tmp_path / "run")
+    result = read_performance(tmp_path / "run")
+    # The reasoning takes 10 x 100 ms: a first token of the answer itself would come after all of it.
+    assert 100 < result.ttft_mean < 700
+    assert record.client.text.server_prompt_tokens > record.client.text.prompt_tokens
+    assert record.client.failed == 0
+
+
+def test_text_of_a_reasoning_channel_is_in_the_accuracy_log(tmp_path, settings_for):
+    with TextServer(chat=True, takes_text=False, reasoning=4) as server:
+        run(settings_for(server, "Offline", api=Api.CHAT), tmp_path / "run")
+    assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
+
+
+def test_an_answer_without_text_has_a_first_token_at_its_end(tmp_path, settings_for, monkeypatch):
+    with TextServer(extra=lambda count: 0 if count else 1) as server:
+        settings = settings_for(server, "Server", "performance", target_qps=200)
+        monkeypatch.setattr(
+            "text_server.answer_words",
+            lambda prompt, most: [] if prompt == prompt_text(7) else answer_words(prompt, most),
+        )
+        record = run(settings, tmp_path / "run")
+    assert record.client.failed == 0
+    assert read_performance(tmp_path / "run").errors == 0
+
+
+@pytest.mark.parametrize(
+    ("habits", "said"),
+    [
+        ({"error_event": True}, "the model died"),
+        ({"reason": "abort"}, "finish_reason is 'abort'"),
+        ({"fails": lambda number: number > 20}, "made to fail"),
+    ],
+)
+def test_a_fault_of_the_server_fails_the_run(tmp_path, settings_for, habits, said):
+    with TextServer() as server:
+        settings = settings_for(server, "Server")
+        for name, value in habits.items():
+            setattr(server, name, value)
+        with pytest.raises(RunFailed) as caught:
+            run(settings, tmp_path / "run")
+    assert said in caught.value.cause
+
+
+def test_some_failures_are_asked_again(tmp_path, settings_for):
+    with TextServer() as server:
+        settings = settings_for(server, "Offline")
+        server.fails = lambda number: number % 10 == 3
+        record = run(settings, tmp_path / "run")
+    assert record.client.retries > 0
+    assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
+
+
+def test_the_self_check_reads_text_too(tmp_path, settings_for):
+    with TextServer() as server:
+        record = run(replace(settings_for(server, "Server"), self_check=True), tmp_path / "run")
+    assert record.client.self_check.capacity_qps > 0
+
+
+def test_a_prompt_whose_text_is_read_otherwise_is_counted(tmp_path, settings_for, words):
+    dataset, _ = words
+    rows = json.loads(Path(dataset.path).read_text())
+    rows[3] |= {"input": "not in the vocabulary", "tok_input": [5, 6, 7]}
+    rows[4] |= {"input": "", "tok_input": tokenizer().encode(prompt_text(4)).ids}
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(rows))
+    with TextServer() as server:
+        settings = replace(
+            settings_for(server, "Offline"), dataset=replace(dataset, path=str(path), sha256=sha256_of(path))
+        )
+        record = run(settings, tmp_path / "run")
+    assert record.client.text.prompts_changed == 1
+    assert logged(tmp_path / "run")[4] == expected(4)
+
+
+def test_a_chunk_every_so_many_tokens_cannot_be_had_of_such_a_server(settings_for):
+    from cm4vllm.loadgen.settings import run_settings
+    from cm4vllm.loadgen.user_conf import user_conf
+    from cm4vllm.rules import ExecutionMode
+
+    with TextServer() as server:
+        made = settings_for(server, "Server")
+    conf = user_conf(made.terms, ExecutionMode.TEST, target_qps=10, dataset_samples=SAMPLES)
+    given = {"model": made.model, "dataset": made.dataset, "server": made.server}
+    assert run_settings(conf, **given).stream_interval == 1
+    with pytest.raises(UsageError, match="stream_interval=16"):
+        run_settings(conf, stream_interval=16, **given)
+
+
+def test_a_model_without_a_tokenizer_ends_the_run_before_it_begins(tmp_path, settings_for):
+    with TextServer() as server:
+        settings = settings_for(server, "Offline")
+        asked = len(server.bodies)
+        with pytest.raises(ModelError, match="without the tokenizer"):
+            run(replace(settings, model=replace(settings.model, path=str(tmp_path))), tmp_path / "run")
+        assert len(server.bodies) == asked
+
+
+def test_nothing_stands_in_loadgens_logs_for_tokens_that_are_not_known(tmp_path, settings_for):
+    with TextServer() as server:
+        run(settings_for(server, "Server"), tmp_path / "run")
+    entries = json.loads((tmp_path / "run" / ACCURACY_LOG).read_text())
+    assert {entry.get("token_data", "") for entry in entries} == {""}
+    assert all(len(entry["data"]) == 8 * entry["token_count"] for entry in entries)
+    assert 'is_error": true' not in (tmp_path / "run" / DETAIL_LOG).read_text()
+
+
+# --- the comparison by itself ----------------------------------------------------------------------------------------
+
+
+def texts(folder, *, every=False, usage=True):
+    file = str(save_model(folder) / "tokenizer.json")
+    return Texts(TextSettings(dialect=Dialect(prompts=Prompts.TEXT, usage=usage), tokenizer=file, every=every))
+
+
+def answer(words, tokens, reason="stop"):
+    return TextAnswer("".join(f" {word}" for word in WORDS[2 : 2 + words]), tokens, 5, 0, reason)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "apart"),
+    [(10, "stop", 0), (11, "stop", 0), (12, "stop", 1), (9, "stop", 1), (11, "length", 1), (10, "length", 0)],
+)
+def test_the_token_that_ends_an_answer_may_be_counted_or_not(tmp_path, tokens, reason, apart):
+    one = texts(tmp_path, every=True)
+    assert one.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
+    assert one.counts() == TextCounts(
+        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, server_prompt_tokens=5
+    )
+
+
+def test_differences_of_either_sign_do_not_cancel(tmp_path):
+    one = texts(tmp_path, every=True)
+    one.tokens_of(answer(10, 8, "length"))
+    one.tokens_of(answer(10, 12, "length"))
+    assert one.counts().apart == 4
+
+
+def test_a_performance_run_keeps_a_sample_of_bounded_size_and_every_answer_has_its_chance(tmp_path, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.client.text_tokens._KEPT", 100)
+    one = texts(tmp_path)
+    for number in range(2000):
+        assert one.tokens_of(answer(10, 10 + (number >= 1000), "length")) == 10 + (number >= 1000)
+    counts = one.counts()
+    assert counts.answers == 100
+    assert 30 < counts.apart < 70  # about half of the sample is of the second half
+    assert counts.server_prompt_tokens == 10_000
+
+
+def test_long_answers_are_kept_up_to_a_bound_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.client.text_tokens._KEPT_CHARACTERS", 500)
+    one = texts(tmp_path)
+    for _ in range(100):
+        one.tokens_of(answer(10, 10))
+    assert 0 < one.counts().answers < 10
+
+
+def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
+    one = texts(tmp_path, usage=False)
+    assert one.tokens_of(answer(7, -1)) == 7
+    with pytest.raises(AnswerError, match="no text"):
+        one.tokens_of(answer(0, -1))
+
+
+def test_the_counts_of_several_workers_are_added_up():
+    one = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
+    assert added_up([one, None, one], prompt_tokens=15) == TextCounts(
+        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, server_prompt_tokens=14, prompt_tokens=15
+    )
+    assert added_up([None], prompt_tokens=15) is None

@@ -1,0 +1,186 @@
+"""Answers that are text: what `transformers serve` really sent, however it is cut into pieces, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.loadgen.client.text_wire import TextReader, text_completion_body, whole_text
+from cm4vllm.loadgen.client.wire import AnswerError, AnswerLimits, Sampling
+from cm4vllm.serving.records import Dialect, Prompts
+
+RECORDED = (Path(__file__).parents[2] / "recorded/transformers-serve.txt").read_text()
+SERVE = Dialect(prompts=Prompts.TEXT, usage=True, done=False, left_out=["min_tokens", "top_k"])
+IDS = Dialect()
+UNCOUNTED = Dialect(prompts=Prompts.TEXT, usage=False, done=False)
+LIMITS = AnswerLimits(min_tokens=0, max_tokens=8, max_model_len=2048)
+WIDE = AnswerLimits(min_tokens=0, max_tokens=24, max_model_len=2048)
+
+
+def recorded(name):
+    """Return the body of a recorded answer."""
+    part = RECORDED.split(f"== {name}\n", 1)[1].split("\n==", 1)[0]
+    return part.split("\n\n", 1)[1].strip().encode() + b"\n\n"
+
+
+def event(**document):
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def text(word, **more):
+    return event(choices=[{"index": 0, "text": word, **more}])
+
+
+def end(reason="stop", tokens=3, prompt=5, **more):
+    return event(
+        choices=[{"index": 0, "text": "", "finish_reason": reason}],
+        usage={"completion_tokens": tokens, "prompt_tokens": prompt, **more},
+    )
+
+
+def read(raw, dialect=SERVE, limits=LIMITS, prompt=5):
+    reader = TextReader(dialect)
+    reader.feed(raw)
+    return reader.finish(prompt, limits)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
+def test_the_recorded_stream_is_read_however_it_is_cut(size):
+    raw, reader, first = recorded("stream"), TextReader(SERVE), []
+    for at in range(0, len(raw), size):
+        if reader.feed(raw[at : at + size]) is not None:
+            first.append(at)
+    answer = reader.finish(5, LIMITS)
+    assert answer == (" On Tuesday the from was Tuesday..", 8, 5, 0, "length")
+    assert len(first) == 1
+    # The first text is told with the piece that ends its line, and not before.
+    assert first[0] <= raw.index(b"\n") < first[0] + size
+
+
+def test_the_recorded_whole_answer_is_read():
+    assert whole_text(recorded("whole"), 5, WIDE, SERVE) == (" On Tuesday the from was Tuesday..", 9, 5, 0, "stop")
+
+
+def test_what_is_gathered_is_reduced_without_a_difference():
+    raw, reader = recorded("stream"), TextReader(SERVE)
+    for at in range(0, len(raw), 100):
+        reader.feed(raw[at : at + 100])
+        reader.compact()
+    assert reader.finish(5, LIMITS).text == " On Tuesday the from was Tuesday.."
+    assert reader.token_count == 8
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_reasoning_channel_is_the_first_text_and_is_counted(name):
+    reader = TextReader(Dialect(prompts=Prompts.CHAT, done=False))
+    assert reader.feed(event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) is None
+    assert reader.feed(event(choices=[{"index": 0, "delta": {name: " think"}}])) == 0
+    assert reader.feed(event(choices=[{"index": 0, "delta": {"content": " answer"}}])) is None
+    reader.feed(
+        event(
+            choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}],
+            usage={"completion_tokens": 3, "prompt_tokens": 90},
+        )
+    )
+    assert reader.finish(5, LIMITS)[:2] == (" think answer", 3)
+
+
+def test_a_whole_conversation_with_reasoning():
+    raw = json.dumps(
+        {
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "reasoning_content": "a", "content": "b"},
+                }
+            ],
+            "usage": {"completion_tokens": 2, "prompt_tokens": 9},
+        }
+    ).encode()
+    assert whole_text(raw, 5, LIMITS, Dialect(prompts=Prompts.CHAT)).text == "ab"
+
+
+def test_two_names_of_one_channel_are_one_text():
+    part = {"reasoning_content": " x", "reasoning": " x", "content": None}
+    answer = read(event(choices=[{"index": 0, "delta": part}]) + end())
+    assert answer.text == " x"
+
+
+def test_what_a_server_took_from_a_cache_is_noted():
+    answer = read(text("a") + end(prompt_tokens_details={"cached_tokens": 4}))
+    assert answer.cached_tokens == 4
+    assert read(text("a") + end(prompt_tokens_details=None)).cached_tokens == 0
+
+
+def test_without_usage_the_text_is_all():
+    raw = text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}])
+    assert read(raw, UNCOUNTED) == ("a", -1, -1, 0, "stop")
+    with pytest.raises(AnswerError, match="no text"):
+        read(event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), UNCOUNTED)
+
+
+def test_an_answer_of_tokens_without_text_is_one():
+    assert read(end(tokens=1)).tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (text("a"), "no finish_reason"),
+        (text("a") + end("abort"), "finish_reason is 'abort'"),
+        (text("a") + end("content_filter"), "was cut"),
+        (text("a") + event(error="the model died") + end(), "the server answered: the model died"),
+        (text("a") + event(error={"message": "out of memory"}), "out of memory"),
+        (text("a") + b"event: error\ndata: {}\n\n" + end(), "error event"),
+        (text("a") + end() + text("b"), "goes on after its finish_reason"),
+        (text("a") + end() + end("length"), "goes on after its finish_reason"),
+        (event(choices=[{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]) + end(), "more than one choice"),
+        (event(choices=[{"index": 1, "text": "a"}]) + end(), "more than one choice"),
+        (text("a") + b"<html>\n\n" + end(), "no event"),
+        (text("a") + b"data: {\n\n" + end(), "not a completion in JSON"),
+        (text("a") + b"data: " + b"[" * 100_000 + b"\n\n" + end(), "not a completion in JSON"),
+        (text(5) + end(), "not a completion in JSON"),
+        (text("a") + b"data: [DONE]\n\n" + end(), "goes on after [DONE]"),
+        (text("a") + end(tokens=9), "more tokens than max_tokens"),
+        (text("a") + end(tokens=0), "no tokens"),
+        (text("a") + end("length", tokens=3), "before max_tokens"),
+        (text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), "no usage.completion_tokens"),
+        (b"", "no finish_reason"),
+    ],
+)
+def test_what_is_not_whole_is_refused(raw, words):
+    with pytest.raises(AnswerError, match=words.replace("[", r"\[")):
+        read(raw)
+
+
+def test_a_server_whose_streams_end_with_done_must_end_them_so():
+    with pytest.raises(AnswerError, match=r"without \[DONE\]"):
+        read(text("a") + end(), IDS)
+    assert read(text("a") + end() + b"data: [DONE]\n\n", IDS).text == "a"
+
+
+def test_prompts_sent_as_ids_are_counted_exactly_and_others_are_not():
+    with pytest.raises(AnswerError, match="other prompt tokens"):
+        read(text("a") + end(prompt=6) + b"data: [DONE]\n\n", IDS)
+    assert read(text("a") + end(prompt=6)).prompt_tokens == 6
+
+
+def test_a_least_length_counts_where_it_was_asked_for():
+    with pytest.raises(AnswerError, match="fewer tokens than min_tokens"):
+        read(text("a") + end(tokens=1), limits=AnswerLimits(min_tokens=2, max_tokens=8, max_model_len=2048))
+
+
+def test_a_request_has_what_the_server_takes():
+    sampling = Sampling("m", 16, 2, 1)
+    body = json.loads(text_completion_body(sampling, SERVE, "a prompt"))
+    assert body["prompt"] == "a prompt"
+    assert body["stream"]
+    assert body["max_tokens"] == 16
+    assert body["temperature"] == 0
+    assert not {"min_tokens", "top_k", "return_token_ids", "stream_interval"} & set(body)
+    body = json.loads(text_completion_body(Sampling("m", 16, 2, 0), IDS, [1, 2]))
+    assert body["prompt"] == [1, 2]
+    assert "stream" not in body
+    body = json.loads(text_completion_body(sampling, Dialect(prompts=Prompts.CHAT), "a prompt"))
+    assert body["messages"] == [{"role": "user", "content": "a prompt"}]

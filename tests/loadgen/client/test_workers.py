@@ -1,0 +1,227 @@
+"""Worker processes in whole runs: how many there are, what they talk to, and what happens when one of them ends."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import RunFailed, ServerUnreachable
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.loadgen.client.workers import Workers, worker_settings
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.process.sample_library import SampleLibrary
+from cm4vllm.loadgen.records import FailureRecord
+from cm4vllm.serving.records import Api
+
+SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
+
+
+def answers_in_the_log(folder):
+    return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
+
+
+def served_by(settings, **server):
+    return replace(settings, server=replace(settings.server, **server))
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_several_workers_give_the_same_log(tmp_path, make_settings, scenario):
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, scenario, "accuracy", num_workers=3), tmp_path / "run")
+    assert answers_in_the_log(tmp_path / "run") == SENT
+    assert [process.name for process in record.client.processes] == ["LoadGen", "worker 1", "worker 2", "worker 3"]
+    assert record.client.requests == record.client.completed == 64
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_several_servers_share_the_requests(tmp_path, make_settings, scenario):
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as one, FakeVllm(Behaviour(token_delay_s=0.001)) as two:
+        settings = served_by(make_settings(one.endpoint, scenario, "accuracy"), replicas=[two.endpoint])
+        run(settings, tmp_path / "run")
+    assert answers_in_the_log(tmp_path / "run") == SENT
+    assert len(one.bodies) + len(two.bodies) == 64
+    assert min(len(one.bodies), len(two.bodies)) > 16
+
+
+def test_one_of_several_servers_that_cannot_be_reached_is_named(tmp_path, make_settings):
+    with FakeVllm() as one, FakeVllm() as gone:
+        gone.stop()
+        settings = served_by(make_settings(one.endpoint, "Offline", "accuracy"), replicas=[gone.endpoint])
+        with pytest.raises(ServerUnreachable, match=f"nothing answers at {gone.endpoint}"):
+            run(settings, tmp_path / "run")
+
+
+def test_each_worker_begins_with_another_server(make_settings):
+    settings = served_by(make_settings("http://a:1", "Server", "accuracy"), replicas=["http://b:1"])
+    assert [one.endpoints[0] for one in worker_settings(settings, 3)] == ["http://a:1", "http://b:1", "http://a:1"]
+
+
+def test_the_bound_of_requests_in_flight_is_shared(make_settings):
+    settings = make_settings("http://a:1", "Offline", "accuracy", max_in_flight=9)
+    assert [one.max_in_flight for one in worker_settings(settings, 2)] == [5, 5]
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+@pytest.mark.parametrize("way", ["tls", "unix", "generate"])
+def test_every_way_to_a_server_gives_the_same_log(tmp_path, make_settings, certificate, scenario, way):
+    behaviour = Behaviour(
+        certificate=str(certificate) if way == "tls" else "", unix=str(tmp_path / "socket") if way == "unix" else ""
+    )
+    with FakeVllm(behaviour) as server:
+        settings = served_by(
+            make_settings(server.endpoint, scenario, "accuracy"),
+            ca_file=behaviour.certificate,
+            api=Api.GENERATE if way == "generate" else Api.COMPLETIONS,
+        )
+        run(settings, tmp_path / "run")
+    assert answers_in_the_log(tmp_path / "run") == SENT
+    assert set(server.paths) == {settings.server.api.path}
+
+
+def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
+    batches = []
+    with FakeVllm() as server:
+        run(
+            make_settings(server.endpoint, "Server", "accuracy", target_qps=30),
+            tmp_path / "run",
+            on_answers=batches.append,
+        )
+    answers = [answer for batch in batches for answer in batch]
+    assert len(batches) > 1
+    assert len(answers) == 64
+    assert {index: list(tokens) for index, tokens in answers} == SENT
+
+
+class Receiver:
+    """Notes what it is given in order; the first call takes long, so that much has come before the next."""
+
+    def __init__(self, ends):
+        self.seen = []
+        self._ends = ends
+        self.over = threading.Event()
+        self.errors = []
+
+    def first_tokens(self, answers):
+        self._note("first", [key for key, _, _ in answers])
+
+    def completed(self, answers):
+        self._note("end", [key for key, *_ in answers])
+
+    def failed(self, key, cause, *, first_token_seen):
+        self._note("end" if first_token_seen else "end without first", [key])
+
+    def _note(self, what, keys):
+        if not self.seen:
+            time.sleep(0.3)
+        self.seen += [(what, key) for key in keys]
+        self._ends -= sum(what != "first" for _ in keys)
+        if self._ends <= 0:
+            self.over.set()
+
+    def broken(self, error):
+        self.errors.append(error)
+        self.over.set()
+
+
+@contextlib.contextmanager
+def one_worker(settings, receiver):
+    sampling = Sampling("tiny", settings.max_tokens, settings.min_tokens, settings.stream_interval)
+    library = SampleLibrary([prompt(i) for i in range(64)], lambda ids: completion_body(sampling, ids))
+    library.load(range(64))
+    workers = Workers(worker_settings(settings, 1), library.descriptor, receiver, receiver.broken)
+    try:
+        yield workers, [(key, *library.records[key]) for key in range(64)]
+    finally:
+        workers.close()
+
+
+def test_a_first_token_is_reported_before_the_end_of_its_query(make_settings):
+    """LoadGen 6.0.17 reads past its table of first tokens when it learns of the end first, and dies."""
+    behaviour = Behaviour(fault=lambda n: Fault.ERROR_EVENT if n % 2 else Fault.NONE)
+    receiver = Receiver(64)
+    with (
+        FakeVllm(behaviour) as server,
+        one_worker(make_settings(server.endpoint, "Server", "accuracy"), receiver) as (workers, queries),
+    ):
+        workers.issue(queries)
+        assert receiver.over.wait(20)
+    assert receiver.errors == []
+    assert sorted(receiver.seen) == [(what, key) for what in ("end", "first") for key in range(64)]
+    assert [key for key in range(64) if receiver.seen.index(("first", key)) > receiver.seen.index(("end", key))] == []
+    assert 0 < workers.failures.total() < 64
+
+
+def test_what_cannot_be_read_of_a_worker_ends_the_run_and_does_not_hang_it(make_settings):
+    receiver = Receiver(64)
+    receiver.completed = None
+    with (
+        FakeVllm() as server,
+        one_worker(make_settings(server.endpoint, "Server", "accuracy"), receiver) as (workers, queries),
+    ):
+        workers.issue(queries)
+        assert receiver.over.wait(20)
+    [error] = receiver.errors
+    assert "cannot read the messages of its workers" in error.what
+
+
+def workers_below(pid):
+    return [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "cm4vllm.loadgen.client.worker" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings, scenario):
+    def kill_one():
+        while len(server.bodies) < 20:
+            time.sleep(0.02)
+        os.kill(workers_below(os.getpid())[1].pid, signal.SIGKILL)
+
+    begin = time.monotonic()
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        with pytest.raises(RunFailed, match="of the client ended unexpectedly: killed by SIGKILL") as failure:
+            run(
+                make_settings(server.endpoint, scenario, "performance", test_query_count=5000, num_workers=2),
+                tmp_path / "run",
+            )
+        killer.join()
+    assert "of its queries were open" in failure.value.cause
+    assert not (tmp_path / "run").exists()
+    assert workers_below(os.getpid()) == []
+    assert time.monotonic() - begin < 40
+
+
+def test_a_failed_run_leaves_a_record_of_what_the_client_saw(tmp_path, make_settings):
+    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 5 else Fault.NONE)
+    with FakeVllm(behaviour) as server, pytest.raises(RunFailed):
+        run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
+    record = read_record(tmp_path / "run.failed" / "failure.json", FailureRecord)
+    assert record.exit_code == 50
+    assert record.client is not None
+    assert record.client.failures == {"HTTP status 400: made to fail": 1}
+    assert record.client.failed == 1 and record.client.completed > 5
+
+
+def test_what_the_client_did_during_the_run_is_recorded(tmp_path, make_settings):
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+    loadgen, worker = record.client.processes
+    assert loadgen.issue_lag is None and loadgen.loop_lag is None
+    assert worker.issue_lag is not None and 0 < worker.issue_lag.p50_ms <= worker.issue_lag.p99_ms
+    assert worker.loop_lag is not None
+    assert worker.gc_pauses == 0
+    assert 0 < worker.cpu_s < worker.wall_s
+    assert record.client.reported_tokens == record.client.completion_tokens
+    assert record.client.connections >= 1

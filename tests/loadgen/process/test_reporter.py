@@ -1,0 +1,91 @@
+"""What LoadGen is told of an answer, by the convention of each benchmark's reference: LoadGen's own logs say it."""
+
+import sys
+import threading
+from array import array
+from types import SimpleNamespace
+
+import pytest
+from fake_vllm import FakeVllm, expected_tokens, prompt
+from msgspec.structs import replace
+
+from cm4vllm.loadgen.client.sample_times import SampleTimes
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.process.reporter import Reporter
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, benchmark_names, benchmark_terms, terms
+
+SENT = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
+ALL_BUT_THE_FIRST = {"gpt-oss-120b"}
+
+
+CELLS = [
+    (name, scenario)
+    for name in benchmark_names("v6.1")
+    if benchmark_terms("v6.1", name).loadgen
+    for scenario in benchmark_terms("v6.1", name).scenarios
+]
+
+
+@pytest.mark.parametrize(("name", "scenario"), CELLS)
+def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settings, name, scenario):
+    found = terms("v6.1", name, scenario, Mode.ACCURACY)
+    conf = user_conf(found, ExecutionMode.TEST, target_qps=100, test_query_count=64, dataset_samples=64)
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server" if found.first_token else "Offline", "accuracy")
+        settings = replace(settings, terms=found, user_conf=conf.text)
+        record = run(settings, tmp_path / "run")
+    left_out = 1 if name in ALL_BUT_THE_FIRST and scenario is not Scenario.OFFLINE else 0
+    logged = {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)}
+    assert logged == {index: tokens[left_out:] for index, tokens in SENT.items()}
+    assert record.client.completion_tokens == sum(map(len, SENT.values()))
+    assert record.client.reported_tokens == record.client.completion_tokens - 64 * left_out
+
+
+def test_answers_are_those_of_their_samples_where_loadgen_loads_the_dataset_in_parts(tmp_path, make_settings):
+    """It frees a part's queries when all of it was answered, and gives their keys to queries of the next one."""
+    given = []
+    settings = make_settings("http://a", "Offline", "accuracy")
+    whole = "performance_sample_count_override = 64"
+    assert whole in settings.user_conf
+    with FakeVllm() as server:
+        settings = replace(
+            settings,
+            server=replace(settings.server, endpoint=server.endpoint),
+            user_conf=settings.user_conf.replace(whole, "performance_sample_count_override = 4"),
+        )
+        run(settings, tmp_path / "run", on_answers=given.extend)
+    assert {index: list(tokens) for index, tokens in given} == SENT
+    assert len(given) == len(SENT)
+
+
+def test_answers_that_are_taken_while_others_come_are_given_once_each(make_settings):
+    loadgen = SimpleNamespace(QuerySampleResponse=lambda *_: None, QuerySamplesComplete=lambda _: None)
+    reporter = Reporter(
+        loadgen,
+        make_settings("http://a", "Offline", "accuracy"),
+        lambda _: None,
+        SampleTimes(),
+        indices={key: key for key in range(50_000)},
+    )
+    token = array("i", [1])
+    address, _ = token.buffer_info()
+    count, taken = 50_000, []
+
+    def report():
+        for key in range(count):
+            reporter.completed([(key, address, 1, False)])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=report)
+        thread.start()
+        while thread.is_alive():
+            taken += reporter.take()
+        thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    taken += reporter.take()
+    assert [key for key, _ in taken] == list(range(count))

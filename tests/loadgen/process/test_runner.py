@@ -1,0 +1,376 @@
+"""Whole runs: the real LoadGen in its process, against a server on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt
+from msgspec.structs import replace
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import DatasetError, RunFailed, ServerDied, ServerStuck, ServerUnreachable, ServerUnsuitable
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.figures import figures, metric_names
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.process import runner
+from cm4vllm.loadgen.process.process_monitor import server_died, server_stuck
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
+from cm4vllm.serving import heartbeat
+
+SRC = Path(__file__).parents[3] / "src"
+METRICS = Path(__file__).parents[2] / "serving/recorded/metrics-after.txt"
+
+
+def answers_in_the_log(folder):
+    return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(),
+        Behaviour(tokens_per_chunk=5),
+        Behaviour(split=997),
+        Behaviour(fault=lambda n: Fault.STATUS_500 if n % 10 == 3 else Fault.NONE),
+        Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n % 10 == 3 else Fault.NONE),
+    ],
+    ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"],
+)
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path, make_settings, scenario, behaviour):
+    with FakeVllm(behaviour) as server:
+        record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
+    sent = {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
+    assert answers_in_the_log(tmp_path / "run") == sent
+    assert record.client.completed == record.client.requests == 64
+    assert record.client.completion_tokens == sum(map(len, sent.values()))
+    assert record.client.prompt_tokens == sum(len(prompt(index)) for index in range(64))
+    assert record.client.failed == 0
+    assert (record.client.retries > 0) == (len(server.bodies) > 64)
+
+
+def test_a_streamed_offline_run_gives_the_same_log(tmp_path, make_settings):
+    with FakeVllm(Behaviour(tokens_per_chunk=16)) as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy", stream_interval=16), tmp_path / "run")
+        assert server.bodies[0]["stream_interval"] == 16
+    assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
+
+
+@pytest.mark.timing
+def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
+        run(make_settings(server.endpoint, "Server", "performance", target_qps=40), tmp_path / "run")
+    result = read_performance(tmp_path / "run")
+    assert result.queries == result.samples == 64
+    assert result.errors == 0
+    # An answer takes 65 x 5 ms on average: a busy machine makes it slower, but its first token still comes well before.
+    assert result.tpot_mean > 4.9
+    assert result.ttft_mean < 32 * result.tpot_mean
+    assert result.target_qps == 40
+
+
+def test_an_offline_run_keeps_its_requests_in_flight_below_the_bound(tmp_path, make_settings):
+    with FakeVllm(Behaviour(token_delay_s=0.0005)) as server:
+        settings = make_settings(server.endpoint, "Offline", "performance", max_in_flight=8, test_query_count=256)
+        record = run(settings, tmp_path / "run")
+    assert server.most_in_flight == 8
+    assert server.connections <= 10  # one more looks at start whether anything answers, another at the metrics
+    result = read_performance(tmp_path / "run")
+    assert result.samples == record.client.completed
+    assert result.ttft_p99 is None
+    tokens = result.tokens_per_second / result.samples_per_second * result.samples
+    assert tokens == pytest.approx(record.client.completion_tokens, rel=1e-4)
+
+
+def test_in_a_single_stream_each_query_follows_the_answer_before_it(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "SingleStream", "performance", benchmark="llama3.1-8b-edge")
+        record = run(settings, tmp_path / "run")
+    assert server.most_in_flight == 1
+    result = read_performance(tmp_path / "run")
+    assert (result.scenario, result.errors, result.valid) == ("SingleStream", 0, True)
+    assert result.samples == result.queries == record.client.completed == 64
+    assert result.target_qps == pytest.approx(100)
+    found = figures(read_detail_log(tmp_path / "run" / DETAIL_LOG))
+    assert metric_names("SingleStream", tokens=True) == ("latency_p90",)
+    assert found["latency_p90"].value > found["ttft_p90"].value > 0
+
+
+def test_every_sample_of_a_single_stream_is_answered(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "SingleStream", "accuracy", benchmark="llama3.1-8b-edge"), tmp_path / "run")
+    assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
+
+
+def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    record = read_record(tmp_path / "run" / "run.json", RunRecord)
+    assert record.notice == REHEARSAL_NOTICE
+    assert "rehearsal" in (tmp_path / "run" / "user.conf").read_text()
+    assert record.loadgen_version.startswith("6.0.1")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "client_samples.npy",
+        "console.log",
+        "mlperf.conf",
+        "mlperf_log_accuracy.json",
+        "mlperf_log_detail.txt",
+        "mlperf_log_summary.txt",
+        "run.json",
+        "user.conf",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "fault", "words"),
+    [
+        *(
+            (scenario, *case)
+            for scenario in ("Offline", "Server")
+            for case in (
+                (Fault.STATUS_500, "HTTP status 500: made to fail"),
+                (Fault.STATUS_400, "HTTP status 400: made to fail"),
+                (Fault.CLOSE_BEFORE, "connection"),
+                (Fault.CLOSE_MIDSTREAM, "in the middle of an answer"),
+                (Fault.WRONG_USAGE, "disagree"),
+            )
+        ),
+        ("Server", Fault.STALL_THEN_CLOSE, "in the middle of an answer"),
+        ("Server", Fault.GARBAGE_MIDSTREAM, "not HTTP"),
+        ("Server", Fault.NOT_HTTP, "not HTTP"),
+    ],
+)
+def test_a_request_that_stays_unanswered_fails_the_run(tmp_path, make_settings, scenario, fault, words):
+    begin = time.monotonic()
+    with (
+        FakeVllm(Behaviour(fault=lambda n: fault if n >= 40 else Fault.NONE)) as server,
+        pytest.raises(RunFailed, match="requests of the .* run failed") as failure,
+    ):
+        # At 100 queries/s the Server run would last 50 s: it must not go on to its end.
+        run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000), tmp_path / "run")
+    assert words in failure.value.cause
+    assert failure.value.exit_code == 50
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run.failed" / "run.json").exists()
+    assert time.monotonic() - begin < 40
+
+
+@pytest.mark.parametrize(("scenario", "niceness"), [("Offline", 0), ("Server", 10)])
+def test_a_server_gives_way_only_where_latency_is_measured(tmp_path, make_settings, monkeypatch, scenario, niceness):
+    given = []
+    monkeypatch.setattr(runner, "give_way", lambda server: given.append(server.niceness))
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, scenario, "performance", niceness=10), tmp_path / "run")
+    assert given == [record.settings.server.niceness] == [niceness]
+
+
+@pytest.mark.parametrize("kept", [0, 500])
+@pytest.mark.parametrize("mode", ["performance", "accuracy"])
+def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path, make_settings, mode, kept):
+    truncated = []
+
+    def truncate():
+        for log in tmp_path.rglob(DETAIL_LOG):
+            if not truncated and log.stat().st_size > 1000:
+                os.truncate(log, kept)
+                truncated.append(log)
+
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server, pytest.raises(RunFailed) as failure:
+        run(make_settings(server.endpoint, "Server", mode, target_qps=20), tmp_path / "run", alive=truncate)
+    assert truncated and DETAIL_LOG in failure.value.what
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with FakeVllm(Behaviour(fault=lambda n: Fault.STATUS_400)) as server, pytest.raises(RunFailed):
+        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_a_server_that_ends_is_named_as_the_cause(tmp_path, make_settings):
+    server = FakeVllm(Behaviour(token_delay_s=0.01))
+    with server:
+        settings = make_settings(server.endpoint, "Server", "performance", test_query_count=5000)
+        begin = time.monotonic()
+
+        def alive():
+            if time.monotonic() - begin > 1.5 and server.bodies:
+                server.stop()
+                return "the last line of its log"
+            return None
+
+        with pytest.raises(ServerDied) as failure:
+            run(settings, tmp_path / "run", alive=alive)
+    assert failure.value.cause == "the last line of its log"
+    assert time.monotonic() - begin < 40
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server", "performance")
+    settings = replace(settings, server=replace(settings.server, owned=True))
+    looks = iter(range(100))
+
+    def alive():  # the supervisor needs a moment to see the last process of its server go
+        return "killed by SIGKILL" if next(looks) > 5 else None
+
+    with pytest.raises(ServerDied) as failure:
+        run(settings, tmp_path / "run", alive=alive)
+    assert failure.value.cause == "killed by SIGKILL"
+
+
+def test_of_several_servers_the_log_of_the_one_that_ended_is_named(make_settings):
+    settings = make_settings("http://a", "Server", "performance")
+    member = replace(settings.server, endpoint="http://b", owned=True, log="/results/replica-2/server.log")
+    settings = replace(
+        settings,
+        server=replace(settings.server, owned=True, log="/results/server.log", replicas=["http://b"], members=[member]),
+    )
+    for make in (server_died, server_stuck):
+        assert "its whole log: /results/replica-2/server.log" in make(settings, "the server at http://b: why").remedy
+        assert "its whole log: /results/server.log" in make(settings, "why").remedy
+
+
+def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_settings, monkeypatch):
+    monkeypatch.setattr(heartbeat, "STANDSTILL_LOOKS", 1)
+    behaviour = Behaviour(fault=lambda n: Fault.STALL if n >= 40 else Fault.NONE, metrics=METRICS.read_text)
+    begin = time.monotonic()
+    with FakeVllm(behaviour) as server, pytest.raises(ServerStuck, match="run is INVALID") as failure:
+        run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+    assert "no progress" in failure.value.cause
+    assert time.monotonic() - begin < 30
+    assert not (tmp_path / "run").exists()
+    assert read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord).exit_code == ServerStuck.exit_code
+
+
+def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_before(tmp_path, make_settings):
+    import psutil
+
+    def crash():
+        while len(server.bodies) < 20:
+            time.sleep(0.01)
+        time.sleep(0.3)  # the cause of the failed request has been read
+        children = psutil.Process().children()
+        [process] = [child for child in children if "cm4vllm.loadgen.process.main" in child.cmdline()]
+        process.send_signal(signal.SIGSEGV)
+
+    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 19 else Fault.NONE)
+    with FakeVllm(behaviour) as server:
+        killer = threading.Thread(target=crash)
+        killer.start()
+        with pytest.raises(RunFailed, match="the LoadGen process ended unexpectedly: killed by SIGSEGV") as failure:
+            run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
+        killer.join()
+    assert "a request had failed before: HTTP status 400: made to fail" in failure.value.cause
+    assert "Segmentation fault" in failure.value.cause
+    assert "loadgen/process/main.py" in failure.value.cause
+    record = read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord)
+    assert record.cause == failure.value.cause
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_why_answers_ended_is_recorded(tmp_path, make_settings, scenario):
+    with FakeVllm() as server:
+        record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
+    whole = sum(len(expected_tokens(prompt(index), 128, 2)) == 128 for index in range(64))
+    assert record.client.finish_reasons == FinishReasons(stop=64 - whole, length=whole)
+    assert read_record(tmp_path / "run" / "run.json", RunRecord).client.finish_reasons == record.client.finish_reasons
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server"])
+def test_an_aborted_answer_fails_the_run_though_its_counts_match(tmp_path, make_settings, scenario):
+    behaviour = Behaviour(fault=lambda n: Fault.ABORTED if n >= 40 else Fault.NONE)
+    with FakeVllm(behaviour) as server, pytest.raises(RunFailed) as failure:
+        run(make_settings(server.endpoint, scenario, "performance", test_query_count=5000), tmp_path / "run")
+    assert "its finish_reason is 'abort'" in failure.value.cause
+
+
+def test_a_server_that_is_gone_fails_fast(tmp_path, make_settings):
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Server", "performance")
+    begin = time.monotonic()
+    with pytest.raises(ServerUnreachable, match=f"nothing answers at {settings.server.endpoint}"):
+        run(settings, tmp_path / "run")
+    assert time.monotonic() - begin < 40
+
+
+def test_a_context_that_is_too_short_is_refused_before_the_run(tmp_path, make_settings):
+    with pytest.raises(ServerUnsuitable, match="takes 169 tokens a request, the run needs 170"):
+        make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_model_len=169)
+    make_settings("http://127.0.0.1:1", "Offline", "accuracy", max_model_len=170)
+
+
+def test_a_dataset_that_is_not_there_is_named(tmp_path, make_settings):
+    import msgspec
+
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+    lost = msgspec.structs.replace(settings, dataset=msgspec.structs.replace(settings.dataset, path="/nowhere.json"))
+    with pytest.raises(DatasetError, match="/nowhere.json"):
+        run(lost, tmp_path / "run")
+
+
+def test_an_audit_config_in_the_working_directory_has_no_effect(tmp_path, make_settings, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.config").write_text("*.*.mode = 2\n*.*.accuracy_log_sampling_target = 100\n")
+    with FakeVllm() as server:
+        run(make_settings(server.endpoint, "Offline", "performance"), tmp_path / "run")
+    assert list(read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)) == []
+
+
+PARENT = """
+import sys, msgspec
+from pathlib import Path
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.process.runner import run
+run(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RunSettings), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_the_loadgen_process_ends_with_its_parent(tmp_path, make_settings, signum):
+    import msgspec
+    import psutil
+
+    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+        settings = make_settings(server.endpoint, "Server", "performance", test_query_count=5000)
+        (tmp_path / "s.json").write_bytes(msgspec.json.encode(settings))
+        parent = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PARENT), tmp_path / "s.json", tmp_path / "run"],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while len(server.bodies) < 5:
+            assert parent.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) == 2  # LoadGen and a worker
+        parent.send_signal(signum)
+        parent.wait(30)
+        assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dataset_that_has_changed_is_refused(tmp_path, make_settings):
+    import msgspec
+
+    replace = msgspec.structs.replace
+    with FakeVllm() as server:
+        settings = make_settings(server.endpoint, "Offline", "accuracy")
+        changed = tmp_path / "dataset.json"
+        changed.write_text(Path(settings.dataset.path).read_text() + " ")
+        with pytest.raises(DatasetError, match="has changed"):
+            run(replace(settings, dataset=replace(settings.dataset, path=str(changed))), tmp_path / "run")
