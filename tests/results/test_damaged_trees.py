@@ -12,6 +12,7 @@ import good_tree
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import kept_findings, listing
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.check import Check, Fault, Stage
@@ -95,6 +96,16 @@ def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Pat
     files = {one.file for one in found.findings if one.code == "README-UNFILLED"}
     assert f"closed/Z\\xfcrich/results/Syst\\xe8me/{good_tree.MODEL}/Offline/README.md" in files
     assert explored(home, tmp_path / "kept") == 4
+    report_comparison(f"{home},{other}", tmp_path / "page.html")
+    assert "Syst\\udce8me" in (tmp_path / "page.html").read_text()
+
+
+def test_a_score_without_an_end_is_compared(home: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(home, tmp_path / "closed" / "Other")
+    path = other / RESULT / "Offline" / "accuracy" / "accuracy.txt"
+    path.write_text(path.read_text().replace("44.5491", "1e999"))
+    report_comparison(f"{home},{other}", tmp_path / "page.html")
+    assert ">inf<" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from cm4vllm.results import inspection, kept_findings, listing
 from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.kept_findings import CheckedSubmission
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_found_is_kept_until_a_file_changes(tree: Path, keep: Path) -> None:
     first = check_tree(tree, keep=keep)
     (file,) = keep.iterdir()
-    content = msgspec.json.decode(file.read_bytes())
-    content["checked"]["results"] = 77  # so that what was kept is told from what is found again
-    file.write_bytes(msgspec.json.encode(content))
+    name, state, checked = msgspec.json.decode(file.read_bytes()[64:], type=tuple[str, str, CheckedSubmission])
+    # so that what was kept is told from what is found again
+    kept_findings.kept_findings(keep).put(name, state, msgspec.structs.replace(checked, results=77))
     again = check_tree(tree, keep=keep)
     assert again.findings == first.findings and again.submissions[0].results == 77
     path = next(tree.rglob("user.conf"))

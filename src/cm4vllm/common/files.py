@@ -104,8 +104,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8, whole or not at all."""
-    write_bytes(path, text.encode())
+    r"""Write `text` to `path` as UTF-8, whole or not at all; a byte of a name that is no UTF-8 is spelled \udce9."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def sync_folder(folder: Path) -> None:

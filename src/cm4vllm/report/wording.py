@@ -51,7 +51,7 @@ class Named(Protocol):
 
 def number(value: float | int) -> str:
     """Write a number with thousands separated: whole numbers whole, others with their significant digits."""
-    if isinstance(value, int) or value == int(value):
+    if isinstance(value, int) or value.is_integer():
         return f"{int(value):,}"
     return f"{value:,.10g}" if abs(value) >= 1 else f"{value:.4g}"
 

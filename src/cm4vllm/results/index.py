@@ -1,7 +1,7 @@
 """An index of published results: one row a result, read once from a repository of results and kept.
 
-Each submitter's folder is read by itself, with all checks, and its rows are kept in a file that is named after the
-state of its files (results/listing.py): what has not changed is not read again.
+Each submitter's folder is read by itself, with all checks, and its rows are kept with the state of its files
+(results/listing.py): what has not changed is not read again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-import cm4vllm
-from cm4vllm.common.digests import digest_of
-from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.plain_text import spelled_out, whole_number
-from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.kept_findings import package_digest
 from cm4vllm.results.listing import list_files
 from cm4vllm.results.model import Figure, Result, Source, Submission
 from cm4vllm.results.power import measured_power
@@ -122,6 +123,9 @@ class IndexPart(Record, frozen=True, kw_only=True):
     rows: tuple[IndexRow, ...]
 
 
+_KEPT = tuple[str, str, IndexPart]
+
+
 @dataclass(frozen=True)
 class Index:
     """Published results, and how many submitters' folders were read now and had been kept."""
@@ -212,13 +216,14 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
         found = read_record(root, IndexPart).rows
         return Index(found, 0, len({(row.round, row.division, row.submitter) for row in found}))
     homes = _homes(root)
-    files = {home: kept / name for home in homes if (name := _kept_name(home))}
-    parts = {home: part for home, path in files.items() if (part := _kept(path)) is not None}
+    store = KeptValues(str(kept), msgspec.json.encode, lambda data: msgspec.json.decode(data, type=_KEPT))
+    states = {home: _state(home) for home in homes}
+    parts = {home: part for home in homes if (part := store.get(str(home), states[home])) is not None}
     new = [home for home in homes if home not in parts]
     for home, part in zip(new, _read_all(new, say), strict=True):
         parts[home] = part
-        if home in files:
-            write_record(files[home], part)
+        if states[home]:
+            store.put(str(home), states[home], part)
     rows = tuple(row for home in homes for row in _below(parts[home], home, root))
     return Index(rows, len(new), len(homes) - len(new))
 
@@ -235,18 +240,10 @@ def _files(row: IndexRow) -> dict[str, str]:
     return {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
 
 
-def _kept(path: Path) -> IndexPart | None:
-    try:
-        return read_record(path, IndexPart)
-    except CmError:
-        return None
-
-
-def _kept_name(home: Path) -> str:
-    """Return the name of the file for what was read, by the state of a folder and what reads it; empty: keep none."""
+def _state(home: Path) -> str:
+    """Return the state of a submitter's folder and of what reads it; empty where it may be changing."""
     state = list_files(home.parents[1], home).state
-    reader = "\n".join([cm4vllm.__version__, str(IndexPart.SCHEMA), *IndexRow.__struct_fields__, state])
-    return f"{digest_of(reader.encode())[:32]}.json" if state else ""
+    return f"{package_digest()} {state}" if state else ""
 
 
 def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:

@@ -19,12 +19,12 @@ from cm4vllm.common.files import text_of, write_json
 from cm4vllm.common.plain_text import spelled_out
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.progress import say_text
-from cm4vllm.results import kept_findings, overview
+from cm4vllm.results import overview
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
 from cm4vllm.results.copied_logs import copied, marks_of
 from cm4vllm.results.filters import Filters
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.kept_findings import CheckedSubmission
+from cm4vllm.results.kept_findings import CheckedSubmission, keeping_folder, kept_findings, state_of_submission
 from cm4vllm.results.listing import list_files
 from cm4vllm.results.model import Submission
 from cm4vllm.results.output import as_objects, as_sarif, coverage, ordered, summary
@@ -181,12 +181,13 @@ def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: 
 
 def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
     listing = list_files(base, home)
-    state = kept_findings.state_of_submission(listing, base, round_name) if keep else ""
-    if keep and state and (found := kept_findings.kept(keep, home, state)):
+    state = state_of_submission(listing, base, round_name) if keep else ""
+    kept = kept_findings(keep) if keep and state else None
+    if kept and (found := kept.get(str(home), state)):
         return found
     checked = _checked(read_submission(base, home, round_name, listing))
-    if keep and state:
-        kept_findings.keep(keep, home, state, checked)
+    if kept:
+        kept.put(str(home), state, checked)
     return checked
 
 
@@ -220,12 +221,7 @@ def report_checks(
     """
     filters = filters or Filters()
     checked = check_tree(
-        root,
-        round_name=round_name,
-        weights=weights,
-        weights_of=weights_of,
-        keep=kept_findings.keeping_folder(),
-        filters=filters,
+        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=keeping_folder(), filters=filters
     )
     say_text("\n".join(_text(checked, filters)))
     shown = filters.shown(checked.findings)

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 import cm4vllm
-from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.results.copied_logs import LogMarks
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.listing import Listing
 
-__all__ = ["CheckedSubmission", "keep", "keeping_folder", "kept", "state_of_submission"]
+__all__ = ["CheckedSubmission", "keeping_folder", "kept_findings", "package_digest", "state_of_submission"]
 
 #: From this number of files on findings are kept.
 _LARGE = 400
@@ -51,11 +51,6 @@ class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sum(one.severity is level for one in self.findings) for level in Severity)
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    state: str
-    checked: CheckedSubmission
-
-
 def keeping_folder() -> Path:
     """Return where findings are kept."""
     return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cm4vllm" / "checks").expanduser()
@@ -71,34 +66,18 @@ def state_of_submission(listing: Listing, base: Path, round_name: str) -> str:
     # The root of a tree of one submission is checked, too.
     beside = [f"{path.name} {path.is_file()}" for path in sorted(base.iterdir())]
     alone = len(list(base.glob("*/*/results"))) == 1
-    parts = (listing.state, round_name, _package(), str(base), *(beside if alone else ()))
+    parts = (listing.state, round_name, package_digest(), str(base), *(beside if alone else ()))
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
-def kept(folder: Path, home: Path, state: str) -> CheckedSubmission | None:
-    """Return what was kept for a submission of this state; None where there is nothing."""
-    try:
-        found = msgspec.json.decode(bytes_of(_file(folder, home)), type=_Kept)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return found.checked if found.state == state else None
-
-
-def keep(folder: Path, home: Path, state: str, checked: CheckedSubmission) -> None:
-    """Keep what was found, in place of what was kept for the same submission; nothing where nothing can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(_file(folder, home), msgspec.json.encode(_Kept(state, checked)))
-    except (OSError, CmError):
-        return
-
-
-def _file(folder: Path, home: Path) -> Path:
-    return folder / f"{hashlib.sha256(str(home).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
+def kept_findings(folder: Path) -> KeptValues[CheckedSubmission]:
+    """Return the findings that are kept in a folder, by the submission's home and state."""
+    kind = tuple[str, str, CheckedSubmission]
+    return KeptValues(str(folder), msgspec.json.encode, lambda data: msgspec.json.decode(data, type=kind))
 
 
 @cache
-def _package() -> str:
+def package_digest() -> str:
     """Return the digest of this package: other rules find other things."""
     root = Path(cm4vllm.__file__).parent
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import marshal
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from cm4vllm.common.digests import digest_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
+from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.documents import SETTLED_S, read_meta, signature_of
 from cm4vllm.engine.format.shapes import require_shapes
@@ -27,29 +26,20 @@ from cm4vllm.engine.format.value import Value
 __all__ = ["KeptMetas", "Summary", "summaries"]
 
 _FORMAT = 4  # of marshal; every Python since 3.4 reads it
-_DIGEST_BYTES = 64
 
 
 class KeptMetas:
     """The metas kept in the folder `store`."""
 
     def __init__(self, store: str) -> None:
-        self._store = store
+        self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
 
     def read(self, folder: str) -> dict[str, Any]:
         """Return the meta of the script in `folder`. Raises RecipeError when it, or a part of it, cannot be read."""
         signature, changed_at = signature_of(folder)
-        try:
-            with open(self._path(folder), "rb") as file:
-                digest, data = file.read(_DIGEST_BYTES), file.read()
-            if digest != _digest(data):  # marshal makes what a damaged length says, which may take all memory
-                raise ValueError(folder)
-            of, known, meta = marshal.loads(data)  # noqa: S302 our own file, in the user's own home
-            if of == folder and known == signature:
-                return dict(meta)
-        except (OSError, ValueError, EOFError, TypeError):
-            pass
+        if (known := self._kept.get(folder, signature)) is not None:
+            return known
         meta = read_meta(folder)
         require_shapes(folder, meta)
         if changed_at < time.time() - SETTLED_S:
@@ -59,23 +49,8 @@ class KeptMetas:
     def keep(self) -> None:
         """Store what was read now; where that fails, the next run reads it again."""
         new, self._new = self._new, []
-        with contextlib.suppress(OSError):
-            if new:
-                os.makedirs(self._store, exist_ok=True)
-            for folder, signature, meta in new:
-                path = self._path(folder)
-                with contextlib.suppress(ValueError):  # a date, say: marshal knows none
-                    data = marshal.dumps((folder, signature, meta), _FORMAT)
-                    with open(f"{path}.{os.getpid()}", "wb") as file:
-                        file.write(_digest(data) + data)
-                    os.replace(f"{path}.{os.getpid()}", path)
-
-    def _path(self, folder: str) -> str:
-        return os.path.join(self._store, digest_of(os.fsencode(folder))[:32])
-
-
-def _digest(data: bytes) -> bytes:
-    return digest_of(data).encode()
+        for folder, signature, meta in new:
+            self._kept.put(folder, signature, meta)
 
 
 _MAY_NOT_BE_KEPT = CmError, OSError, RecursionError
