@@ -137,28 +137,13 @@ def score_run(
     ModelError and InstallError when what scoring needs is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
-    log = folder / ACCURACY_LOG
-    if run.settings.mode is not Mode.ACCURACY:
-        raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
-    if run.settings.server.simulated is not None:
-        raise UsageError(
-            f"the accuracy run in {folder} is not scored",
-            cause=f"{SIMULATED_NOTICE}: the answers of a simulated server mean nothing",
-            remedy="measure the model itself, without --rehearse",
-        )
-    digest = sha256_of(log) if log.is_file() else ""
-    if digest != run.files[ACCURACY_LOG]:
-        raise RunFailed(
-            f"{log} is not the log that the run wrote",
-            cause="its SHA-256 differs from that in run.json",
-            remedy="remove the run's folder and run it again",
-        )
+    digest = _log_digest(folder, run)
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
         sentences = NO_SENTENCES
         if scorer_of(run.settings.terms).rouge:
             sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
-        answers = _answers(log, run.settings.samples)
+        answers = _answers(folder / ACCURACY_LOG, run.settings.samples)
         ready = {one.name: one for one in graders}
         scored = _scored(run.settings, answers, sentences, digest, workers, ready)
         values = _values(scored, answers)
@@ -180,6 +165,27 @@ def score_run(
         write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms), record.unscored))
         write_record(folder / ACCURACY_FILE, record)
     return record
+
+
+def _log_digest(folder: Path, run: RunRecord) -> str:
+    """Return the SHA-256 of the log of an accuracy run that can be scored. Raises RunFailed, UsageError."""
+    if run.settings.mode is not Mode.ACCURACY:
+        raise RunFailed(f"{folder} holds no accuracy run", cause=f"its mode is {run.settings.mode}")
+    if run.settings.server.simulated is not None:
+        raise UsageError(
+            f"the accuracy run in {folder} is not scored",
+            cause=f"{SIMULATED_NOTICE}: the answers of a simulated server mean nothing",
+            remedy="measure the model itself, without --rehearse",
+        )
+    log = folder / ACCURACY_LOG
+    digest = sha256_of(log) if log.is_file() else ""
+    if digest != run.files[ACCURACY_LOG]:
+        raise RunFailed(
+            f"{log} is not the log that the run wrote",
+            cause="its SHA-256 differs from that in run.json",
+            remedy="remove the run's folder and run it again",
+        )
+    return digest
 
 
 def scorer_of(terms: Terms) -> Scorer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -84,7 +85,34 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     )
     facts = _compress(settings, Path(base.path), folder / name, samples)
     checkpoint = read_checkpoint(folder / name)
-    quantization = QuantizationRecord(
+    quantization = _quantization(settings, base, facts, dataset, samples)
+    record = ModelRecord(
+        name=name,
+        path=str(folder / name),
+        source=f"{base.name} quantised here by llm-compressor; {base.source}",
+        sha256=sha256_of_tree(folder / name),
+        parameters=base.parameters,
+        architecture=checkpoint.architecture,
+        weight_data_types=checkpoint.weight_data_types,
+        weight_transformations=_transformations(quantization),
+        min_tokens=base.min_tokens,
+        quantization=quantization,
+        recipe=base.recipe | {"scheme": settings.scheme, "files": fingerprint(folder / name)},
+    )
+    write_record(folder / MODEL_FILE, record)
+    return record
+
+
+def _quantization(
+    settings: QuantizationSettings,
+    base: ModelRecord,
+    facts: Mapping[str, Any],
+    dataset: DatasetRecord | None,
+    samples: Sequence[Sequence[int]],
+) -> QuantizationRecord:
+    """Return the record of how a model was quantised. `facts` are those that llm-compressor reported."""
+    scheme = schemes()[settings.scheme]
+    return QuantizationRecord(
         scheme=settings.scheme,
         weights=scheme.weights,
         activations=scheme.activations,
@@ -102,21 +130,6 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
         calibration_samples=len(samples),
         calibration_tokens=sum(map(len, samples)),
     )
-    record = ModelRecord(
-        name=name,
-        path=str(folder / name),
-        source=f"{base.name} quantised here by llm-compressor; {base.source}",
-        sha256=sha256_of_tree(folder / name),
-        parameters=base.parameters,
-        architecture=checkpoint.architecture,
-        weight_data_types=checkpoint.weight_data_types,
-        weight_transformations=_transformations(quantization),
-        min_tokens=base.min_tokens,
-        quantization=quantization,
-        recipe=base.recipe | {"scheme": settings.scheme, "files": fingerprint(folder / name)},
-    )
-    write_record(folder / MODEL_FILE, record)
-    return record
 
 
 def _usable_base(record: Path) -> ModelRecord:

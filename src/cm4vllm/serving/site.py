@@ -224,16 +224,20 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
     if response.status in (401, 403):
         raise refused(endpoint, path, response.status, site.access)
     if response.status in _REDIRECTS:
-        where = urlsplit(response.headers.get("Location", ""))
-        # Without user names and queries, which may hold a secret.
-        target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
-        raise ServerUnsuitable(
-            f"the server at {endpoint} redirects its {path}",
-            cause=f"to {site.access.hidden(target)}; redirects are "
-            "not followed: the key and prompts would go to an address that you did not name",
-            remedy="give the final address with --api_server, if you trust it",
-        )
+        raise _redirected(site, path, response.headers.get("Location", ""))
     return response.status, answer
+
+
+def _redirected(site: Site, path: str, location: str) -> ServerUnsuitable:
+    """Return the error for a redirect; it names the target without user name and query, which may be secret."""
+    where = urlsplit(location)
+    target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
+    return ServerUnsuitable(
+        f"the server at {site.endpoint} redirects its {path}",
+        cause=f"to {site.access.hidden(target)}; redirects are "
+        "not followed: the key and prompts would go to an address that you did not name",
+        remedy="give the final address with --api_server, if you trust it",
+    )
 
 
 def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
