@@ -33,6 +33,8 @@ _CHARACTERS = 0.5
 _ANSWER = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]*)"[^{}]*?"token_count"\s*:\s*(\d+)')
 #: Hexadecimal digits of a token, as its 32 or 64 bits.
 _WIDTHS = (8, 16)
+#: Bytes around the place where truncation joined two parts of a log, in which a number may be cut.
+_JOINED = 32
 #: Entries of an accuracy log that truncation left, also those that it cut.
 _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
 
@@ -172,7 +174,7 @@ def entries(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
         name = (Path(part.log).parent / ACCURACY_LOG).as_posix()
         text = _head_and_tail(part.folder / ACCURACY_LOG)
-        found = [(int(sequence), int(sample)) for sequence, sample in _ENTRY.findall(text)]
+        found = [(int(one[1]), int(one[2])) for one in _whole(_ENTRY, text)]
         total = part.settings.get("qsl_reported_total_count")
         for key, values in (("seq_id", [one[0] for one in found]), ("qsl_idx", [one[1] for one in found])):
             twice = [value for value, count in Counter(values).items() if count > 1]
@@ -195,10 +197,9 @@ def lengths(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
         path = part.folder / ACCURACY_LOG
         name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
-        cut = len(text) // 2  # truncation leaves the beginning and the end, as much of each
         if path.is_file() and b'"qsl_idx"' not in text:
             yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
-        answers = [(len(one[1]), int(one[2])) for one in _ANSWER.finditer(text) if not one.start() < cut < one.end()]
+        answers = [(len(one[1]), int(one[2])) for one in _whole(_ANSWER, text)]
         # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
         width = next((one for one in _WIDTHS if any(size == one * count > 0 for size, count in answers)), 0)
         for size, count in answers:
@@ -206,6 +207,12 @@ def lengths(submission: Submission) -> Iterator[Fault]:
                 held = f"{size // width} tokens" if width else f"{size // 2} bytes"
                 yield Fault("an answer has another length than it states", name, "token_count", count, held)
                 break
+
+
+def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
+    """Give the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
+    cut = len(text) // 2
+    yield from (one for one in pattern.finditer(text) if not one.start() - _JOINED < cut < one.end() + _JOINED)
 
 
 def _head_and_tail(path: Path) -> bytes:

@@ -151,7 +151,9 @@ def types(submission: Submission) -> Iterator[Fault]:
         named = next(filter(None, map(_METHOD.search, _names(result))), None)
         if named and (transformed in _NONE or named.string == result.measurements.get("starting_weights_filename")):
             yield Fault(
-                "the names state quantised weights, the facts do not",
+                "the names state quantised weights, the facts do not"
+                if transformed in _NONE
+                else "the weights that were quantised before are stated with a type that is not quantised",
                 where,
                 fields,
                 said,
