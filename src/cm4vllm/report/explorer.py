@@ -134,7 +134,7 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def _units(row: IndexRow) -> str:
-    return row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({row.metric.replace('_', ' ')})"
+    return row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({wording.metric_name(row.metric)})"
 
 
 def _errors(row: IndexRow) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "headroom",
     "hosts_of",
     "judgement",
+    "metric_name",
     "metric_words",
     "ms",
     "number",
@@ -37,6 +38,13 @@ __all__ = [
     "typed_command",
     "when",
 ]
+
+
+#: LoadGen's estimates of percentiles by early stopping, in SingleStream and in MultiStream.
+_METRICS = {
+    "early_stopping_latency_ss": "latency p90, early stopping",
+    "early_stopping_latency_ms": "latency p99, early stopping",
+}
 
 
 class Named(Protocol):
@@ -99,8 +107,12 @@ def metric_words(found: Named | None) -> str:
     """Write what a figure is of, with its unit: `tokens/s`, or `latency p90, ms`."""
     if found is None:
         return ""
-    name = found.name.replace("_", " ")
-    return found.unit if name.endswith("per second") else f"{name}, {found.unit}"
+    return found.unit if found.name.endswith("per_second") else f"{metric_name(found.name)}, {found.unit}"
+
+
+def metric_name(name: str) -> str:
+    """Write the name of a figure: `latency p90`, also of LoadGen's estimate by early stopping."""
+    return _METRICS.get(name) or name.replace("_", " ")
 
 
 def ms(value: float) -> str:

@@ -295,4 +295,4 @@ def _heading(checked: CheckedTree) -> str:
     rounds = " and ".join(sorted({one.round or "round unknown" for one in found}))
     where = found[0].name if len(found) == 1 else f"{len(found)} submissions"
     applied = coverage(checked.coverage["rules_applied"], results)
-    return f"{summary(checked.findings)} in {results:,} results of {where} ({rounds}); {applied}"
+    return f"{summary(checked.findings)} in {where} ({rounds}); {applied}"
