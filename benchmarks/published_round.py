@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.hardware.description import KEYS
+from cm4vllm.hardware.system_description import KEYS
 from cm4vllm.rules import round_terms
 from figures import Figure, arguments, figure, report
 

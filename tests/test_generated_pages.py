@@ -9,7 +9,7 @@ import pytest
 import chain_picture
 import structure_picture
 from cm4vllm.engine.tools.reference import recipes_page
-from cm4vllm.rules.page import benchmarks_page
+from cm4vllm.rules.benchmarks_page import benchmarks_page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +25,7 @@ def matrix_page() -> str:
 @pytest.mark.parametrize(
     ("name", "text", "command"),
     [
-        ("benchmarks.md", benchmarks_page(), "python -m cm4vllm.rules.page > docs/benchmarks.md"),
+        ("benchmarks.md", benchmarks_page(), "python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md"),
         ("matrix.md", matrix_page(), "python benchmarks/matrix.py --list --page=docs/matrix.md"),
         (
             "pictures/structure.svg",

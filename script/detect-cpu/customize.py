@@ -8,9 +8,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.cpu import detect_cpu
+    from cm4vllm.hardware.detected_summary import cpu_lines
     from cm4vllm.hardware.host import detect_host
-    from cm4vllm.hardware.machine import capacity_env, cpu_env
-    from cm4vllm.hardware.summary import cpu_lines
+    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env
 
     cpu, host = detect_cpu(), detect_host()
     say_facts("processors", *cpu_lines(cpu, host))

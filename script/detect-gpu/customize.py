@@ -6,7 +6,7 @@ from typing import Any
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.hardware.gpu import detect_gpus
-    from cm4vllm.hardware.machine import gpu_env
+    from cm4vllm.hardware.machine_facts import gpu_env
 
     return {"return": 0, "env": gpu_env(detect_gpus())}
 
@@ -15,9 +15,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say, say_facts
+    from cm4vllm.hardware.detected_summary import gpu_lines
     from cm4vllm.hardware.gpu import detect_gpus, record_gpus
-    from cm4vllm.hardware.machine import gpu_env
-    from cm4vllm.hardware.summary import gpu_lines
+    from cm4vllm.hardware.machine_facts import gpu_env
 
     gpus = detect_gpus()
     say_facts("GPU", *gpu_lines(gpus))

@@ -7,9 +7,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from cm4vllm.common.progress import say_facts
-    from cm4vllm.hardware.machine import storage_env
+    from cm4vllm.hardware.detected_summary import storage_lines
+    from cm4vllm.hardware.machine_facts import storage_env
     from cm4vllm.hardware.storage import detect_disks, root_bytes
-    from cm4vllm.hardware.summary import storage_lines
 
     disks, size = detect_disks(), root_bytes()
     say_facts("storage", *storage_lines(disks, size))

@@ -14,7 +14,7 @@ from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware import records
-from cm4vllm.hardware.description import NETWORK_KEYS
+from cm4vllm.hardware.system_description import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}

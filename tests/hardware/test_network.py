@@ -5,8 +5,8 @@ import socket
 import psutil
 from machines import put
 
+from cm4vllm.hardware.detected_summary import network_lines
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.summary import network_lines
 
 
 def card(root, name, device, *, driver="", speed="", kind="1", rates=(), function_of=""):

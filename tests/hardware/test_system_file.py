@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.description import SystemAsked, describe_system, not_stated
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import SystemAsked, describe_system, not_stated
 from cm4vllm.hardware.system_file import read_system_file, template
 
 ASKED = SystemAsked(submitter="Example", division="open", system_type="datacenter", vllm="0.32.0", used=())

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.hardware.detected_summary import gpu_lines
 from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.nvml import nvidia_gpus
-from cm4vllm.hardware.recording import Replay
-from cm4vllm.hardware.summary import gpu_lines
+from cm4vllm.hardware.nvml_recording import Replay
 from cm4vllm.hardware.used_gpus import visible_gpus
 
 

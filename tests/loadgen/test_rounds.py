@@ -6,8 +6,8 @@ import pytest
 from fake_vllm import FakeVllm, prompt
 from msgspec.structs import replace
 
-from cm4vllm.compliance.answers import read_answers
 from cm4vllm.compliance.audit import audit_config, require_applied
+from cm4vllm.compliance.logged_answers import read_answers
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_performance
 from cm4vllm.loadgen.process.runner import run

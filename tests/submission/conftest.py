@@ -18,8 +18,8 @@ from cm4vllm.accuracy.records import AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.description import SystemAsked, describe_system, folder_name
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import SystemAsked, describe_system, folder_name
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms

@@ -21,8 +21,8 @@ from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
-from cm4vllm.hardware.description import NETWORK_KEYS, SystemAsked, describe_system, folder_name
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import NETWORK_KEYS, SystemAsked, describe_system, folder_name
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.findings import Severity

@@ -12,7 +12,7 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.program import program_files
-from cm4vllm.hardware.description import folder_name
+from cm4vllm.hardware.system_description import folder_name
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import changes, sources
 from cm4vllm.submission.changes import digests

@@ -14,7 +14,7 @@ from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secret_forms import without_keys
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import privacy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.software import FACTS_FILES, detect_software, published_facts, read_software, scripts_that_ran
 

@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.description import KEYS
+from cm4vllm.hardware.system_description import KEYS
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.system import SystemSettings, runs_here, write_system
 

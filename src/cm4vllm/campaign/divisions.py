@@ -18,10 +18,10 @@ from cm4vllm.assets.identity import differences, is_from
 from cm4vllm.assets.transfer import digest_of
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.hardware.description import NETWORK_KEYS
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
+from cm4vllm.hardware.system_description import NETWORK_KEYS
 from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from cm4vllm.assets.config_json import json_object
 from cm4vllm.common.errors import ModelError
-from cm4vllm.compliance.answers import LoggedAnswer
+from cm4vllm.compliance.logged_answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
-from cm4vllm.compliance.verdict import LoggedRun, Verdict
+from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 
 __all__ = ["EOS", "FIRST_TOKEN", "SAMPLE_LENGTH", "end_tokens", "verdict", "verify"]
 

@@ -13,9 +13,9 @@ from cm4vllm.accuracy.families import Samples
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import NO_SENTENCES
 from cm4vllm.accuracy.text import Detokenizer
-from cm4vllm.compliance.answers import LoggedAnswer
+from cm4vllm.compliance.logged_answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
-from cm4vllm.compliance.verdict import LoggedRun, Verdict
+from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.loadgen.records import RunSettings
 
 __all__ = ["ACCURACY", "SCORE", "WHOLE", "verdict", "verify"]

@@ -18,10 +18,10 @@ from cm4vllm.common.errors import InvalidResult, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.compliance.answers import read_answers
 from cm4vllm.compliance.audit import require_applied
+from cm4vllm.compliance.logged_answers import read_answers
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
-from cm4vllm.compliance.verdict import LoggedRun, Verdict
+from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.known_hardware import accelerator, unconfirmed_note
 from cm4vllm.hardware.records import GpuFacts
-from cm4vllm.hardware.units import frequency, memory_size
+from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 
 __all__ = ["accelerator_keys", "accelerator_notes", "serving"]

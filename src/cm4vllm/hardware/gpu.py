@@ -8,7 +8,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.amd import amd_gpus, amdsmi_library
-from cm4vllm.hardware.recording import Recorder
+from cm4vllm.hardware.nvml_recording import Recorder
 from cm4vllm.hardware.records import GpuFacts
 
 __all__ = ["detect_gpus", "record_gpus"]

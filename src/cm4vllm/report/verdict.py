@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cm4vllm.accuracy.records import Score
-from cm4vllm.hardware.description import not_stated
+from cm4vllm.hardware.system_description import not_stated
 from cm4vllm.report.model import Report
 from cm4vllm.report.system import label
 from cm4vllm.report.wording import counting_words, headroom, judgement, ms, number, percent, result_figure, target

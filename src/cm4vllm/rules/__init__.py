@@ -39,7 +39,7 @@ from cm4vllm.rules.terms import (
     terms,
     terms_of_test,
 )
-from cm4vllm.rules.words import Category, Division, ExecutionMode, Mode, Scenario
+from cm4vllm.rules.vocabulary import Category, Division, ExecutionMode, Mode, Scenario
 
 __all__ = [
     "AccuracyTarget",

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import DivisionRule, division_rule_entries, matching, sources
 from cm4vllm.rules.terms import family_of
-from cm4vllm.rules.words import Category, Division, Scenario
+from cm4vllm.rules.vocabulary import Category, Division, Scenario
 
 __all__ = ["DivisionRule", "Speculation", "division_rules", "over_network", "speculation"]
 

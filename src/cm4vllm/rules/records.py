@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, RateUse, Seeds
-from cm4vllm.rules.words import Category, Mode, Scenario
+from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 
 __all__ = [
     "AccuracyTarget",

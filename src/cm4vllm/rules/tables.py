@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.words import Category, Division, Mode, Scenario
+from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
 
 __all__ = [
     "Arrivals",

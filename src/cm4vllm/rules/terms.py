@@ -34,7 +34,7 @@ from cm4vllm.rules.tables import (
     round_entries,
     scenario_entries,
 )
-from cm4vllm.rules.words import Category, Division, Mode, Scenario
+from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
 
 __all__ = [
     "accuracy_targets",

@@ -22,7 +22,7 @@ from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.common.processes import run
 from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.records import Record, read_record
-from cm4vllm.hardware.machine import cpu_env, memory_env, storage_env
+from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.serving.records import ServerRecord

@@ -18,7 +18,8 @@ from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.hardware.description import (
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import (
     STATUS_NOT_STATED,
     SystemAsked,
     describe_system,
@@ -27,7 +28,6 @@ from cm4vllm.hardware.description import (
     not_stated,
     stated_system,
 )
-from cm4vllm.hardware.machine import detect_machine
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.records import ServerRecord, Simulation
 from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus

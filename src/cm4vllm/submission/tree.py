@@ -11,7 +11,7 @@ from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
 from cm4vllm.common.progress import warn
-from cm4vllm.hardware.description import folder_name, keys_of
+from cm4vllm.hardware.system_description import folder_name, keys_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF

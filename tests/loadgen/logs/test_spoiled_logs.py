@@ -12,7 +12,7 @@ from spoiled_logs import KEEPS_FIGURES, ODD_VALUES, cuts, key_of, performance_lo
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
-from cm4vllm.compliance.answers import read_answers
+from cm4vllm.compliance.logged_answers import read_answers
 from cm4vllm.loadgen.logs.run_logs import (
     ACCURACY_LOG,
     DETAIL_LOG,

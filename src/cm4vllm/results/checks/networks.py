@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm.hardware.description import NETWORK_KEYS, NOT_STATED
+from cm4vllm.hardware.system_description import NETWORK_KEYS, NOT_STATED
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured
 from cm4vllm.results.model import Submission

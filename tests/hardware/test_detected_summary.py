@@ -3,9 +3,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.hardware.machine import detect_machine
+from cm4vllm.hardware.detected_summary import (
+    cpu_lines,
+    gpu_lines,
+    host_lines,
+    memory_lines,
+    network_lines,
+    storage_lines,
+)
+from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import MemoryModule, NetworkCard
-from cm4vllm.hardware.summary import cpu_lines, gpu_lines, host_lines, memory_lines, network_lines, storage_lines
 
 
 def test_a_server_is_told_in_a_few_lines(server):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
+from cm4vllm.hardware.detected_summary import modules
 from cm4vllm.hardware.known_hardware import Processor, contradictions, processor, unconfirmed_note
-from cm4vllm.hardware.machine import memory_env, network_env, storage_env
+from cm4vllm.hardware.machine_facts import memory_env, network_env, storage_env
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
-from cm4vllm.hardware.summary import modules
-from cm4vllm.hardware.units import frequency, memory_size
+from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
 from cm4vllm.rules import Division, over_network
 

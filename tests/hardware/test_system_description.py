@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.hardware.description import (
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
+from cm4vllm.hardware.system_description import (
     KEYS,
     NOT_STATED,
     STATUS_NOT_STATED,
@@ -21,8 +23,6 @@ from cm4vllm.hardware.description import (
     hints,
     not_stated,
 )
-from cm4vllm.hardware.machine import detect_machine
-from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
 ASKED = SystemAsked(
     submitter="Example",

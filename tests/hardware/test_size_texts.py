@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cm4vllm.hardware.units import disk_size, frequency, memory_size
+from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
 
 
 @pytest.mark.parametrize(

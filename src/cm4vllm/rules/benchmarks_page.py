@@ -1,4 +1,7 @@
-"""docs/benchmarks.md, the rules of every benchmark as tables: `python -m cm4vllm.rules.page > docs/benchmarks.md`."""
+"""docs/benchmarks.md, the rules of every benchmark as tables.
+
+`python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md` writes it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TypeVar
 
 from cm4vllm.rules.records import AccuracyTarget, BenchmarkTerms, Generation, LatencyLimits, Terms
 from cm4vllm.rules.terms import accuracy_targets, benchmark_names, benchmark_terms, language_models, round_names, terms
-from cm4vllm.rules.words import Mode, Scenario
+from cm4vllm.rules.vocabulary import Mode, Scenario
 
 __all__ = ["benchmarks_page"]
 
@@ -16,7 +19,8 @@ _HEAD = """\
 # Benchmarks
 
 Generated from `src/cm4vllm/rules/data/benchmarks/`, where the source stands beside each number:
-`python -m cm4vllm.rules.page > docs/benchmarks.md`. Which of them can be run says [rules.md](rules.md#what-can-be-run).
+`python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md`. Which of them can be run says
+[rules.md](rules.md#what-can-be-run).
 
 Latency limits are 99th percentiles. A closed result reaches every accuracy target; an open one states what it reached.
 Where the performance and the accuracy runs of a scenario ask for the same, they share a row.

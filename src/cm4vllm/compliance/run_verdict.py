@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.compliance.answers import LoggedAnswer
+from cm4vllm.compliance.logged_answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.rules import Audit

@@ -7,7 +7,7 @@ from collections import Counter
 from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, MemoryFacts, NetworkCard
-from cm4vllm.hardware.units import disk_size, frequency, memory_size
+from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
 
 __all__ = ["cpu_lines", "gpu_lines", "host_lines", "memory_lines", "modules", "network_lines", "storage_lines"]
 

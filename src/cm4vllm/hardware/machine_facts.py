@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from cm4vllm.hardware.cpu import detect_cpu
+from cm4vllm.hardware.detected_summary import modules
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, MachineFacts, MemoryFacts, NetworkCard
+from cm4vllm.hardware.size_texts import disk_size, memory_size
 from cm4vllm.hardware.storage import detect_disks, root_bytes
-from cm4vllm.hardware.summary import modules
-from cm4vllm.hardware.units import disk_size, memory_size
 
 __all__ = ["capacity_env", "cpu_env", "detect_machine", "gpu_env", "memory_env", "network_env", "storage_env"]
 

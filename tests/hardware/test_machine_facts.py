@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.host import detect_host
-from cm4vllm.hardware.machine import cpu_env, gpu_env, memory_env, network_env, storage_env
+from cm4vllm.hardware.machine_facts import cpu_env, gpu_env, memory_env, network_env, storage_env
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.records import GpuFacts, MemoryModule, NetworkCard
 from cm4vllm.hardware.storage import detect_disks
