@@ -3,6 +3,15 @@
 from typing import Any
 
 
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.amendments import amendments
+    from cm4vllm.campaign.links import completed_settings_search
+
+    changes = amendments(i["input"].get("adr"), i["automation"].reach, job="find,mlperf,inference,server-settings")
+    i["env"].update(completed_settings_search(i["env"], changes.settings))
+    return {"return": 0}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.search.settings_job import search_server_settings
 

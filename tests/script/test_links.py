@@ -18,6 +18,7 @@ from cm4vllm.engine.run.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
+SETTINGS = "find,mlperf,inference,server-settings"
 SERVER = "http://127.0.0.1:9"
 
 
@@ -94,6 +95,13 @@ def test_a_search_for_a_rate_alone_gets_the_same_but_no_user_conf(session):
     assert chain(session, f"{SEARCH},_hf.ORG/NAME,_r6.0", target_qps="5") == expected
 
 
+def test_a_search_over_server_settings_alone_gets_what_its_servers_need(session):
+    brought = ["get,mlperf,inference,loadgen,_r6.1", "get,ml-model,_tiny", "get,dataset,_tiny"]
+    assert chain(session, SETTINGS, search="max-num-seqs:64..128") == ["detect,gpu", "get,vllm", *brought]
+    simulated = chain(session, SETTINGS, search="max-num-seqs:64..128", rehearse="4xh100-llama2-70b-fp8")
+    assert simulated == [brought[0], "get,ml-model,_dummy.llama3.1-8b", brought[2]]
+
+
 def test_adr_names_model_and_options_as_the_flags_do(session):
     given = {"ml-model": {"tags": "_hf.ORG/NAME"}, "vllm-server": {"max_num_seqs": "64"}}
     assert chain(session, RUN, adr=given) == everything("_hf.ORG/NAME", "_mlcommons")
@@ -145,6 +153,9 @@ REFUSED = [
     (RUN, {"api_server": SERVER, "replicas": "2"}, "--replicas cannot be given with --api_server"),
     ("run,vllm-server", {"max_num_seqs": "0"}, "--max_num_seqs=0 is not usable"),
     ("run,vllm-server,_path.FOLDER", {}, "FOLDER"),
+    (SETTINGS, {}, "is not given --search"),
+    (SETTINGS, {"search": "max-num-sequs:1..2"}, "max-num-sequs"),
+    (SETTINGS, {"search": "max-num-seqs:64..128", "scenario": "Srver"}, "did you mean 'Server'?"),
     (SEARCH, {}, "no target_qps for the Server performance run"),
     (SEARCH, {"scenario": "Offline", "target_qps": "5"}, "the Offline scenario has no rate to search for"),
     ("generate,user-conf,mlperf,inference", {"scenario": "Server"}, "no target_qps for the Server accuracy run"),
@@ -165,5 +176,5 @@ def test_the_plan_refuses_what_the_run_refuses_in_the_same_words_before_any_depe
 def test_links_share_the_variations_of_the_main_job():
     main = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "").variations
     shared = {name for name, raw in main.items() if raw.get("group") in ("model-source", "benchmark-version")}
-    for alias in ("app-mlperf-inference-vllm", "find-mlperf-inference-target-qps"):
+    for alias in ("app-mlperf-inference-vllm", "find-mlperf-inference-target-qps", "find-vllm-server-settings"):
         assert load_script(str(ROOT / "script" / alias), "").variations.keys() == shared, alias

@@ -18,7 +18,10 @@ from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.checks import CHECKS
 from cm4vllm.campaign.locks import only_one, require_unlocked
 from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
+from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import require_searchable
+from cm4vllm.campaign.search.settings_job import searched_envs
+from cm4vllm.campaign.search.space import asked_space
 from cm4vllm.campaign.sources import Sources, sources
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
@@ -34,7 +37,15 @@ from cm4vllm.report.run_table import run_table
 from cm4vllm.rules import Division, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import require_usable
 
-__all__ = ["RESULTS", "completed_run", "completed_search", "completed_server", "lock_of", "make_run"]
+__all__ = [
+    "RESULTS",
+    "completed_run",
+    "completed_search",
+    "completed_server",
+    "completed_settings_search",
+    "lock_of",
+    "make_run",
+]
 
 #: The environment key of the main job's results: a recipe is run alone where it is not set.
 RESULTS = "CM_MLPERF_RESULTS_DIR"
@@ -124,6 +135,25 @@ def completed_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict
     folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
     _require_folder(folder)
     return {**changed, **_assets(env, inputs), _FOLDER: str(folder), _SERVER_FOLDER: f"{folder}.server"}
+
+
+def completed_settings_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys that a search over server settings alone gets before its dependencies; none in the main job.
+
+    `changed` are the settings that `--adr` gives. Raises CmError as completed_run does.
+    """
+    if env.get(RESULTS):
+        return {}
+    env = {**env, **changed}
+    require_rehearsal(env)
+    if search := str(env.get("CM_VLLM_SEARCH") or ""):
+        asked_space(search, None, given=False, simulated=bool(env.get(PROFILE)))
+    runs = [_run_inputs(one) for one in searched_envs(env)]
+    for inputs in runs:
+        require_run(inputs)
+    folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
+    _require_folder(folder)
+    return {**changed, **_assets(env, runs[0]), _FOLDER: str(folder)}
 
 
 def completed_server(env: Mapping[str, Any]) -> dict[str, str]:

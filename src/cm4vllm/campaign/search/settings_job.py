@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "table"]
+__all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "searched_envs", "table"]
 
 #: The file with the digest of what the evaluations in a folder were made from.
 _INPUTS_FILE = "inputs.sha256"
@@ -66,7 +66,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
     _keep_what_was_made_from(folder, inputs_digest(env))
     start = simulated.act if inputs.rehearse else _start_vllm
-    runs, at_once = _runs(inputs, env)
+    runs, at_once = _runs(env)
     candidates = space.candidates(_as_it_is(space, start, env, folder))
     bench = ServerBench(folder, start, env, runs, at_once)
     noted = _Noted(inputs.results_dir)
@@ -186,15 +186,20 @@ class _Noted:
         self._file.append([entry])
 
 
-def _runs(inputs: SettingsInputs, env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
-    """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
+def searched_envs(env: Mapping[str, Any], scenarios: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the environment of a performance run of each scenario, those of the search where none are named.
+
+    Raises UsageError for an unknown scenario.
+    """
     keys = env_keys(RunInputs)
+    asked = scenarios or str(env.get("CM_MLPERF_SEARCH_SCENARIOS") or "").split(",")
+    fixed = {keys["mode"]: str(Mode.PERFORMANCE), keys["user_conf"]: "", keys["target_qps"]: "1"}
+    return [{**env, **fixed, keys["scenario"]: str(Scenario.parse(name))} for name in asked]
 
-    def of(scenario: str) -> RunInputs:
-        named = {keys["scenario"]: scenario, keys["mode"]: str(Mode.PERFORMANCE)}
-        return read_settings(RunInputs, {**env, **named, keys["user_conf"]: "", keys["target_qps"]: "1"})
 
-    asked = [of(str(Scenario.parse(name))) for name in inputs.scenarios.split(",")]
+def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
+    """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
+    asked = [read_settings(RunInputs, run) for run in searched_envs(env)]
     first = asked[0]
     at_once = next(
         one
@@ -202,7 +207,7 @@ def _runs(inputs: SettingsInputs, env: Mapping[str, str]) -> tuple[list[RunInput
         if terms(first.round, first.model, one, Mode.PERFORMANCE).at_once
     )
     ordered = sorted(asked, key=lambda one: one.scenario != str(at_once))
-    return ordered, of(str(at_once))
+    return ordered, read_settings(RunInputs, searched_envs(env, [str(at_once)])[0])
 
 
 def _start_vllm(env: Mapping[str, str]) -> dict[str, str]:
