@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import read_record
 from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.plan.chain import reach
@@ -15,6 +17,7 @@ from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
@@ -178,3 +181,32 @@ def test_links_share_the_variations_of_the_main_job():
     shared = {name for name, raw in main.items() if raw.get("group") in ("model-source", "benchmark-version")}
     for alias in ("app-mlperf-inference-vllm", "find-mlperf-inference-target-qps", "find-vllm-server-settings"):
         assert load_script(str(ROOT / "script" / alias), "").variations.keys() == shared, alias
+
+
+#: Seconds of a first start: the model is trained, the dataset made, vLLM started.
+START_S = 600
+
+
+@pytest.mark.e2e
+@pytest.mark.xdist_group("vllm-1")
+def test_the_bare_command_on_a_new_home_leads_to_its_table_and_is_kept_after(cm, tmp_path, vllm_python, monkeypatch):
+    home = tmp_path / "CM"
+    home.mkdir()
+    (home / "repos.json").write_text(json.dumps([str(ROOT)]))
+    monkeypatch.setenv("CM_REPOS", str(home))
+    words = ("run", "script", f"--tags={RUN}", "--adr.vllm.tags=_system", f"--vllm_python={vllm_python}", "--quiet")
+    started = cm.start(*words)
+    started.wait_for("Offline accuracy run", START_S)
+    done = started.finish(START_S)
+    assert done.code == 0, done.output
+    folder = cm.cwd / "mlperf-run" / "Offline" / "accuracy"
+    assert "run               metric       samples/s  result" in done.output
+    assert "Offline accuracy  256 answers" in done.output
+    assert f"logs:    {folder}" in done.output
+    record = read_record(folder / RUN_FILE, RunRecord)
+    assert (record.settings.model.name, record.settings.samples) == ("cm4vllm-tiny", 256)
+    assert (folder / "user.conf").is_file() and not list(folder.parent.glob("*.user.conf"))
+    started.no_orphans()
+    again = cm(*words, timeout_s=START_S)
+    assert again.code == 0 and f"kept: {folder} holds this run" in again.output, again.output
+    assert read_record(folder / RUN_FILE, RunRecord) == record
