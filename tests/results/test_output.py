@@ -214,7 +214,7 @@ def test_the_first_screen_of_several_submissions_is_the_counts_then_the_errors(
         report_checks(tree)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= WIDTH
-    assert lines[0] == lines[-1] and " in 20 results of 2 submissions (v4.1)" in lines[0]
+    assert lines[0] == lines[-1] and " in 2 submissions (v4.1); rules applied to 20 of 20 results" in lines[0]
     assert lines[2].startswith("submission ") and lines[6].startswith("all ")
     assert lines[5].startswith("between submissions ")  # the logs of one submission are copies of the other's
     assert lines[8].startswith("open/Another: ") and lines[8].endswith(" errors")
