@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_given_options import LINES
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -25,6 +24,7 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
 from cm4vllm.serving.site import Site
 from cm4vllm.serving.verification import CONFIG
+from vllm_lines import LINES
 
 pytestmark = [
     pytest.mark.e2e,

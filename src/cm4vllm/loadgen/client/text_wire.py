@@ -1,6 +1,6 @@
 """Answers of servers that give text and no token ids: requests, and text, counts and end out of an answer's bytes.
 
-The formats are those of OpenAI's completions and conversations. An answer must be what loadgen.wire asks of one, but
+The formats are those of OpenAI's completions and conversations. An answer must be what wire asks of one, but
 for the ids: it has one choice, no error, ends with finish_reason `stop` or `length`, and keeps to the limits, as far as
 the server counts its tokens.
 """

@@ -1,7 +1,7 @@
 """A worker process: `python -m cm4vllm.loadgen.client.worker SOCKET MEMORY`, its settings as JSON on standard input.
 
 It carries the connections to the servers. Queries come and answers leave over the socket pair whose end is the file
-descriptor SOCKET; the bodies of the queries lie in the memory behind the file descriptor MEMORY (loadgen.frames). It
+descriptor SOCKET; the bodies of the queries lie in the memory behind the file descriptor MEMORY (worker_messages). It
 ends when the other end is closed, or with its parent.
 """
 
