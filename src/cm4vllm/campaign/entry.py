@@ -12,7 +12,8 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
-from cm4vllm.campaign.job import Recipes, run
+from cm4vllm.campaign.execution import Recipes
+from cm4vllm.campaign.job import run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files

@@ -1,47 +1,23 @@
-"""The execution of a schedule: each step by its recipe, unless an earlier command left its result; then the report.
-
-A recipe is reached by its tags through the function that the entry recipe hands in. Which steps there are, and in which
-order, is the schedule's alone; what became of each is in the ledger.
-"""
+"""A job of MLPerf Inference: its schedule is executed; then the report is written, and the table printed."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 from cm4vllm import __version__
-from cm4vllm.campaign.attempts import forget_answers, set_aside
-from cm4vllm.campaign.checks import CHECKS
-from cm4vllm.campaign.keeping import Found, found
-from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
-from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.status import JobStatus, steps_of
-from cm4vllm.campaign.locks import only_one
-from cm4vllm.campaign.own_server import OwnServer
-from cm4vllm.campaign.preflight import require_results_folder
-from cm4vllm.campaign.schedule import FOLDER, schedule
+from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
+from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.campaign.values import Values
-from cm4vllm.common.errors import (
-    ClockChanged,
-    CmError,
-    InstallError,
-    InvalidResult,
-    ServerDied,
-    ServerStuck,
-    SourceUnavailable,
-)
-from cm4vllm.common.files import writable_folder
+from cm4vllm.common.errors import CmError, InvalidResult
 from cm4vllm.common.program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import now, write_record
+from cm4vllm.common.records import write_record
 from cm4vllm.report.explorer import published_index
 from cm4vllm.report.model import Report, load
 from cm4vllm.report.place import places_of
@@ -50,17 +26,7 @@ from cm4vllm.report.table import final_table
 from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.submission.sources import program_digest
 
-__all__ = ["Recipes", "run"]
-
-_KILLED = "the command ended without reporting it: it was killed, or the machine stopped"
-_NOT_NEEDED = "no step needed it: it was not started"
-_BY_THE_SEARCH = "made by the search, which ended with it"
-
-
-class Recipes(Protocol):
-    """Runs the recipe with these tags on top of this environment, and returns what it exports. Raises CmError."""
-
-    def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
+__all__ = ["run"]
 
 
 def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | None = None) -> Report:
@@ -69,224 +35,48 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
     `command` is the line that started it, for the records; `given` the environment that recipes have beside what the
     job gives them.
     """
-    for note in job.notes:
-        say(f"note: {note}")
-    require_results_folder(job.out)
-    writable_folder(job.out)
-    with only_one(job.out / LOCK_FILE, job.out):
-        execution = _Execution(job, recipes, command, given or {})
-        steps = steps_of(tuple(execution.steps.values()), execution.file)
-        execution.begin()
-        status = JobStatus(job.title, job.notices, steps)
-        with watched(status, job.out, job.serve) as monitor:
-            with monitor.drawn():
-                for step in execution.steps.values():
-                    execution.take(step)
-                execution.end()
-            return _report(job, execution)
+    steps = schedule(job)
+    return run_schedule(
+        job,
+        steps,
+        Values(job, {step.name: step for step in steps}),
+        recipes,
+        given or {},
+        finish=partial(_report, job),
+        after_step=partial(_record_campaign, job, command),
+    )
 
 
-class _Execution:
-    """What is known while the steps are taken."""
-
-    def __init__(self, job: Job, recipes: Recipes, command: str, given: Mapping[str, Any]) -> None:
-        self.job = job
-        self.recipes = recipes
-        self.command = command
-        self.given = given
-        self.started = now()
-        self.steps = {step.name: step for step in schedule(job)}
-        self.values = Values(job, self.steps)
-        self.env = self.values.env
-        self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
-        self.server: OwnServer | None = None
-        self.failure: CmError | None = None
-        self.has_campaign = False
-
-    def begin(self) -> None:
-        """Set aside what a command that was killed has left, and enter all steps as planned."""
-        if self.file.torn:
-            warn(f"the last line of the ledger was torn; it is kept in {self.file.torn}")
-        killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
-        for entry in killed:
-            left = set_aside(self.job.out, entry.step, entry.inputs)
-            self.file.append(
-                [
-                    Entry(
-                        run="",
-                        at=now(),
-                        step=entry.step,
-                        state=State.ABORTED,
-                        attempt=entry.attempt,
-                        why=_KILLED,
-                        left=left,
-                    )
-                ]
-            )
-            say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
-        self.file.append(
-            [
-                Entry(run="", at=now(), step=step.name, state=State.PLANNED, tags=step.tags)
-                for step in self.steps.values()
-            ]
-        )
-
-    def take(self, step: Step) -> None:
-        """Take one step, unless its condition does not hold or its result is there, and enter the outcome."""
-        if step.condition is not None and not self.values.holds(step.condition):
-            self._enter(step, State.LEFT_OUT, why=f"it is run only if {step.condition.words}")
-            return
-        inputs = self.values.inputs(step)
-        if step.product is Product.SERVER:
-            self.server = OwnServer(step, inputs, self._attempt)
-            if self.server.can_wait(self.recipes, self.env):
-                return
-        earlier, why = self._found(step, inputs)
-        if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
-            forget_answers(inputs)
-        if earlier.exports is not None:
-            say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
-            self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)
-            return
-        if why:
-            say(f"{step.name}: done again: {why}")
-        try:
-            self._make(step, inputs, earlier.digest, why)
-        except CmError as error:
-            self._failed(step, error)
-
-    def end(self) -> None:
-        if self.server is not None and not self.server.was_needed:
-            self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
-
-    def _found(self, step: Step, inputs: Mapping[str, str]) -> tuple[Found, str]:
-        """Return what an earlier command left of a step, and why it is kept or not, where that is worth saying."""
-        known = self.file.ledger.digest(step.name)
-        left = found(step, inputs, {**self.given, **self.env, **inputs}, known)
-        searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")
-        if left.exports is not None and searched and searched == inputs.get(FOLDER):
-            return left, _BY_THE_SEARCH
-        if left.exports is not None and self.job.reruns(step.name):
-            return Found(left.digest), "asked for with --rerun"
-        return left, left.why_not
-
-    def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:
-        """Take a step by its recipe; where a server that is ours ends, again with a new one. Raises CmError."""
-        for note in step.notes:
-            say(f"{step.name}: {note}")
-        for number in range(1, self.job.settings.attempts + 1):
-            if self.server is not None and step.product is not None and step.product.asks_server:
-                self.server.need()
-            try:
-                self._attempt(step, inputs, digest, why)
-                return
-            except ClockChanged as error:
-                if number == self.job.settings.attempts:
-                    raise
-                warn(f"{step.name}: attempt {number} of {self.job.settings.attempts} is made again: {error.what}")
-            except (ServerDied, ServerStuck) as error:
-                if self.server is None or step is self.server.step or number == self.job.settings.attempts:
-                    raise
-                warn(
-                    f"{step.name}: attempt {number} of {self.job.settings.attempts} is INVALID, and the server is "
-                    f"started again: {error.what.splitlines()[0]}"
-                )
-                self.server.replace(self.env)
-
-    def _attempt(self, step: Step, inputs: Mapping[str, str], digest: str = "", why: str = "") -> None:
-        """Run the recipe of a step once, and enter how it began and how it ended. Raises what the recipe raises."""
-        attempt, since = self.file.ledger.attempts(step.name) + 1, time.monotonic()
-        self._enter(step, State.RUNNING, inputs=inputs, digest=digest, attempt=attempt, why=why)
-        try:
-            exports = self.recipes(step.tags, {**self.env, **inputs})
-            for check in step.checks:
-                CHECKS[check]({**self.env, **exports})
-        except BaseException as error:
-            state = State.FAILED if isinstance(error, Exception) else State.ABORTED
-            with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
-                left = set_aside(
-                    self.job.out, step.name, inputs, server_died=isinstance(error, ServerDied | ServerStuck)
-                )
-                self._enter(
-                    step,
-                    state,
-                    attempt=attempt,
-                    took_s=time.monotonic() - since,
-                    left=left,
-                    why=str(error) or type(error).__name__,
-                )
-            raise
-        self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
-
-    def _failed(self, step: Step, error: CmError) -> None:
-        if step.without and isinstance(error, (SourceUnavailable, InstallError)):
-            warn(f"{step.without}: {error.in_one_line}")
-        elif step.report_first:
-            self.failure = error
-        else:
-            raise error
-
-    def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
-        self.env.update(exports)
-        self.values.good.add(step.name)
-        self._enter(step, state, **fields)
-        self._record_campaign()
-
-    def _enter(
-        self,
-        step: Step,
-        state: State,
-        *,
-        inputs: Mapping[str, str] | None = None,
-        took_s: float | None = None,
-        **fields: Any,
-    ) -> None:
-        took_s = None if took_s is None else round(took_s, 3)
-        self.file.append(
-            [
-                Entry(
-                    run="",
-                    at=now(),
-                    step=step.name,
-                    state=state,
-                    tags=step.tags,
-                    took_s=took_s,
-                    inputs=dict(inputs or {}),
-                    **fields,
-                )
-            ]
-        )
-
-    def _record_campaign(self) -> None:
-        """Write what the command resolved to, as soon as it is known which system and model are measured."""
-        system, model = self.env.get("CM_SUT_NAME", ""), self.env.get("CM_ML_MODEL_NAME", "")
-        if self.has_campaign or not (system and model):
-            return
-        self.has_campaign = True
-        write_record(
-            self.job.out / CAMPAIGN_FILE,
-            CampaignRecord(
-                command=self.command,
-                cm_version=metadata.version("cmind"),
-                cm4vllm_version=__version__,
-                commit=commit_of_this_repository(),
-                program_sha256=program_digest(),
-                division=self.job.division,
-                submitter=self.job.settings.submitter,
-                round=self.job.round.name,
-                benchmark=self.job.benchmark.name,
-                execution_mode=self.job.execution_mode,
-                started_at=self.started,
-                system=system,
-                model=model,
-                simulated=self.job.settings.rehearse,
-                searched_options=self.env.get(CHOSEN, ""),
-                search_evidence=self.env.get(EVIDENCE, ""),
-            ),
-        )
+def _record_campaign(job: Job, command: str, execution: Execution) -> None:
+    """Write what the command resolved to, as soon as it is known which system and model are measured."""
+    system, model = execution.env.get("CM_SUT_NAME", ""), execution.env.get("CM_ML_MODEL_NAME", "")
+    if execution.has_campaign or not (system and model):
+        return
+    execution.has_campaign = True
+    write_record(
+        job.out / CAMPAIGN_FILE,
+        CampaignRecord(
+            command=command,
+            cm_version=metadata.version("cmind"),
+            cm4vllm_version=__version__,
+            commit=commit_of_this_repository(),
+            program_sha256=program_digest(),
+            division=job.division,
+            submitter=job.settings.submitter,
+            round=job.round.name,
+            benchmark=job.benchmark.name,
+            execution_mode=job.execution_mode,
+            started_at=execution.started,
+            system=system,
+            model=model,
+            simulated=job.settings.rehearse,
+            searched_options=execution.env.get(CHOSEN, ""),
+            search_evidence=execution.env.get(EVIDENCE, ""),
+        ),
+    )
 
 
-def _report(job: Job, execution: _Execution) -> Report:
+def _report(job: Job, execution: Execution) -> Report:
     """Write the pages and print the table; then raise the error of the checkers, or of the result itself."""
     if job.no_tree:
         say(f"no submission tree: {job.no_tree}")

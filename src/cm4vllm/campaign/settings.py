@@ -160,6 +160,11 @@ class Job:
         rule = division_rules(self.division, self.category).get(_MODEL_RULE)
         return rule is not None and all(fault.rule != rule for fault in self.faults)
 
+    @property
+    def attempts(self) -> int:
+        """Times that a step is tried where the server that the job started ends during it."""
+        return self.settings.attempts
+
     def reruns(self, step: str) -> bool:
         """Say whether a step is to be taken again whatever an earlier command left of it."""
         return self.rerun_all or key_of(step) in self.rerun

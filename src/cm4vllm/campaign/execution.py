@@ -1,0 +1,296 @@
+"""The execution of a schedule: each step by its recipe, unless an earlier command left its result.
+
+A recipe is reached by its tags through the function that the entry recipe hands in. Which steps there are, and in which
+order, is the schedule's alone; what became of each is in the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from cm4vllm.campaign.attempts import forget_answers, set_aside
+from cm4vllm.campaign.checks import CHECKS
+from cm4vllm.campaign.keeping import Found, found
+from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.live.address import Address
+from cm4vllm.campaign.live.monitor import watched
+from cm4vllm.campaign.live.status import JobStatus, steps_of
+from cm4vllm.campaign.locks import only_one
+from cm4vllm.campaign.own_server import OwnServer
+from cm4vllm.campaign.preflight import require_results_folder
+from cm4vllm.campaign.schedule import FOLDER
+from cm4vllm.campaign.steps import Condition, Product, Step
+from cm4vllm.common.errors import ClockChanged, CmError, InstallError, ServerDied, ServerStuck, SourceUnavailable
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.progress import say, warn
+from cm4vllm.common.records import now
+
+__all__ = ["Execution", "Recipes", "ScheduledJob", "StepValues", "run_schedule"]
+
+R = TypeVar("R")
+
+_KILLED = "the command ended without reporting it: it was killed, or the machine stopped"
+_NOT_NEEDED = "no step needed it: it was not started"
+_BY_THE_SEARCH = "made by the search, which ended with it"
+
+
+class Recipes(Protocol):
+    """Runs the recipe with these tags on top of this environment, and returns what it exports. Raises CmError."""
+
+    def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
+
+
+class ScheduledJob(Protocol):
+    """What an execution needs to know of its job: `notes` are said first, `notices` are marks of every page."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def notices(self) -> Sequence[str]: ...
+
+    @property
+    def serve(self) -> Address | None: ...
+
+    @property
+    def out(self) -> Path:
+        """The folder of the results."""
+
+    @property
+    def attempts(self) -> int:
+        """Times that a step is tried where the server that the job started ends during it."""
+
+    def reruns(self, step: str) -> bool:
+        """Say whether a step is taken again although its result is there."""
+
+
+class StepValues(Protocol):
+    """What only the run can tell of a schedule; `env` has what the steps so far have exported, `good` their names."""
+
+    env: dict[str, str]
+    good: set[str]
+
+    def inputs(self, step: Step) -> dict[str, str]:
+        """Return a step's inputs with every value filled in."""
+
+    def holds(self, condition: Condition) -> bool:
+        """Say whether a condition holds."""
+
+
+def run_schedule(
+    job: ScheduledJob,
+    steps: Iterable[Step],
+    values: StepValues,
+    recipes: Recipes,
+    given: Mapping[str, Any],
+    *,
+    finish: Callable[[Execution], R],
+    after_step: Callable[[Execution], None] = lambda execution: None,
+) -> R:
+    """Take the steps in their order, with a live view, and return what `finish` returns after the last.
+
+    `given` is the environment that recipes have beside what the job gives them. Raises CmError for what failed.
+    """
+    for note in job.notes:
+        say(f"note: {note}")
+    require_results_folder(job.out)
+    writable_folder(job.out)
+    with only_one(job.out / LOCK_FILE, job.out):
+        execution = Execution(job, steps, values, recipes, given, after_step)
+        shown = steps_of(tuple(execution.steps.values()), execution.file)
+        execution.begin()
+        with watched(JobStatus(job.title, job.notices, shown), job.out, job.serve) as monitor:
+            with monitor.drawn():
+                for step in execution.steps.values():
+                    execution.take(step)
+                execution.end()
+            return finish(execution)
+
+
+class Execution:
+    """What is known while the steps are taken."""
+
+    def __init__(
+        self,
+        job: ScheduledJob,
+        steps: Iterable[Step],
+        values: StepValues,
+        recipes: Recipes,
+        given: Mapping[str, Any],
+        after_step: Callable[[Execution], None],
+    ) -> None:
+        self.job = job
+        self.recipes = recipes
+        self.given = given
+        self.after_step = after_step
+        self.started = now()
+        self.steps = {step.name: step for step in steps}
+        self.values = values
+        self.env = values.env
+        self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
+        self.server: OwnServer | None = None
+        self.failure: CmError | None = None
+        #: Whether the record of the job was written: once what it measures is known.
+        self.has_campaign = False
+
+    def begin(self) -> None:
+        """Set aside what a command that was killed has left, and enter all steps as planned."""
+        if self.file.torn:
+            warn(f"the last line of the ledger was torn; it is kept in {self.file.torn}")
+        killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
+        for entry in killed:
+            left = set_aside(self.job.out, entry.step, entry.inputs)
+            self.file.append(
+                [
+                    Entry(
+                        run="",
+                        at=now(),
+                        step=entry.step,
+                        state=State.ABORTED,
+                        attempt=entry.attempt,
+                        why=_KILLED,
+                        left=left,
+                    )
+                ]
+            )
+            say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
+        self.file.append(
+            [
+                Entry(run="", at=now(), step=step.name, state=State.PLANNED, tags=step.tags)
+                for step in self.steps.values()
+            ]
+        )
+
+    def take(self, step: Step) -> None:
+        """Take one step, unless its condition does not hold or its result is there, and enter the outcome."""
+        if step.condition is not None and not self.values.holds(step.condition):
+            self._enter(step, State.LEFT_OUT, why=f"it is run only if {step.condition.words}")
+            return
+        inputs = self.values.inputs(step)
+        if step.product is Product.SERVER:
+            self.server = OwnServer(step, inputs, self._attempt)
+            if self.server.can_wait(self.recipes, self.env):
+                return
+        earlier, why = self._found(step, inputs)
+        if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
+            forget_answers(inputs)
+        if earlier.exports is not None:
+            say(f"{step.name}: kept{f', {why}' if why else ': already done with the same inputs'}")
+            self._good(step, State.KEPT, earlier.exports, inputs=inputs, digest=earlier.digest, why=why)
+            return
+        if why:
+            say(f"{step.name}: done again: {why}")
+        try:
+            self._make(step, inputs, earlier.digest, why)
+        except CmError as error:
+            self._failed(step, error)
+
+    def end(self) -> None:
+        if self.server is not None and not self.server.was_needed:
+            self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
+
+    def _found(self, step: Step, inputs: Mapping[str, str]) -> tuple[Found, str]:
+        """Return what an earlier command left of a step, and why it is kept or not, where that is worth saying."""
+        known = self.file.ledger.digest(step.name)
+        left = found(step, inputs, {**self.given, **self.env, **inputs}, known)
+        searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")
+        if left.exports is not None and searched and searched == inputs.get(FOLDER):
+            return left, _BY_THE_SEARCH
+        if left.exports is not None and self.job.reruns(step.name):
+            return Found(left.digest), "asked for with --rerun"
+        return left, left.why_not
+
+    def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:
+        """Take a step by its recipe; where a server that is ours ends, again with a new one. Raises CmError."""
+        for note in step.notes:
+            say(f"{step.name}: {note}")
+        for number in range(1, self.job.attempts + 1):
+            if self.server is not None and step.product is not None and step.product.asks_server:
+                self.server.need()
+            try:
+                self._attempt(step, inputs, digest, why)
+                return
+            except ClockChanged as error:
+                if number == self.job.attempts:
+                    raise
+                warn(f"{step.name}: attempt {number} of {self.job.attempts} is made again: {error.what}")
+            except (ServerDied, ServerStuck) as error:
+                if self.server is None or step is self.server.step or number == self.job.attempts:
+                    raise
+                warn(
+                    f"{step.name}: attempt {number} of {self.job.attempts} is INVALID, and the server is "
+                    f"started again: {error.what.splitlines()[0]}"
+                )
+                self.server.replace(self.env)
+
+    def _attempt(self, step: Step, inputs: Mapping[str, str], digest: str = "", why: str = "") -> None:
+        """Run the recipe of a step once, and enter how it began and how it ended. Raises what the recipe raises."""
+        attempt, since = self.file.ledger.attempts(step.name) + 1, time.monotonic()
+        self._enter(step, State.RUNNING, inputs=inputs, digest=digest, attempt=attempt, why=why)
+        try:
+            exports = self.recipes(step.tags, {**self.env, **inputs})
+            for check in step.checks:
+                CHECKS[check]({**self.env, **exports})
+        except BaseException as error:
+            state = State.FAILED if isinstance(error, Exception) else State.ABORTED
+            with contextlib.suppress(CmError, OSError):  # whatever failed first is what is reported
+                left = set_aside(
+                    self.job.out, step.name, inputs, server_died=isinstance(error, ServerDied | ServerStuck)
+                )
+                self._enter(
+                    step,
+                    state,
+                    attempt=attempt,
+                    took_s=time.monotonic() - since,
+                    left=left,
+                    why=str(error) or type(error).__name__,
+                )
+            raise
+        self._good(step, State.DONE, exports, digest=digest, attempt=attempt, took_s=time.monotonic() - since)
+
+    def _failed(self, step: Step, error: CmError) -> None:
+        if step.without and isinstance(error, (SourceUnavailable, InstallError)):
+            warn(f"{step.without}: {error.in_one_line}")
+        elif step.report_first:
+            self.failure = error
+        else:
+            raise error
+
+    def _good(self, step: Step, state: State, exports: Mapping[str, str], **fields: Any) -> None:
+        self.env.update(exports)
+        self.values.good.add(step.name)
+        self._enter(step, state, **fields)
+        self.after_step(self)
+
+    def _enter(
+        self,
+        step: Step,
+        state: State,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        took_s: float | None = None,
+        **fields: Any,
+    ) -> None:
+        took_s = None if took_s is None else round(took_s, 3)
+        self.file.append(
+            [
+                Entry(
+                    run="",
+                    at=now(),
+                    step=step.name,
+                    state=state,
+                    tags=step.tags,
+                    took_s=took_s,
+                    inputs=dict(inputs or {}),
+                    **fields,
+                )
+            ]
+        )
