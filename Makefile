@@ -39,9 +39,11 @@ setup: $(VENV)/.installed
 run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
 
-# The checks of the code use one processor, and begin while the first tests wait for vLLM's installation.
+# The checks of the code use one processor, and begin while the first tests wait for vLLM's installation. The first time
+# the tests are compiled by one process: else each of those that run them would compile them all.
 test: setup $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory check & checked=$$!; \
+	test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS); \
 	tested=$$?; wait $$checked || { echo "make check failed: see above" >&2; exit 1; }; exit $$tested
 
