@@ -22,7 +22,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.settings import run_settings
+from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import Api, ServerRecord
@@ -90,11 +90,13 @@ def settings_of(task: Task, folder: Path) -> RunSettings:
     )
     return run_settings(
         conf,
-        target_qps=qps,
-        target_qps_source="the benchmark's",
-        max_in_flight=task.in_flight,
-        stream_interval=task.interval if task.streamed else 0,
-        self_check=False,
+        options=RunOptions(
+            target_qps=qps,
+            target_qps_source="the benchmark's",
+            max_in_flight=task.in_flight,
+            stream_interval=task.interval if task.streamed else 0,
+            self_check=False,
+        ),
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
         dataset=DatasetRecord(
             name="mock",

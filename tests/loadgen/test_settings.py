@@ -5,6 +5,8 @@ from msgspec.structs import replace
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
+from cm4vllm.common.errors import UsageError
+from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.settings import DEFAULT_IN_FLIGHT, in_flight_of, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
@@ -45,3 +47,13 @@ def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(datas
 )
 def test_the_client_keeps_two_requests_in_flight_for_each_sequence_of_the_server(words, in_flight):
     assert in_flight_of(given_options(["vllm", "serve", "m", *words])) == in_flight
+
+
+def test_all_records_that_a_run_lacks_are_named_at_once():
+    inputs = RunInputs(scenario="Offline", mode="accuracy", model_record="model.json")
+    with pytest.raises(UsageError, match="not given: --dataset_record, --server_record") as error:
+        settings_of(inputs)
+    assert error.value.remedy.splitlines() == [
+        "--dataset_record=..., as get,dataset gives it",
+        "--server_record=..., as run,vllm-server gives it",
+    ]

@@ -24,7 +24,7 @@ from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, settings_of
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 
 __all__ = ["Found", "found", "result_folder"]
@@ -69,7 +69,7 @@ def result_folder(inputs: Mapping[str, str]) -> Path | None:
 def _run(env: Mapping[str, str], _known: str) -> Found:
     inputs = read_settings(RunInputs, env)
     settings = settings_of(inputs, audit_config(inputs.compliance_test))
-    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    folder = inputs.folder
     earlier = earlier_run(folder, settings)
     exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(folder / RUN_FILE)}
     return Found(settings_sha256(settings), exports, earlier.why_not)
@@ -77,7 +77,7 @@ def _run(env: Mapping[str, str], _known: str) -> Found:
 
 def _search(env: Mapping[str, str], known: str) -> Found:
     inputs = read_settings(RunInputs, env)
-    path = Path(given(inputs.output_dir, "output_dir")).absolute() / SEARCH_FILE
+    path = inputs.folder / SEARCH_FILE
     digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
 
     def exports() -> dict[str, str]:
@@ -88,7 +88,7 @@ def _search(env: Mapping[str, str], known: str) -> Found:
 
 
 def _server_settings(env: Mapping[str, str], known: str) -> Found:
-    path = Path(given(env.get("CM_MLPERF_OUTPUT_DIR", ""), "output_dir")).absolute() / SETTINGS_FILE
+    path = Path(env["CM_MLPERF_OUTPUT_DIR"]).absolute() / SETTINGS_FILE
     return _of_file(path, inputs_digest(env), known, lambda: exports_of(read_record(path, SettingsRecord)))
 
 

@@ -31,7 +31,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config
-from cm4vllm.loadgen.measurement import RunInputs, earlier_run, given, measure, require_run, settings_of
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
 from cm4vllm.rules import Division, Mode, Scenario, audit, benchmark_terms, round_terms
@@ -184,7 +184,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
     if env.get(RESULTS):
         return measure(inputs, watch, audit_config=audit_text)[1]
-    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    folder = inputs.folder
     if inputs.server_record and env.get("CM_MLPERF_INFERENCE_API_SERVER"):
         _check_server(env)
     writable_folder(folder.parent)

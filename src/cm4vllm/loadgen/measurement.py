@@ -19,7 +19,7 @@ from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
 from cm4vllm.loadgen.process.runner import USER_CONF, run
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.settings import require_workers, run_settings
+from cm4vllm.loadgen.settings import RunOptions, require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (
     Division,
@@ -38,10 +38,25 @@ from cm4vllm.rules import (
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["Earlier", "RunInputs", "earlier_run", "given", "measure", "require_run", "settings_of", "write_user_conf"]
+__all__ = [
+    "Earlier",
+    "RunInputs",
+    "earlier_run",
+    "measure",
+    "require_given",
+    "require_run",
+    "settings_of",
+    "write_user_conf",
+]
 
 Watch = Callable[[RunSettings], OnAnswers | None]
 
+#: The recipes that give the records of a run.
+_GIVERS = {
+    "model_record": ", as get,ml-model gives it",
+    "dataset_record": ", as get,dataset gives it",
+    "server_record": ", as run,vllm-server gives it",
+}
 #: Differences between settings that are named where a run is not kept.
 _DIFFERENCES = 4
 
@@ -101,6 +116,12 @@ class RunInputs(Record, frozen=True, kw_only=True):
         return terms_of_test(found, audit(self.compliance_test, self.model)) if self.compliance_test else found
 
     @property
+    def folder(self) -> Path:
+        """The folder of the run. Raises UsageError where none is given."""
+        require_given(output_dir=self.output_dir)
+        return Path(self.output_dir).absolute()
+
+    @property
     def generated_conf(self) -> Path:
         """The place of the user.conf that is written for the run.
 
@@ -141,7 +162,7 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     audit.config of the compliance test that the inputs name. Raises UsageError when something is not
     given, and what `watch` and the run raise.
     """
-    folder = Path(given(inputs.output_dir, "output_dir")).absolute()
+    folder = inputs.folder
     settings = settings_of(inputs, audit_config)
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
@@ -160,8 +181,9 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
 
 def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
     """Return the settings of the run that the inputs describe. Raises UsageError when something is not given."""
+    require_given(model_record=inputs.model_record, dataset_record=inputs.dataset, server_record=inputs.server_record)
     wanted = inputs.terms
-    dataset = read_record(Path(given(inputs.dataset, "dataset_record")), DatasetRecord)
+    dataset = read_record(Path(inputs.dataset), DatasetRecord)
     text = ""
     if inputs.user_conf:
         try:
@@ -171,18 +193,20 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
             raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
         _conf(inputs, wanted, dataset),
-        model=read_record(Path(given(inputs.model_record, "model_record")), ModelRecord),
+        model=read_record(Path(inputs.model_record), ModelRecord),
         dataset=dataset,
-        server=read_record(Path(given(inputs.server_record, "server_record")), ServerRecord),
-        user_conf_text=text,
-        target_qps=_target(inputs, wanted),
-        target_qps_source=inputs.target_qps_source,
-        max_in_flight=inputs.max_in_flight,
-        stream_interval=inputs.stream_interval,
-        num_workers=inputs.num_workers,
-        compliance_test=inputs.compliance_test,
-        audit_config=audit_config,
-        network=over_network(Division.parse(inputs.division)),
+        server=read_record(Path(inputs.server_record), ServerRecord),
+        options=RunOptions(
+            user_conf=text,
+            target_qps=_target(inputs, wanted),
+            target_qps_source=inputs.target_qps_source,
+            max_in_flight=inputs.max_in_flight,
+            stream_interval=inputs.stream_interval,
+            num_workers=inputs.num_workers,
+            compliance_test=inputs.compliance_test,
+            audit_config=audit_config,
+            network=over_network(Division.parse(inputs.division)),
+        ),
     )
 
 
@@ -212,11 +236,14 @@ def _target(inputs: RunInputs, wanted: Terms) -> float | None:
     return 1000 / inputs.target_latency
 
 
-def given(value: str, field: str) -> str:
-    """Return the value of an input; raise UsageError where there is none."""
-    if not value:
-        raise UsageError(f"{env_keys(RunInputs)[field]} is not given", remedy="run the recipe that exports it first")
-    return value
+def require_given(**values: str) -> None:
+    """Raise UsageError for inputs without a value, all at once: by their flags, with the recipes that give them."""
+    missing = [flag for flag, value in values.items() if not value]
+    if missing:
+        raise UsageError(
+            f"not given: {', '.join(f'--{flag}' for flag in missing)}",
+            remedy="\n".join(f"--{flag}=...{_GIVERS.get(flag, '')}" for flag in missing),
+        )
 
 
 @dataclass(frozen=True)

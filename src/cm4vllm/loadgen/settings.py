@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
+from cm4vllm.common.records import Record
 from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
@@ -18,6 +19,7 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "MOST_WORKERS",
+    "RunOptions",
     "in_flight_of",
     "longest_answer",
     "require_room",
@@ -41,56 +43,68 @@ MOST_WORKERS = 64
 SERVER_STREAM_INTERVAL = 16
 
 
+class RunOptions(Record, frozen=True, kw_only=True):
+    """The choices of a run beside its rules; without them, all follow from the rules and the server.
+
+    `user_conf` is the text that replaces the generated one. `audit_config` is the text of the audit.config of a
+    `compliance_test`. `network` says that the run is of the network division.
+    """
+
+    user_conf: str = ""
+    target_qps: float | None = None
+    target_qps_source: str = ""
+    max_in_flight: int | None = None
+    stream_interval: int | None = None
+    num_workers: int | None = None
+    self_check: bool = True
+    compliance_test: str = ""
+    audit_config: str = ""
+    network: bool = False
+
+
+_NO_CHOICES = RunOptions()
+
+
 def run_settings(
     conf: UserConf,
     *,
     model: ModelRecord,
     dataset: DatasetRecord,
     server: ServerRecord,
-    user_conf_text: str = "",
-    target_qps_source: str = "",
-    max_in_flight: int | None = None,
-    stream_interval: int | None = None,
-    target_qps: float | None = None,
-    num_workers: int | None = None,
-    self_check: bool = True,
-    compliance_test: str = "",
-    audit_config: str = "",
-    network: bool = False,
+    options: RunOptions = _NO_CHOICES,
 ) -> RunSettings:
-    """Return the settings of a run by `conf`; `user_conf_text` replaces its text where the user wrote one.
+    """Return the settings of a run by `conf`. Answers come whole where LoadGen does not measure their first token.
 
-    Answers come whole where LoadGen does not measure their first token. `audit_config` is the text of the audit.config
-    of a `compliance_test`.
     Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short or its
     answers lack what the benchmark needs, UsageError for a `stream_interval` or `num_workers` that cannot be used.
     """
     terms = conf.terms
     if dataset.samples < conf.samples:
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
-    if stream_interval is None:
-        interval = SERVER_STREAM_INTERVAL if server.dialect is None else 1
-        stream_interval = interval if terms.first_token else 0
-    _require_usable(terms, server, stream_interval)
-    require_workers(num_workers)
+    interval = options.stream_interval
+    if interval is None:
+        streamed = SERVER_STREAM_INTERVAL if server.dialect is None else 1
+        interval = streamed if terms.first_token else 0
+    _require_usable(terms, server, interval)
+    require_workers(options.num_workers)
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,
-        user_conf=user_conf_text or conf.text,
+        user_conf=options.user_conf or conf.text,
         samples=conf.samples,
         **_lengths(terms, model, simulated=server.simulated is not None),
-        max_in_flight=max_in_flight or in_flight_of(server.options) * len(server.endpoints),
-        stream_interval=stream_interval,
-        num_workers=num_workers or 0,
-        self_check=self_check,
-        target_qps=conf.target_qps or target_qps or 0.0,
-        target_qps_source=target_qps_source,
+        max_in_flight=options.max_in_flight or in_flight_of(server.options) * len(server.endpoints),
+        stream_interval=interval,
+        num_workers=options.num_workers or 0,
+        self_check=options.self_check,
+        target_qps=conf.target_qps or options.target_qps or 0.0,
+        target_qps_source=options.target_qps_source,
         model=model,
         dataset=dataset,
         server=server if terms.first_token else _at_full_speed(server),
-        compliance_test=compliance_test,
-        audit_config=audit_config,
-        network=network,
+        compliance_test=options.compliance_test,
+        audit_config=options.audit_config,
+        network=options.network,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings

@@ -28,7 +28,7 @@ from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
-from cm4vllm.loadgen.measurement import RunInputs, given, settings_of
+from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
@@ -75,7 +75,7 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     Returns the record and its path. Raises UsageError where the scenario has no limits, InvalidResult where no rate
     passes, and the errors of a run.
     """
-    folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
+    folder = writable_folder(inputs.folder)
     settings = settings_of(replace(inputs, user_conf=""))
     limits = require_searchable(settings.terms)
     _remove_earlier(folder)

@@ -26,7 +26,7 @@ from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
-from cm4vllm.loadgen.measurement import RunInputs, given
+from cm4vllm.loadgen.measurement import RunInputs, require_given
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
@@ -63,7 +63,8 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Search; return what the recipe exports. Raises UsageError, ServerUnsuitable and the errors of a run."""
     inputs = read_settings(SettingsInputs, env)
     space = Space.parse(inputs.search)
-    folder = writable_folder(Path(given(inputs.output_dir, "output_dir")).absolute())
+    require_given(output_dir=inputs.output_dir)
+    folder = writable_folder(Path(inputs.output_dir).absolute())
     _keep_what_was_made_from(folder, inputs_digest(env))
     start = simulated.act if inputs.rehearse else _start_vllm
     runs, at_once = _runs(env)
@@ -105,7 +106,8 @@ def exports_of(record: SettingsRecord) -> dict[str, str]:
 def inputs_digest(env: Mapping[str, str]) -> str:
     """Return the digest of what a search depends on: its space and time, model, dataset, and the server's settings."""
     inputs = read_settings(SettingsInputs, env)
-    model = read_record(Path(given(inputs.model_record, "model_record")), ModelRecord)
+    require_given(model_record=inputs.model_record)
+    model = read_record(Path(inputs.model_record), ModelRecord)
     datasets = [
         read_record(Path(path), DatasetRecord).sha256
         for path in (inputs.dataset_record, inputs.performance_dataset_record)
