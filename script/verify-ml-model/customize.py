@@ -5,7 +5,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.identity import identified
+    from cm4vllm.assets.model_identity import identified
     from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
     from cm4vllm.assets.records import ModelRecord
     from cm4vllm.common.errors import UsageError

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Storage, mounted, serving
 
-from cm4vllm.assets import mlcommons, transfer, verified_digests
+from cm4vllm.assets import mlcommons, resumed_download, verified_digests
 from cm4vllm.assets.mlcommons import download, read_manifest
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
-from cm4vllm.assets.transfer import digest_of
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DiskFull, DownloadError, UsageError
 
 SIZE = 2**23
@@ -27,7 +27,7 @@ def storage(tmp_path, monkeypatch):
     (folder / "acc").mkdir(parents=True)
     (folder / "big.pkl").write_bytes(os.urandom(SIZE))
     (folder / "acc" / "small file.json").write_text("[]")
-    monkeypatch.setattr(transfer, "PAUSE_S", 0.01)
+    monkeypatch.setattr(resumed_download, "PAUSE_S", 0.01)
     for key in ("CF_ACCESS_TOKEN", "CF_ACCESS_CLIENT_ID", "CF_ACCESS_CLIENT_SECRET"):
         monkeypatch.delenv(key, raising=False)
     with serving(Storage, folder) as handler:

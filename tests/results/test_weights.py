@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from cm4vllm.assets import catalogue
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.checkpoint import read_weights
+from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.results.checks import served_weights

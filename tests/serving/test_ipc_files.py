@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised

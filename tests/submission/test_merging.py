@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.program import program_files
+from cm4vllm.common.own_program import program_files
 from cm4vllm.hardware.system_description import folder_name
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import changes, sources

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.program import program_files
+from cm4vllm.common.own_program import program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.common.secret_forms import without_keys
 from cm4vllm.hardware.machine_facts import detect_machine

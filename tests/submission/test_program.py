@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.program import MANIFEST
+from cm4vllm.common.own_program import MANIFEST
 from cm4vllm.submission.sources import write_program
 from cm4vllm.submission.tree import build_tree
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Prints what a copy of the program says of itself, in the Python that has it first on its path.
 SAYS = """
 import json, cm4vllm
-from cm4vllm.common.program import commit_of_this_repository, program_files
+from cm4vllm.common.own_program import commit_of_this_repository, program_files
 print(json.dumps([cm4vllm.__file__, commit_of_this_repository(), [[f.name, f.published] for f in program_files()]]))
 """
 

@@ -13,7 +13,7 @@ from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
-from cm4vllm.common.program import commit_of_this_repository
+from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.inspection import check_tree
 from cm4vllm.rules import Division, Scenario

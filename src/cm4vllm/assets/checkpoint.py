@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
+from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import json_of
 

@@ -14,7 +14,7 @@ import msgspec
 from cm4vllm.assets import mlcommons
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.published import COLUMNS, read_published, rows_of
+from cm4vllm.assets.published_formats import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
 from cm4vllm.common import input_types

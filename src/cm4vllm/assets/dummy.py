@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import DUMMY_MARK
+from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import staged_folder, write_json, write_text
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.transfer import fetch
+from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import Step, say, step

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.transfer import amount, fetch, open_url, part_of, present, short_text
+from cm4vllm.assets.resumed_download import amount, fetch, open_url, part_of, present, short_text
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space

@@ -13,17 +13,17 @@ import msgspec
 
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.assets.datasets import rows_of
+from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
-from cm4vllm.assets.worker import run_worker
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
 from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.scratch import scratch_folder
 from cm4vllm.common.settings import Key
+from cm4vllm.common.temporary_folders import scratch_folder
 
 __all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
 

@@ -9,13 +9,13 @@ import json
 import re
 from pathlib import Path
 
+from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.tiny_dataset import Split, examples
-from cm4vllm.assets.worker import run_worker
 from cm4vllm.common.errors import InstallError, ModelError
 from cm4vllm.common.files import require_space, staged_folder, write_text
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 
 __all__ = ["RECIPE", "train"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cm4vllm.assets.transfer import digest_of
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.files import write_json
 
 __all__ = ["VerifiedDigests"]

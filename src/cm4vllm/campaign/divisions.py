@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.identity import differences, is_from
-from cm4vllm.assets.transfer import digest_of
+from cm4vllm.assets.model_identity import differences, is_from
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.hardware.gpu import detect_gpus

@@ -15,7 +15,7 @@ from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.values import Values
 from cm4vllm.common.errors import CmError, InvalidResult
-from cm4vllm.common.program import commit_of_this_repository
+from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.report.explorer import published_index

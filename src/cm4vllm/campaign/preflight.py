@@ -11,7 +11,7 @@ from cm4vllm.accuracy.graders.problems import require_problem_files
 from cm4vllm.accuracy.sentences import check_given
 from cm4vllm.assets.datasets import Wanted, check_file
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.published import require_file
+from cm4vllm.assets.published_formats import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.locks import require_unlocked
 from cm4vllm.campaign.settings import Job

@@ -110,7 +110,7 @@ class CmError(Exception):
         return error
 
     def __str__(self) -> str:
-        from cm4vllm.common.plain_text import printable  # only errors need it, and every start would pay for it
+        from cm4vllm.common.terminal_text import printable  # only errors need it, and every start would pay for it
 
         lines = [self.what]
         if self.cause:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
-from cm4vllm.common.plain_text import one_line, printable
+from cm4vllm.common.terminal_text import one_line, printable
 
 __all__ = ["Step", "drawn_by_a_view", "page", "say", "say_facts", "say_text", "step", "under_way", "warn", "warnings"]
 

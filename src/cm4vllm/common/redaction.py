@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
-from cm4vllm.common.spellings import spellings
+from cm4vllm.common.text_escapes import spellings
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from cm4vllm.common.plain_text import whole_number
 from cm4vllm.common.records import Record
+from cm4vllm.common.terminal_text import whole_number
 
 __all__ = [
     "Accelerator",

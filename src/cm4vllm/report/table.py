@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-from cm4vllm.common.plain_text import printable
+from cm4vllm.common.terminal_text import printable
 from cm4vllm.report.model import Report
 from cm4vllm.report.next_step import next_step
 from cm4vllm.report.verdict import Kind, findings, headline, missing, missing_scenarios, score_in_words, unchecked

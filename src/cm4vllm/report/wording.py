@@ -9,7 +9,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
-from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.model import Figure, Performance
 from cm4vllm.serving.dialects import counting

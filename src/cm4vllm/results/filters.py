@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.plain_text import spelled_out
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.reading import PROBLEMS

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.plain_text import spelled_out
+from cm4vllm.common.terminal_text import spelled_out
 
 __all__ = ["Finding", "Rule", "Severity", "refuse"]
 

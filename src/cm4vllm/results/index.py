@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.kept_values import KeptValues
-from cm4vllm.common.plain_text import spelled_out, whole_number
 from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.terminal_text import spelled_out, whole_number
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage

@@ -16,9 +16,9 @@ from typing import Any
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of, write_json
-from cm4vllm.common.plain_text import spelled_out
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.progress import say_text
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results import overview
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
 from cm4vllm.results.copied_logs import copied, marks_of

@@ -15,7 +15,7 @@ from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import bytes_of, opened
-from cm4vllm.common.plain_text import one_line
+from cm4vllm.common.terminal_text import one_line
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import figures
 from cm4vllm.loadgen.logs.run_logs import verdict

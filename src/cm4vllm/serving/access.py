@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
-from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import vault
 

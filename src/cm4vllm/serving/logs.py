@@ -6,8 +6,8 @@ import itertools
 import re
 from pathlib import Path
 
-from cm4vllm.common.plain_text import printable
 from cm4vllm.common.processes import last_lines
+from cm4vllm.common.terminal_text import printable
 from cm4vllm.serving.known_failures import known_failure
 
 __all__ = ["advice", "last_words", "progress_line", "telling_lines"]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
-from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.serving.access import NO_ACCESS, Access
 from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
 from cm4vllm.serving.identities import identity, reported_options

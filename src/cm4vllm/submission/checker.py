@@ -19,7 +19,7 @@ from cm4vllm.common.files import sha256_of_tree, text_of
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import round_terms, tree_layouts
 from cm4vllm.submission.explanations import disagreements, explained

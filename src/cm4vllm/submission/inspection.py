@@ -12,8 +12,8 @@ import msgspec
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, sha256_of, text_of
-from cm4vllm.common.hosts import is_loopback
-from cm4vllm.common.program import program_files
+from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.own_program import program_files
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private

@@ -25,7 +25,7 @@ from cm4vllm.common.errors import SubmissionError, translated_os_errors
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import warn
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.submission.encryption import ENCRYPTION, encrypting, require_encryption
 from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker

@@ -24,8 +24,8 @@ import psutil
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of
-from cm4vllm.common.hosts import address_spellings, is_address, is_loopback
-from cm4vllm.common.program import program_files
+from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
+from cm4vllm.common.own_program import program_files
 from cm4vllm.common.redaction import Vault, vault
 from cm4vllm.common.secret_forms import HIDDEN, without_keys
 from cm4vllm.hardware.kernel_files import text

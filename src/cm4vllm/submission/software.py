@@ -19,8 +19,8 @@ from typing import Any
 from cm4vllm import __version__
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.files import bytes_of, json_of
+from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.processes import run
-from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from cm4vllm.campaign.live.view import Line, Tone, View
-from cm4vllm.common.plain_text import one_line
 from cm4vllm.common.progress import drawn_by_a_view
+from cm4vllm.common.terminal_text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
-from cm4vllm.common.hosts import is_loopback
+from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.checkpoint import Weights
-from cm4vllm.assets.transfer import digest_of
+from cm4vllm.assets.model_size import read_architecture
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.progress import step

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.common.plain_text import whole_number
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.known_hardware import contradictions
 from cm4vllm.hardware.system_description import KEYS
 from cm4vllm.results.checks.check import Fault, Stage, check

@@ -8,7 +8,7 @@ from pathlib import Path
 from cm4vllm import rules
 from cm4vllm.accuracy.records import ACCURACY_TEXT
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.plain_text import spelled_out
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.assets.architecture import read_architecture
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.config_json import json_object, section
+from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cm4vllm.assets.architecture import Architecture
+from cm4vllm.assets.model_size import Architecture
 from cm4vllm.common.errors import ModelError, UsageError
 
 __all__ = ["GIB", "Asked", "Fit", "advise", "kv_cache_tokens", "table"]

@@ -9,7 +9,7 @@ import msgspec
 
 from cm4vllm import __version__
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.program import commit_of_this_repository, url_of_this_repository
+from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import KEYS, NETWORK_KEYS, SystemAsked, describe_system
 from cm4vllm.results.capsule import Capsule

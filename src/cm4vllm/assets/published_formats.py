@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.tables import rows_apart, unpacked
+from cm4vllm.assets.bounded_tables import rows_apart, unpacked
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import json_of
 

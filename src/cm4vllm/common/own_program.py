@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.hosts import is_address, is_loopback
+from cm4vllm.common.host_addresses import is_address, is_loopback
 from cm4vllm.common.processes import run
 
 __all__ = ["MANIFEST", "ProgramFile", "commit_of_this_repository", "program_files", "url_of_this_repository"]

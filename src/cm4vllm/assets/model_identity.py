@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import IDENTITY, ModelRecord
-from cm4vllm.assets.transfer import amount, digest_of
+from cm4vllm.assets.resumed_download import amount, digest_of
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.progress import step
 

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Files
 
-from cm4vllm.assets import transfer
+from cm4vllm.assets import resumed_download
 from cm4vllm.assets.mlcommons import read_manifest
-from cm4vllm.assets.transfer import fetch, part_of
+from cm4vllm.assets.resumed_download import fetch, part_of
 from cm4vllm.common.errors import DownloadError
 
 BODY = b"weights " * 4000
@@ -126,7 +126,7 @@ def test_a_body_longer_than_promised_is_not_taken(server, tmp_path):
 
 
 def test_a_list_of_files_without_end_is_not_taken(server, monkeypatch):
-    monkeypatch.setattr(transfer, "_LONGEST_TEXT", 10**6)
+    monkeypatch.setattr(resumed_download, "_LONGEST_TEXT", 10**6)
     server.more = b"x" * 2**16
     with pytest.raises(DownloadError, match="cannot be read") as caught:
         read_manifest(f"http://localhost:{server.port}/some.uri")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cm4vllm.common.hosts import address_spellings, is_address, is_loopback
+from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
 
 
 @pytest.mark.parametrize(

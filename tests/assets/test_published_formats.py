@@ -11,8 +11,8 @@ import numpy
 import pandas
 import pytest
 
-from cm4vllm.assets import tables
-from cm4vllm.assets.published import read_published
+from cm4vllm.assets import bounded_tables
+from cm4vllm.assets.published_formats import read_published
 from cm4vllm.common.errors import DatasetError
 
 #: Files that pandas of the published files' years wrote: published/make.py.
@@ -176,7 +176,7 @@ def hashed(depth: int) -> bytes:
 )
 def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
     if name.startswith("hashed"):  # the others end by what they hold
-        monkeypatch.setattr(tables, "CPU_S", 2)
+        monkeypatch.setattr(bounded_tables, "CPU_S", 2)
     (tmp_path / name).write_bytes(data)
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(DatasetError) as caught:
@@ -188,7 +188,7 @@ def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, 
 
 
 def test_one_that_takes_all_memory_is_refused_and_takes_no_more_than_its_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**28)
     empty = numpy.empty((5 * 10**7, 0), dtype=object)
     (tmp_path / "wide.pkl").write_bytes(pickle.dumps([{"tok_input": empty, "output": "a"}]))
     with pytest.raises(DatasetError, match="more memory than a table of its size"):
@@ -199,7 +199,7 @@ def test_a_parquet_file_of_one_value_without_end_is_refused(tmp_path, monkeypatc
     import pyarrow
     from pyarrow import parquet
 
-    monkeypatch.setattr(tables, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**28)
     parquet.write_table(pyarrow.table({"tok_input": pyarrow.repeat(5, 3 * 10**7)}), tmp_path / "same.parquet")
     assert (tmp_path / "same.parquet").stat().st_size < 10**6
     with pytest.raises(DatasetError, match="more memory than a table of its size"):

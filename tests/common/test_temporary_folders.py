@@ -8,14 +8,14 @@ import pytest
 
 from cm4vllm.common.errors import DiskFull, NotWritable
 from cm4vllm.common.files import write_text
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 
 WRITE = """
 import sys
 from pathlib import Path
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 try:
     with scratch_folder() as folder:
         {}

@@ -1,6 +1,6 @@
 """Tables whose few bytes may ask for much: pickles, parquet and compressed files, read with bounded memory and time.
 
-    python -m cm4vllm.assets.tables FILE ROWS MEMORY SECONDS
+    python -m cm4vllm.assets.bounded_tables FILE ROWS MEMORY SECONDS
 
 reads FILE in a process of its own, with so many bytes of memory and seconds of a processor, and writes the rows to
 ROWS, as msgpack. A program in pickle's language, or a table of one value that is repeated for ever, then ends this
@@ -26,7 +26,7 @@ import msgspec
 from cm4vllm.assets.unpickling import read_table
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.processes import run
-from cm4vllm.common.scratch import scratch_folder
+from cm4vllm.common.temporary_folders import scratch_folder
 
 __all__ = ["rows_apart", "unpacked"]
 

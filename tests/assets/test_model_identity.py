@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.assets import catalogue as catalogue_module
-from cm4vllm.assets.identity import _published, differences, identified, is_from
+from cm4vllm.assets.model_identity import _published, differences, identified, is_from
 from cm4vllm.assets.records import IDENTITY, ModelRecord, QuantizationRecord
 from cm4vllm.common.errors import ModelError
 
@@ -78,7 +78,7 @@ def test_another_model_is_refused(folder, change, words):
 
 
 def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkeypatch):
-    monkeypatch.setattr("cm4vllm.assets.identity._SMALL_BYTES", 5)
+    monkeypatch.setattr("cm4vllm.assets.model_identity._SMALL_BYTES", 5)
     (folder / "model-00001-of-00001.safetensors").write_bytes(b"others")
     assert differences(folder, BENCHMARK, quick=True) == []
     assert len(differences(folder, BENCHMARK)) == 1

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
-from cm4vllm.common.plain_text import one_line, printable, spelled_out
 from cm4vllm.common.progress import say, say_text
+from cm4vllm.common.terminal_text import one_line, printable, spelled_out
 
 
 @pytest.mark.parametrize(
