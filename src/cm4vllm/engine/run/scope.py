@@ -10,7 +10,7 @@ from typing import Any
 from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.documents import merged
-from cm4vllm.engine.format.value import Record, Value
+from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, as_text, compose, exported, merge_into, substitute_all, unresolved
 from cm4vllm.engine.run.flags import mapped_inputs
@@ -78,7 +78,7 @@ def _from_outside(task: Task) -> Env:
     }
 
 
-class Scope(Record):
+class Scope(Value, frozen=False):
     """The explicit state of one run: its own copies, which no other run sees.
 
     `const` are the keys that keep their values in this script and its dependencies; `folder` is where hooks and run.sh
