@@ -8,8 +8,8 @@ import pytest
 
 import chain_picture
 import structure_picture
-from cm4vllm.engine.tools.reference import recipes_page
-from cm4vllm.rules.benchmarks_page import benchmarks_page
+from benchmarks_page import benchmarks_page
+from recipes_page import recipes_page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +25,7 @@ def matrix_page() -> str:
 @pytest.mark.parametrize(
     ("name", "text", "command"),
     [
-        ("benchmarks.md", benchmarks_page(), "python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md"),
+        ("benchmarks.md", benchmarks_page(), "python docs/tools/benchmarks_page.py > docs/benchmarks.md"),
         ("matrix.md", matrix_page(), "python benchmarks/matrix.py --list --page=docs/matrix.md"),
         (
             "pictures/structure.svg",
@@ -36,7 +36,7 @@ def matrix_page() -> str:
         (
             "recipes.md",
             recipes_page(str(ROOT / "script")),
-            "python -m cm4vllm.engine.tools.reference script > docs/recipes.md",
+            "python docs/tools/recipes_page.py script > docs/recipes.md",
         ),
     ],
     ids=["benchmarks", "matrix", "structure", "chain", "recipes"],

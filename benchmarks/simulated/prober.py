@@ -19,9 +19,10 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import ProbeRecord
-from cm4vllm.loadgen.logs.arrivals import arrivals, issued_queries
+from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
+from simulated.issued_queries import issued_queries
 from simulated.systems import Drift, Drifting, Served, System
 
 __all__ = ["SimulatedProber", "full_length_run_is_valid", "offline_rate"]

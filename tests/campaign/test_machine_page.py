@@ -16,9 +16,9 @@ from cm4vllm.campaign.machine_page import Device, MachineSettings, Missing, benc
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.nvml import nvidia_gpus
-from cm4vllm.hardware.nvml_recording import Replay
 from cm4vllm.rules import round_names
 from cm4vllm.serving.fit.layout import GIB
+from gpu_replay import Replay
 
 CPU = Device("cpu", 0, 24.0 * GIB)
 GPUS = Device("cuda", 8, 80.0 * GIB)

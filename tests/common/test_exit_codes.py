@@ -4,15 +4,15 @@ import signal
 from pathlib import Path
 
 from cm4vllm.common import errors
-from cm4vllm.common.exit_codes import exit_codes, exit_codes_page
 from cm4vllm.engine.run import session
+from exit_codes_page import exit_codes, exit_codes_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 
 
 def test_the_page_is_the_one_that_the_code_writes():
     written = PAGE.read_text(encoding="utf-8")
-    assert written == exit_codes_page(), "python -m cm4vllm.common.exit_codes > docs/exit-codes.md"
+    assert written == exit_codes_page(), "python docs/tools/exit_codes_page.py > docs/exit-codes.md"
 
 
 def test_every_kind_and_every_signal_has_its_line():

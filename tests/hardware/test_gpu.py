@@ -10,7 +10,8 @@ import pytest
 from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.gpu import detect_gpus, record_gpus
 from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus, opened
-from cm4vllm.hardware.nvml_recording import Recorder, Replay
+from cm4vllm.hardware.nvml_recording import Recorder
+from gpu_replay import Replay
 
 RECORDINGS = Path(__file__).with_name("recordings")
 has_driver = Path("/dev/nvidiactl").exists()

@@ -12,7 +12,7 @@ import pytest
 
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled, look_at_gpus, read_gpu_samples
-from cm4vllm.hardware.nvml_recording import Replay
+from gpu_replay import Replay
 
 RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
 

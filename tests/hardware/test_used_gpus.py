@@ -10,8 +10,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.detected_summary import gpu_lines
 from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.nvml import nvidia_gpus
-from cm4vllm.hardware.nvml_recording import Replay
 from cm4vllm.hardware.used_gpus import visible_gpus
+from gpu_replay import Replay
 
 
 def gpus(name):

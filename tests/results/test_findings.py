@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from checks_page import codes_page
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
-from cm4vllm.results.codes import codes_page
 from cm4vllm.results.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.model import Figure, Figures, Source, Submission
 from cm4vllm.results.reading import PROBLEMS
@@ -92,7 +92,7 @@ def test_figures_are_read_by_name_and_cannot_be_changed() -> None:
 
 def test_the_page_of_the_codes_is_the_one_that_the_code_writes() -> None:
     page = Path(__file__).parents[2] / "docs" / "checks.md"
-    assert page.read_text(encoding="utf-8") == codes_page(), "python -m cm4vllm.results.codes > docs/checks.md"
+    assert page.read_text(encoding="utf-8") == codes_page(), "python docs/tools/checks_page.py > docs/checks.md"
 
 
 def test_the_page_lists_each_code_with_rule_source_and_remedy() -> None:

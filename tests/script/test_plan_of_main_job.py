@@ -23,8 +23,8 @@ from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
-from cm4vllm.hardware.nvml_recording import Replay
 from cm4vllm.rules import Mode
+from gpu_replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 13368

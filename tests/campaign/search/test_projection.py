@@ -8,9 +8,10 @@ import pytest
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.judge import ProbePlan
 from cm4vllm.campaign.search.projection import Point, meeting_point, project
-from cm4vllm.loadgen.logs.arrivals import arrivals, issued_queries
+from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.logs.early_stopping import most_over
 from cm4vllm.rules import LatencyLimits
+from simulated.issued_queries import issued_queries
 from simulated.prober import SimulatedProber, full_length_run_is_valid
 from simulated.systems import Batching, Queue
 

@@ -7,9 +7,10 @@ import pytest
 from fake_vllm import FakeVllm
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.logs.arrivals import arrivals, issued_queries
+from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.process.runner import run
+from simulated.issued_queries import issued_queries
 
 
 @pytest.mark.parametrize(("rate", "duration_ms"), [(250.0, 900), (97.3, 1)])

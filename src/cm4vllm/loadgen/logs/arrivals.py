@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Times", "arrivals", "issued_queries"]
+__all__ = ["Times", "arrivals"]
 
 Times = npt.NDArray[np.float64]
 
@@ -28,14 +28,3 @@ def arrivals(rate: float, seed: int, queries: int) -> Times:
     times = np.zeros(queries)
     np.cumsum(gaps_ns, out=times[1:])
     return times / 1e9
-
-
-def issued_queries(rate: float, seed: int, seconds: float, whole: int = 1) -> int:
-    """Return how many queries LoadGen issues in a run of at least `seconds`.
-
-    It goes on to the first query at or after them; with sample_concatenate_permutation it goes on until it has issued
-    whole datasets of `whole` samples.
-    """
-    guess = round(rate * seconds + 10 * (rate * seconds) ** 0.5) + 10
-    reached = int(np.searchsorted(arrivals(rate, seed, guess), seconds)) + 1
-    return -(-reached // whole) * whole

@@ -1,4 +1,4 @@
-"""The page of all codes, docs/checks.md, written from the checks themselves: `python -m cm4vllm.results.codes`."""
+"""The page of all codes, docs/checks.md, written from the checks themselves: `python docs/tools/checks_page.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["codes_page"]
 _HEAD = """\
 # The codes of findings
 
-Written from the code: `python -m cm4vllm.results.codes > docs/checks.md`. The severity is the usual one of a check:
+Written from the code: `python docs/tools/checks_page.py > docs/checks.md`. The severity is the usual one of a check:
 where a case deserves another, the finding has it. An error refuses a submission, a warning is doubtful, a note is
 allowed and worth knowing. A check that cannot be made is the finding CHECK-FAILED; all others are made.
 

@@ -1,4 +1,4 @@
-"""docs/exit-codes.md: `python -m cm4vllm.common.exit_codes > docs/exit-codes.md`."""
+"""docs/exit-codes.md: `python docs/tools/exit_codes_page.py > docs/exit-codes.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["exit_codes", "exit_codes_page"]
 _PAGE = """\
 # Exit codes
 
-Generated from `src/cm4vllm/common/errors.py`: `python -m cm4vllm.common.exit_codes > docs/exit-codes.md`.
+Generated from `src/cm4vllm/common/errors.py`: `python docs/tools/exit_codes_page.py > docs/exit-codes.md`.
 
 Every command ends with one of these codes. The message on standard error says what failed, its cause and a remedy;
 with `--out=json` the code is the field `return` and the message the field `error`.

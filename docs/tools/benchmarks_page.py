@@ -1,6 +1,6 @@
 """docs/benchmarks.md, the rules of every benchmark as tables.
 
-`python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md` writes it.
+`python docs/tools/benchmarks_page.py > docs/benchmarks.md`
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD = """\
 # Benchmarks
 
 Generated from `src/cm4vllm/rules/data/benchmarks/`, where the source stands beside each number:
-`python -m cm4vllm.rules.benchmarks_page > docs/benchmarks.md`. Which of them can be run says
+`python docs/tools/benchmarks_page.py > docs/benchmarks.md`. Which of them can be run says
 [rules.md](rules.md#what-can-be-run).
 
 Latency limits are 99th percentiles. A closed result reaches every accuracy target; an open one states what it reached.

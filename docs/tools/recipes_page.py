@@ -1,11 +1,11 @@
-"""docs/recipes.md, from the metas: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`."""
+"""docs/recipes.md, from the metas: `python docs/tools/recipes_page.py script > docs/recipes.md`."""
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from cm4vllm.engine.format.documents import has_meta
 from cm4vllm.engine.format.meta import ScriptMeta, load_script
@@ -16,7 +16,7 @@ __all__ = ["recipes_page"]
 _HEAD = """\
 # Recipes
 
-Generated from the recipes' metas: `python -m cm4vllm.engine.tools.reference script > docs/recipes.md`.
+Generated from the recipes' metas: `python docs/tools/recipes_page.py script > docs/recipes.md`.
 
 Each recipe is run by its tags, which can be shortened as long as they match one recipe. `--help` shows the same page
 for one recipe, with the values that only this machine can tell. Inputs that every recipe takes (`--plan`, `--quiet`,
@@ -27,7 +27,7 @@ _WIDTH = 120
 
 def recipes_page(folder: str) -> str:
     """Return docs/recipes.md for the recipes in a folder. Raises RecipeError when a meta cannot be read."""
-    paths = (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+    paths = map(str, sorted(Path(folder).iterdir()))
     return "\n".join([_HEAD, *("\n".join(_section(load_script(path, ""))) for path in paths if has_meta(path))])
 
 
