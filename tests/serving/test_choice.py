@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from cm4vllm.hardware.machine import gpu_env
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.machine_facts import gpu_env
 from cm4vllm.serving import choice
 from cm4vllm.serving.choice import Choice, choose, require_device
 from cm4vllm.serving.install import VARIANTS
