@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured
@@ -19,11 +19,15 @@ _VALUE = re.compile(
     r"`?([\d][\d,]*\.?\d*(?:e[+-]?\d+)?)",
     re.IGNORECASE,
 )
-#: A rate in a sentence, and the label of one: also the head of a column of a table.
-_RATE = re.compile(
-    r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)\s*((?:sample|token|querie)s(?: per second|/s(?:ec)?\b))", re.IGNORECASE
-)
+#: A rate of tokens in a sentence: rates of queries and samples may be those of other runs.
+_RATE = re.compile(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)\s*(tokens(?: per second|/s(?:ec)?\b))", re.IGNORECASE)
+#: The head of a column of a table, and the labels of lines that begin with a figure of the run, as our pages have them.
 _LABEL = re.compile(r"(?:(?:Scheduled|Completed) )?(?:Samples|Tokens|Queries)(?: per second|/s)|QPS", re.IGNORECASE)
+_OF_THE_RUN = re.compile(
+    r"(?:Throughput|Latency), the official metric|Throughput in samples|Load that LoadGen scheduled|Duration|Samples|"
+    r"(?:TTFT|TPOT), (?:99th percentile|mean)"
+)
+_VERDICT, _CELL, _METRIC = "LoadGen's verdict", "value", "metric"
 _PLAIN = re.compile(r"\d[\d,]*(?:\.\d+)?")
 #: The folders with a page for each system, in which public automation lists its results, and the columns of rates.
 _OVERVIEWS = ("measurements", "results")
@@ -88,9 +92,10 @@ def figures(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):
         known = list(_known(part))
         for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme))):
-            if not _is_among(_number(text), known):
+            if not _is_among(text, known):
                 yield Fault("the log has no such figure", readme_of(result), label, text, str(part.metric or "none"))
         yield from _scores(result)
+        yield from _verdict(result, part)
     for system in submission.systems:
         yield from _overview(submission, system.name)
 
@@ -110,6 +115,8 @@ def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
     yield from ((label, text) for text, label in _RATE.findall(page))
     for row in _rows(page):
         yield from ((label, cell) for label, cell in row.items() if _LABEL.fullmatch(label) and _PLAIN.fullmatch(cell))
+        if _OF_THE_RUN.fullmatch(label := row.get("", "")) and (found := _PLAIN.match(row.get(_CELL, ""))):
+            yield label, found[0]
 
 
 def _rows(page: str) -> Iterator[dict[str, str]]:
@@ -139,7 +146,7 @@ def _overview(submission: Submission, system: str) -> Iterator[Fault]:
             scores = [one.value for one in result.accuracy.stated] if result.accuracy else []
             for head, known in (*((one, list(_known(result.performance))) for one in _RATES), ("Accuracy", scores)):
                 for text in _PLAIN.findall(row.get(head, "")) if known else ():
-                    if not _is_among(_number(text), known):
+                    if not _is_among(text, known):
                         what = f"{result.model}, {result.scenario}: the run has no such figure"
                         yield Fault(what, reader.name(path), head, text, f"a figure of {result.folder}")
 
@@ -148,15 +155,28 @@ def _scores(result: Result) -> Iterator[Fault]:
     """Compare the scores in a README with those of accuracy.txt, which has more digits."""
     scores = result.accuracy.figures if result.accuracy else {}
     labels = {one.metric.upper(): one.label for one in targets_of(result.round, result.benchmark, result.scenario)}
-    for name, text, _, _ in BOUND.findall(result.readme):
+    lines = [(name, text) for name, text, _, _ in BOUND.findall(result.readme)]
+    lines += [(row.get(_METRIC, ""), row.get(_CELL, "")) for row in _rows(result.readme)]
+    for name, text in lines:
         figure = scores.get(labels.get(name, ""))
-        if figure is not None and not close(float(text), figure.value):
+        if figure is not None and _PLAIN.fullmatch(text) and not _is_among(text, [figure.value]):
             yield Fault(f"{name} is not the score of the run", readme_of(result), name, text, f"{figure.value:g}")
+
+
+def _verdict(result: Result, part: Performance) -> Iterator[Fault]:
+    """Compare the verdict that a page as we write it states with that of the log."""
+    wanted = "VALID" if part.loadgen_valid else "INVALID"
+    for row in _rows(result.readme):
+        if row.get("") == _VERDICT and row.get(_CELL) != wanted:
+            yield Fault("the log has another verdict", readme_of(result), _VERDICT, row.get(_CELL), wanted)
 
 
 def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _is_among(value: float, known: Sequence[float]) -> bool:
-    return any(close(value, one) for one in known)
+def _is_among(text: str, known: Iterable[float]) -> bool:
+    """Tell whether a number is one of these, as it is printed: with so many digits."""
+    digit = 0.51 * 10.0 ** -len(text.partition(".")[2])
+    value = _number(text)
+    return any(close(value, one) or abs(value - one) <= digit for one in known)
