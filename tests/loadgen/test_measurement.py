@@ -112,14 +112,20 @@ def test_the_dataset_is_that_of_the_mode_or_of_the_compliance_test_where_these_h
     assert inputs(env, **{**records, "CM_PERFORMANCE_DATASET_RECORD": ""}).dataset == "all.json"
 
 
-@pytest.mark.parametrize(
-    "missing", ["CM_ML_MODEL_RECORD", "CM_DATASET_RECORD", "CM_VLLM_SERVER_RECORD", "CM_MLPERF_OUTPUT_DIR"]
-)
-def test_what_is_not_given_is_named(env, tmp_path, missing):
+def test_all_inputs_that_are_not_given_are_named_at_once(env, tmp_path):
     with FakeVllm() as server:
         serve(tmp_path, server)
-    with pytest.raises(UsageError, match=missing):
-        measure(inputs(env, **{missing: ""}))
+    flags = {
+        "CM_MLPERF_OUTPUT_DIR": "output_dir",
+        "CM_ML_MODEL_RECORD": "model_record",
+        "CM_DATASET_RECORD": "dataset_record",
+        "CM_VLLM_SERVER_RECORD": "server_record",
+    }
+    for missing in [[key] for key in flags] + [list(flags)]:
+        with pytest.raises(UsageError) as error:
+            measure(inputs(env, **dict.fromkeys(missing, "")))
+        assert error.value.what == f"not given: {', '.join(f'--{flags[key]}' for key in missing)}"
+    assert "--dataset_record=..., as get,dataset gives it" in error.value.remedy.splitlines()
 
 
 @pytest.mark.parametrize(

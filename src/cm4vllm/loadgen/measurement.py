@@ -116,6 +116,11 @@ class RunInputs(Record, frozen=True, kw_only=True):
         return terms_of_test(found, audit(self.compliance_test, self.model)) if self.compliance_test else found
 
     @property
+    def records(self) -> dict[str, str]:
+        """The paths of the records that a run is made from, each by its flag; empty where none is given."""
+        return {"model_record": self.model_record, "dataset_record": self.dataset, "server_record": self.server_record}
+
+    @property
     def folder(self) -> Path:
         """The folder of the run. Raises UsageError where none is given."""
         require_given(output_dir=self.output_dir)
@@ -162,8 +167,8 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     audit.config of the compliance test that the inputs name. Raises UsageError when something is not
     given, and what `watch` and the run raise.
     """
-    folder = inputs.folder
-    settings = settings_of(inputs, audit_config)
+    require_given(output_dir=inputs.output_dir, **inputs.records)
+    folder, settings = inputs.folder, settings_of(inputs, audit_config)
     writable_folder(folder.parent)
     on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
     record = run(
@@ -181,7 +186,7 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
 
 def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
     """Return the settings of the run that the inputs describe. Raises UsageError when something is not given."""
-    require_given(model_record=inputs.model_record, dataset_record=inputs.dataset, server_record=inputs.server_record)
+    require_given(**inputs.records)
     wanted = inputs.terms
     dataset = read_record(Path(inputs.dataset), DatasetRecord)
     text = ""
