@@ -46,8 +46,6 @@ RECIPES = {
     "vllm-server": "run,vllm-server",
     "cpu": "detect,cpu",
     "system-description": "get,sut,description",
-    "user-conf": "generate,user-conf,mlperf,inference",
-    "user-conf-generator": "generate,user-conf,mlperf,inference",
     "target-qps-search": "find,mlperf,inference,target-qps",
     "mlperf-inference-implementation": "app,mlperf,inference,vllm",
     "mlperf-accuracy-script": "process,mlperf,accuracy",
