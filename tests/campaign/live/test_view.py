@@ -76,7 +76,7 @@ def test_a_server_run_is_shown_with_all_that_is_known_of_it():
         "4:07",
         "planned   Server accuracy",
         "about 1:20",
-        "4 steps after",
+        "3 steps after",
         "[#####.......] 41%  12,340 of 30,012",
         "5:57 left (5:53 to 5:59)",
         "50.1 samples/s, 6,413 tokens/s, 214 in flight",
