@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from pydoc_data.topics import topics
 
-from cm4vllm.accuracy.pairs import CHUNK, score_pairs
 from cm4vllm.accuracy.rouge import TYPES, rouge
+from cm4vllm.accuracy.rouge_words import Vocabulary
+from cm4vllm.accuracy.scored_pairs import CHUNK, score_pairs
 from cm4vllm.accuracy.sentences import UNTRAINED, Sentences
-from cm4vllm.accuracy.words import Vocabulary
 from figures import Figure, arguments, figure, interleaved, ratios, report
 
 #: Words of a text: about those of a summary (llama3.1-8b) and of a chat's answer (llama2-70b).

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign import job as campaign
 from cm4vllm.campaign import rehearsal

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cm4vllm.results.checks import CHECKS, Stage
 from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Rule
-from cm4vllm.results.reading import PROBLEMS
+from cm4vllm.results.log_folders import PROBLEMS
 
 __all__ = ["codes_page"]
 

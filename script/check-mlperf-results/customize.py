@@ -6,8 +6,8 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
-    from cm4vllm.results.filters import Filters
-    from cm4vllm.results.inspection import report_checks
+    from cm4vllm.results.finding_filters import Filters
+    from cm4vllm.results.tree_check import report_checks
 
     env = i["env"]
     tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{one}", "") for one in ("TREE", "SARIF", "WEIGHTS"))

@@ -8,7 +8,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
     from cm4vllm.results.capsule import RUN_RECORDS
-    from cm4vllm.submission.capsule.making import capsules_at
+    from cm4vllm.submission.capsule.capsules_at_path import capsules_at
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]

@@ -19,9 +19,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import typed_path, write_json, write_text
     from cm4vllm.common.progress import say
     from cm4vllm.report.tree_texts import results_folders, tree_asked
+    from cm4vllm.submission.campaign_software import SCRIPTS_FILE, scripts_that_ran
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
-    from cm4vllm.submission.removal import remove_results
-    from cm4vllm.submission.software import SCRIPTS_FILE, scripts_that_ran
+    from cm4vllm.submission.result_removal import remove_results
     from cm4vllm.submission.tree import build_tree
 
     env = i["env"]

@@ -6,7 +6,7 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.submission.system import SystemSettings, write_system
+    from cm4vllm.submission.system_records import SystemSettings, write_system
 
     env = i["env"]
     files = write_system(read_settings(SystemSettings, env))

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.needs import FOLDER, score_needs
+    from cm4vllm.accuracy.scorer_needs import FOLDER, score_needs
 
     env = i["env"]
     if env.get(FOLDER) and not env.get("CM_MLPERF_RESULTS_DIR"):  # a job has made ready what its runs need
@@ -13,8 +13,8 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.needs import accuracy_folder, ready_graders
-    from cm4vllm.accuracy.records import ACCURACY_FILE
+    from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
+    from cm4vllm.accuracy.scorer_needs import accuracy_folder, ready_graders
     from cm4vllm.accuracy.scoring import score_run
 
     env = i["env"]

@@ -23,8 +23,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.report.verification_text import report_environment, report_verification
     from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
+    from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
     from cm4vllm.submission.capsule.comparison import compare_environment
-    from cm4vllm.submission.capsule.making import capsule_of_results
     from cm4vllm.submission.capsule.replay import with_scenarios
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
@@ -54,8 +54,8 @@ def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
     import os
 
     from cm4vllm.common.errors import UsageError
+    from cm4vllm.submission.capsule.capsules_at_path import capsule_at
     from cm4vllm.submission.capsule.consent import Consent, question
-    from cm4vllm.submission.capsule.making import capsule_at
     from cm4vllm.submission.capsule.replay import replay_words
 
     env = i["env"]

@@ -14,8 +14,8 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
+    from cm4vllm.submission.log_truncation import truncate_tree
     from cm4vllm.submission.tree_inputs import tree_folder
-    from cm4vllm.submission.truncation import truncate_tree
 
     env = i["env"]
     cut = truncate_tree(tree_folder(env), env.get("CM_MLPERF_SUBMITTER", ""))

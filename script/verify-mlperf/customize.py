@@ -10,7 +10,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import UsageError
     from cm4vllm.report.verification_text import report_verification
     from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
-    from cm4vllm.submission.capsule.making import capsule_at
+    from cm4vllm.submission.capsule.capsules_at_path import capsule_at
 
     env = i["env"]
     given = [env.get(key, "") for key in ("CM_MLPERF_CAPSULE", "CM_MLPERF_OTHER_CAPSULE")]

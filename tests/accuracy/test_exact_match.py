@@ -14,7 +14,7 @@ from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
 
 from cm4vllm.accuracy.exact_match import answered, retrieved
-from cm4vllm.accuracy.families import Samples, rouge_and_exact_match
+from cm4vllm.accuracy.metric_families import Samples, rouge_and_exact_match
 from cm4vllm.accuracy.scoring import accuracy_text, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.rules import Mode, Scenario, terms

@@ -15,8 +15,8 @@ import pytest
 from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
 
-from cm4vllm.accuracy.families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.gsm8k import number_in, solved
+from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scoring import SCORERS, lacks_of, score_run
 from cm4vllm.accuracy.sentences import Sentences

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from cm4vllm.accuracy.families import Samples, parts_of_deepseek, parts_of_gpt_oss
+from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
 from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
 from cm4vllm.accuracy.scoring import score_run
 from cm4vllm.accuracy.sentences import NO_SENTENCES

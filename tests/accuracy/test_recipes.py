@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.common.records import read_record
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from cm4vllm.accuracy.rouge import TYPES, rouge
-from cm4vllm.accuracy.words import Vocabulary
+from cm4vllm.accuracy.rouge_words import Vocabulary
 
 PLAIN = RougeScorer(list(TYPES), use_stemmer=True)
 VOCABULARY = Vocabulary()

@@ -9,7 +9,7 @@ from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, read_settings
-from cm4vllm.results.trees import read_tree
+from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.arguments import ServerSettings
 

@@ -16,7 +16,7 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.serving.node_names import network_name, node_names
-from cm4vllm.submission.system import runs_here
+from cm4vllm.submission.system_records import runs_here
 from commands import need
 
 ADDRESSES = ("10.211.7.1", "10.211.7.2")

@@ -7,10 +7,10 @@ from fake_vllm import Behaviour, FakeVllm
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.process.runner import run
+from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.comparison import compare
-from cm4vllm.results.records import CampaignRecord
 from cm4vllm.results.verification import refuse_differences, verify
-from cm4vllm.submission.capsule.making import capsule_of_results
+from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import read_capsule, write_capsule
 
 

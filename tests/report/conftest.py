@@ -36,7 +36,7 @@ from made_records import (
 from metrics_peer import Peer
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.records import ACCURACY_FILE
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
@@ -45,10 +45,10 @@ from cm4vllm.loadgen.process.runner import run as measure_run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.metrics import ServerMetrics, Timing
-from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord, Score
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.common.files import sha256_of, write_json

@@ -16,7 +16,7 @@ from browser import chromium
 from cm4vllm.report import summary
 from cm4vllm.report.explorer import explorer_page
 from cm4vllm.report.summary import summary_html
-from cm4vllm.results.index import Index, read_index
+from cm4vllm.results.result_index import Index, read_index
 from screenshot import MAX_BYTES as PICTURE_BYTES
 
 CSS = (Path(summary.__file__).parent / "templates" / "summary.css").read_text(encoding="utf-8")

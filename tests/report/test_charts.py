@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cm4vllm.accuracy.records import Score
+from cm4vllm.accuracy.accuracy_record import Score
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.report.charts import MAX_POINTS, latency_bar, score_bar, trace
 from cm4vllm.results.model import Latency

@@ -11,11 +11,11 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, TextCounts
-from cm4vllm.report.model import load
-from cm4vllm.report.readme import measurement_readmes
+from cm4vllm.report.campaign_verdict import findings
+from cm4vllm.report.final_table import final_table
+from cm4vllm.report.measurement_readme import measurement_readmes
+from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import summary_html
-from cm4vllm.report.table import final_table
-from cm4vllm.report.verdict import findings
 from cm4vllm.serving.records import Dialect, Prompts, ServerRecord
 
 Change = Callable[..., None]

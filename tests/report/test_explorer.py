@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.results.index import Index, read_index
+from cm4vllm.results.result_index import Index, read_index
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
-from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.model import load
 from cm4vllm.report.next_step import next_step
+from cm4vllm.report.report_contents import load
 from cm4vllm.serving.records import Simulation
-from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
+from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 

@@ -12,20 +12,20 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm import STAND_IN_NOTICE
-from cm4vllm.accuracy.records import ACCURACY_FILE, AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
-from cm4vllm.report.exports import summary_record
-from cm4vllm.report.model import load
-from cm4vllm.report.place import place, places_of
+from cm4vllm.report.final_table import final_table
+from cm4vllm.report.formatting import ms, number, rate, when
+from cm4vllm.report.published_rank import place, places_of
+from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import MAX_BYTES, render, summary_html
-from cm4vllm.report.table import final_table
-from cm4vllm.report.wording import ms, number, rate, when
-from cm4vllm.results.index import Index, read_index, row_of
-from cm4vllm.results.opening import open_results
-from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.report.summary_exports import summary_record
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.result_index import Index, read_index, row_of
+from cm4vllm.results.results_at_path import open_results
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
-from cm4vllm.submission.records import CHECKER_FILE, CheckerRecord
+from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 

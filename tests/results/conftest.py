@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.results import listing
+from cm4vllm.results import file_listing
 
 # For good_tree.py.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -58,4 +58,4 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test has just written counts as unchanged for long: else nothing of it would be kept."""
-    monkeypatch.setattr(listing, "RECENT_S", -60.0)
+    monkeypatch.setattr(file_listing, "RECENT_S", -60.0)

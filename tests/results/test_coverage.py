@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.results.inspection import CheckedTree, check_tree, report_checks
-from cm4vllm.results.trees import read_tree
+from cm4vllm.results.submission_trees import read_tree
+from cm4vllm.results.tree_check import CheckedTree, check_tree, report_checks
 from cm4vllm.rules import round_terms
 
 Logs = dict[tuple[str, str], Path]

@@ -13,14 +13,14 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.report.comparison_texts import report_comparison
-from cm4vllm.results import kept_findings, listing
+from cm4vllm.results import file_listing, kept_findings
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.check import Check, Fault, Stage
 from cm4vllm.results.findings import Finding, Rule, Severity
-from cm4vllm.results.index import read_index
-from cm4vllm.results.inspection import check_tree, report_checks
 from cm4vllm.results.model import Submission
-from cm4vllm.submission.capsule.making import capsules_at
+from cm4vllm.results.result_index import read_index
+from cm4vllm.results.tree_check import check_tree, report_checks
+from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 
 RESULT = Path("results", good_tree.SYSTEM, good_tree.MODEL)
 
@@ -193,6 +193,6 @@ def test_a_folder_that_cannot_be_listed_is_a_finding(home: Path, monkeypatch: py
             raise PermissionError(13, "Permission denied", path)
         return scan(path)
 
-    monkeypatch.setattr(listing.os, "scandir", refusing)  # root may list all: the refusal is made here
+    monkeypatch.setattr(file_listing.os, "scandir", refusing)  # root may list all: the refusal is made here
     found = found_in(home)["FILE-UNREADABLE"]
     assert (found.file, found.value) == ("closed/Somebody/documentation", "Permission denied")

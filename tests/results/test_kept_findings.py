@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cm4vllm.results import inspection, kept_findings, listing
-from cm4vllm.results.inspection import check_tree
+from cm4vllm.results import file_listing, kept_findings, tree_check
 from cm4vllm.results.kept_findings import CheckedSubmission
+from cm4vllm.results.tree_check import check_tree
 
 
 @pytest.fixture
@@ -58,14 +58,14 @@ def test_a_small_submission_is_not_kept(tree: Path, tmp_path: Path) -> None:
 def test_processes_find_what_one_finds(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "closed" / "Another")
     alone = check_tree(tree)
-    monkeypatch.setattr(inspection, "_MANY", 2)
+    monkeypatch.setattr(tree_check, "_MANY", 2)
     assert check_tree(tree) == alone
 
 
 def test_nothing_is_kept_of_files_that_may_still_be_changing(
     tree: Path, keep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "RECENT_S", 60.0)
+    monkeypatch.setattr(file_listing, "RECENT_S", 60.0)
     check_tree(tree, keep=keep)
     assert not keep.exists()
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cm4vllm.results.checks import CHECKS, Stage
-from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.tree_check import check_tree
 
 MUTATIONS = yaml.safe_load(Path(__file__).with_name("mutations.yaml").read_text())
 RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.tree_check import check_tree
 
 PAGE = Path(__file__).parents[2] / "docs" / "checks-published.md"
 ROW = re.compile(r"^- `([A-Z-]+)` \((error|warning|note), (\d+)\): ", re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.model import Result, Submission, System
-from cm4vllm.results.words import accelerators_named, is_no_framework, shows_a_command
+from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, shows_a_command
 
 DESCRIBED = {
     "accelerators_per_node": "1",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.results.reading import scores_of
+from cm4vllm.results.log_folders import scores_of
 from cm4vllm.rules import (
     Category,
     Mode,

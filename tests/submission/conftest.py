@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from cm4vllm.accuracy.records import AccuracyRecord, Score
+from cm4vllm.accuracy.accuracy_record import AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
 from cm4vllm.common.records import write_record
@@ -24,7 +24,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.software import SoftwareRecord, detect_software
+from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked
 

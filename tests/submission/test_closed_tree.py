@@ -26,11 +26,11 @@ from cm4vllm.hardware.system_description import NETWORK_KEYS, SystemAsked, descr
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import Division, Mode, Scenario, over_network, terms
-from cm4vllm.submission.checker import run_checkers
+from cm4vllm.submission.log_truncation import truncate_tree
+from cm4vllm.submission.official_checker import run_checkers
 from cm4vllm.submission.tree import TreeAsked, build_tree
-from cm4vllm.submission.truncation import truncate_tree
 
 BENCHMARK, TEST = "llama3.1-8b", "TEST06"
 SCENARIOS = (Scenario.OFFLINE, Scenario.INTERACTIVE)

@@ -18,9 +18,9 @@ from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import privacy
-from cm4vllm.submission.inspection import inspect_tree
 from cm4vllm.submission.privacy import first_private, private_words, refuse_private, scrubbed
-from cm4vllm.submission.system import SystemSettings, write_system
+from cm4vllm.submission.privacy_check import inspect_tree
+from cm4vllm.submission.system_records import SystemSettings, write_system
 from cm4vllm.submission.tree import build_tree
 
 ENV = {"HOME": "/home/jdoe42", "USER": "jdoe42", "HF_TOKEN": "s3cr3t-w0rd", "DB_PASSWORD": "benchmark"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.own_program import MANIFEST
-from cm4vllm.submission.sources import write_program
+from cm4vllm.submission.published_program import write_program
 from cm4vllm.submission.tree import build_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +141,7 @@ def test_an_installed_package_is_listed_by_its_record(tmp_path, stranger):
     parts = ("cmr.yaml", "requirements.txt", "automation/", "script/", "src/cm4vllm/")
     assert sorted(files) == [name for name in tracked() if name.startswith(parts)]
     code = (
-        "import sys, pathlib\nfrom cm4vllm.submission.sources import write_program\n"
+        "import sys, pathlib\nfrom cm4vllm.submission.published_program import write_program\n"
         "write_program(pathlib.Path(sys.argv[1]))"
     )
     subprocess.run(

@@ -17,11 +17,11 @@ import pytest
 from cm4vllm.campaign import job as module
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.results.records import CampaignRecord
+from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.records import CheckerRecord
-from cm4vllm.submission.sources import PROGRAM_FOLDER
+from cm4vllm.submission.checker_record import CheckerRecord
+from cm4vllm.submission.published_program import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
 
 ROOT = Path(__file__).parents[2]

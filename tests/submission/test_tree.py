@@ -15,7 +15,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.inspection import check_tree
+from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.tree import build_tree, system_folder
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.accuracy.words import IntArray
+from cm4vllm.accuracy.rouge_words import IntArray
 
 __all__ = ["WORD_BITS", "Lanes", "union", "unions"]
 

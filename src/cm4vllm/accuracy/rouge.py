@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rapidfuzz.distance import LCSseq
 
 from cm4vllm.accuracy import lcs
-from cm4vllm.accuracy.words import IntArray, Texts, Vocabulary
+from cm4vllm.accuracy.rouge_words import IntArray, Texts, Vocabulary
 
 __all__ = ["TYPES", "FMeasures", "rouge"]
 

@@ -13,7 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm import SIMULATED_NOTICE, __version__
-from cm4vllm.accuracy.families import (
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
+from cm4vllm.accuracy.answer_texts import Detokenizer
+from cm4vllm.accuracy.graders.catalogue import grader_lacks
+from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.metric_families import (
     DATASET,
     METRIC,
     Samples,
@@ -24,12 +28,8 @@ from cm4vllm.accuracy.families import (
     rouge_gsm8k_and_mbxp,
     rouge_of_all,
 )
-from cm4vllm.accuracy.graders.catalogue import grader_lacks
-from cm4vllm.accuracy.graders.records import GraderRecord
-from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, NOT_SCORED, AccuracyRecord, Score
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
-from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageError

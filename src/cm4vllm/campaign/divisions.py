@@ -26,7 +26,7 @@ from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options
 from cm4vllm.serving.site import base_urls
-from cm4vllm.submission.system import runs_here
+from cm4vllm.submission.system_records import runs_here
 
 if TYPE_CHECKING:
     from cm4vllm.campaign.settings import Job

@@ -19,12 +19,12 @@ from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.report.explorer import published_index
-from cm4vllm.report.model import Report, load
-from cm4vllm.report.place import places_of
+from cm4vllm.report.final_table import final_table
+from cm4vllm.report.published_rank import places_of
+from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.summary import write_summary
-from cm4vllm.report.table import final_table
-from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.submission.sources import program_digest
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["run"]
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
 from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.accuracy.live import live_scores
+from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.capabilities import require_runnable

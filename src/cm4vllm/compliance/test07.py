@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cm4vllm.accuracy.families import Samples
+from cm4vllm.accuracy.answer_texts import Detokenizer
+from cm4vllm.accuracy.metric_families import Samples
 from cm4vllm.accuracy.scoring import require_tokenizer, rows_of_samples, scorer_of
 from cm4vllm.accuracy.sentences import NO_SENTENCES
-from cm4vllm.accuracy.text import Detokenizer
 from cm4vllm.compliance.logged_answers import LoggedAnswer
 from cm4vllm.compliance.records import CheckResult
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict

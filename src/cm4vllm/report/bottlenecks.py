@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
-from cm4vllm.report.wording import headroom, ms, number, percent, rate, times
+from cm4vllm.report.formatting import headroom, ms, number, percent, rate, times
 from cm4vllm.results.model import Latency, Performance
 from cm4vllm.rules import Arrivals
 from cm4vllm.serving.given_options import whole_number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cm4vllm.accuracy.records import Score
+from cm4vllm.accuracy.accuracy_record import Score
 from cm4vllm.results.model import Latency
 from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
 

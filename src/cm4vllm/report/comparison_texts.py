@@ -8,10 +8,10 @@ from typing import Any
 
 from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say_text
-from cm4vllm.report import wording
-from cm4vllm.report.table import aligned
-from cm4vllm.report.templates import page_template
-from cm4vllm.report.wording import ms, number, percent, rate
+from cm4vllm.report import formatting
+from cm4vllm.report.final_table import aligned
+from cm4vllm.report.formatting import ms, number, percent, rate
+from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
 from cm4vllm.results.compared_settings import ComparedSetting, Group
 from cm4vllm.results.comparison import Block, Cell, Comparison, Row
@@ -262,7 +262,7 @@ def as_page(found: Comparison) -> str:
         interval=interval,
         change=change,
         verdict=verdict,
-        w=wording,
+        w=formatting,
         answers=answer_lines,
         kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"},
         level=uncertainty.LEVEL,

@@ -15,12 +15,12 @@ from markupsafe import Markup
 from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
-from cm4vllm.report import wording
-from cm4vllm.report.place import Place, places
-from cm4vllm.report.templates import page_template
-from cm4vllm.results import index
+from cm4vllm.report import formatting
+from cm4vllm.report.page_templates import page_template
+from cm4vllm.report.published_rank import Place, places
+from cm4vllm.results import result_index
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.index import Index, IndexPart, IndexRow, read_indexes
+from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
 
 __all__ = ["explorer_page", "index_folder", "published_index", "report_published"]
 
@@ -105,15 +105,15 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
         stand=stand,
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
-        w=wording,
+        w=formatting,
         rounds=_counted([row.round or "round unknown" for row in found.rows]),
         submitters=len({row.submitter for row in found.rows}),
         powered=powered,
         outlier=found.outlier,
         errors=_errors,
         units=_units,
-        factor=f"{index.OUTLIER:g}",
-        least=index.OF_AT_LEAST,
+        factor=f"{result_index.OUTLIER:g}",
+        least=result_index.OF_AT_LEAST,
     )
 
 
@@ -134,7 +134,9 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def _units(row: IndexRow) -> str:
-    return row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({wording.metric_name(row.metric)})"
+    return (
+        row.unit if row.unit.endswith("/s") or not row.metric else f"{row.unit} ({formatting.metric_name(row.metric)})"
+    )
 
 
 def _errors(row: IndexRow) -> str:

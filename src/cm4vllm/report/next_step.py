@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from cm4vllm.report.model import Report
+from cm4vllm.report.report_contents import Report
 
 __all__ = ["next_step"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cm4vllm.report.model import Report
+from cm4vllm.report.report_contents import Report
 from cm4vllm.rules import tree_layout
-from cm4vllm.submission.software import SoftwareRecord
-from cm4vllm.submission.sources import PROGRAM_FOLDER
+from cm4vllm.submission.campaign_software import SoftwareRecord
+from cm4vllm.submission.published_program import PROGRAM_FOLDER
 
 __all__ = ["platform_rows", "published_recipe", "setup_lines"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.table import aligned, latency, one_line
-from cm4vllm.report.wording import rate, result_figure
+from cm4vllm.report.final_table import aligned, latency, one_line
+from cm4vllm.report.formatting import rate, result_figure
+from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance
-from cm4vllm.results.reading import Reader
 from cm4vllm.rules import Mode
 
 __all__ = ["run_table"]

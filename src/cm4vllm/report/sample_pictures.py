@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
-from cm4vllm.report.drawing import Canvas, Picture, Table, bar_rows, short
-from cm4vllm.report.wording import ms, number, percent
+from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
+from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.results.model import Performance
 
 __all__ = ["BINS", "Rows", "beside", "sample_pictures"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.files import bytes_of
-from cm4vllm.report.drawing import Axis, Canvas, Picture, Table
-from cm4vllm.report.wording import ms, percent, qps
+from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
+from cm4vllm.report.formatting import ms, percent, qps
 
 __all__ = ["SEARCH_FILE", "search_curves"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.files import bytes_of
-from cm4vllm.report.wording import number, rate
+from cm4vllm.report.formatting import number, rate
 
 __all__ = ["SETTINGS_PATH", "TriedSettings", "tried_settings"]
 

@@ -8,21 +8,21 @@ from pathlib import Path
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
-from cm4vllm.report import charts, wording
+from cm4vllm.report import charts, formatting
 from cm4vllm.report.bottlenecks import why
-from cm4vllm.report.exports import summary_csv, summary_record
-from cm4vllm.report.model import Report, load
-from cm4vllm.report.pictures import pictures
+from cm4vllm.report.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
+from cm4vllm.report.page_templates import page_template
+from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
+from cm4vllm.report.run_versions import versions
+from cm4vllm.report.scenario_pictures import pictures
 from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.server_settings import tried_settings
-from cm4vllm.report.system import Group, groups, machine_group
-from cm4vllm.report.templates import page_template
-from cm4vllm.report.verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
-from cm4vllm.report.versions import versions
+from cm4vllm.report.summary_exports import summary_csv, summary_record
+from cm4vllm.report.system_tables import Group, groups, machine_group
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.metrics import METRICS_FILE, read_samples
-from cm4vllm.submission.software import read_software
+from cm4vllm.submission.campaign_software import read_software
 
 __all__ = ["MAX_BYTES", "render", "summary_html", "write_summary"]
 
@@ -75,16 +75,16 @@ def render(report: Report, *, published: bool = False) -> str:
         charts=charts,
         traces=_traces(report),
         client_headroom=client_headroom,
-        w=wording,
+        w=formatting,
         max_findings=MAX_FINDINGS,
         record=summary_record(report, published=published),
         sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
         tried=None if published else tried_settings(report.out),
-        metric_words=wording.metric_words,
+        metric_words=formatting.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
-        command=wording.typed_command(report.campaign.command, report.server) if report.campaign else "",
-        server_command=wording.server_command(report.server, report.model.path),
+        command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
+        server_command=formatting.server_command(report.server, report.model.path),
     )
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, read_gpu_samples
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
-from cm4vllm.report.drawing import Canvas, Picture, Table
-from cm4vllm.report.wording import ms, number, percent, rate
+from cm4vllm.report.canvas import Canvas, Picture, Table
+from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.results.model import Performance
 from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import read_record
-from cm4vllm.report import wording
-from cm4vllm.report.model import load
-from cm4vllm.report.readme import measurement_readmes
+from cm4vllm.report import formatting
+from cm4vllm.report.measurement_readme import measurement_readmes
+from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import summary_html
-from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division
-from cm4vllm.submission.capsule.making import capsule_of_results
+from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import SUBMISSION, TreeAsked, system_folder
-from cm4vllm.submission.writing import GENERATE
+from cm4vllm.submission.tree_writer import GENERATE
 
 __all__ = ["results_folders", "submission_inputs", "tree_asked"]
 
@@ -89,7 +89,7 @@ def tree_asked(
         commit=campaign.commit,
         division=Division.parse(division or campaign.division),
         extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out, published=True)},
-        server_command=wording.server_command(report.server, report.model.path),
+        server_command=formatting.server_command(report.server, report.model.path),
         introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),
     )

@@ -1,4 +1,4 @@
-"""Findings of a large submission, kept while neither its files nor this package change (results/listing.py).
+"""Findings of a large submission, kept while neither its files nor this package change (results/file_listing.py).
 
 Only submissions of published rounds are that large: a smaller one is checked about as fast as its files are read.
 """
@@ -16,8 +16,8 @@ import cm4vllm
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.results.copied_logs import LogMarks
+from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.listing import Listing
 
 __all__ = ["CheckedSubmission", "keeping_folder", "kept_findings", "package_digest", "state_of_submission"]
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from cm4vllm.accuracy.records import AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
@@ -20,9 +20,9 @@ from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.loadgen.logs.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding
-from cm4vllm.results.listing import Listing
-from cm4vllm.results.records import CampaignRecord
 from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, terms_of_test
 
 __all__ = [

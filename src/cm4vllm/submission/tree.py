@@ -17,20 +17,20 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.rules import Division, Scenario, TreeLayout, tree_layout
-from cm4vllm.submission.calibration import CALIBRATION_TITLE, calibration_page
-from cm4vllm.submission.changes import changed_tree, new_tree, recover
-from cm4vllm.submission.inspection import inspect_tree, servers_of, words_of
-from cm4vllm.submission.measurements import measurements
-from cm4vllm.submission.merging import require_same_submission
-from cm4vllm.submission.networks import NETWORK_PAGE, NETWORK_TITLE, network_page
-from cm4vllm.submission.overview import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
-from cm4vllm.submission.pages import heading_of
+from cm4vllm.submission.calibration_page import CALIBRATION_TITLE, calibration_page
+from cm4vllm.submission.campaign_software import published_facts
+from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
+from cm4vllm.submission.measurements_json import measurements
+from cm4vllm.submission.network_page import NETWORK_PAGE, NETWORK_TITLE, network_page
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
-from cm4vllm.submission.runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
-from cm4vllm.submission.software import published_facts
-from cm4vllm.submission.sources import add_program, program_folders, source_page
-from cm4vllm.submission.system import SYSTEM_FILE
-from cm4vllm.submission.writing import GENERATE, TreeWriter, place_below
+from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
+from cm4vllm.submission.published_program import add_program, program_folders, source_page
+from cm4vllm.submission.shared_pages import heading_of
+from cm4vllm.submission.submitter_page import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
+from cm4vllm.submission.system_records import SYSTEM_FILE
+from cm4vllm.submission.tree_changes import changed_tree, new_tree, recover
+from cm4vllm.submission.tree_merging import require_same_submission
+from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, place_below
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.results.trees import read_tree
+from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
-from cm4vllm.submission.writing import GENERATE
+from cm4vllm.submission.tree_writer import GENERATE
 
 __all__ = ["TREE", "TreeInputs", "tree_folder", "tree_inputs"]
 

@@ -9,13 +9,13 @@ import attacks
 import pytest
 from square_problems import write_problems
 
-from cm4vllm.accuracy.families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.graders import catalogue
 from cm4vllm.accuracy.graders.catalogue import GRADERS, grader, grader_lacks
 from cm4vllm.accuracy.graders.judging import judge, require_known
 from cm4vllm.accuracy.graders.providing import _official, provide
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.graders.sandbox import Limits, sandbox_lacks
+from cm4vllm.accuracy.metric_families import Samples, rouge_gsm8k_and_mbxp
 from cm4vllm.accuracy.scoring import SCORERS, lacks_of
 from cm4vllm.accuracy.sentences import Sentences
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError

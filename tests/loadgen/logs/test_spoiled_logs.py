@@ -22,7 +22,7 @@ from cm4vllm.loadgen.logs.run_logs import (
     require_whole,
 )
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.reading import Reader
+from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
 
 #: CM4VLLM_SPOILED_LOGS=20000 tries that many of each log instead.

@@ -13,8 +13,8 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.engine.format.meta import load_script
 from cm4vllm.results.capsule import Capsule, CapsuleServer
 from cm4vllm.serving.options import stored_options
+from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.consent import Consent, question, replayed
-from cm4vllm.submission.capsule.making import capsules_at
 from cm4vllm.submission.capsule.replay import replay_words
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.accuracy.records import ACCURACY_TEXT
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.files import opened, text_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check

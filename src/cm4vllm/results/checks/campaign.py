@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.assets.records import IDENTITY
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.records import parts, record_file
 from cm4vllm.results.model import Submission
-from cm4vllm.results.records import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import ExecutionMode
 
 __all__: list[str] = []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.log_folders import PROBLEMS, reason_of
 from cm4vllm.results.model import Submission
-from cm4vllm.results.reading import PROBLEMS, reason_of
 
 __all__ = ["CHECK_FAILED", "Check", "Fault", "Stage", "check"]
 

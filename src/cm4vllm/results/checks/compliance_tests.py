@@ -15,11 +15,11 @@ from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
-from cm4vllm.results.endpoints import is_endpoints
+from cm4vllm.results.endpoints_harness import is_endpoints
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import Reader, scores_of, terms_of
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.reading import Reader, scores_of, terms_of
-from cm4vllm.results.trees import compliance_folders
+from cm4vllm.results.submission_trees import compliance_folders
 from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
 
 __all__ = ["test_folder"]

@@ -9,7 +9,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict, measured
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission
-from cm4vllm.results.trees import round_of
+from cm4vllm.results.submission_trees import round_of
 from cm4vllm.rules import round_names
 
 __all__: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.shared_logs import is_inferred
-from cm4vllm.results.endpoints import ENDPOINTS
+from cm4vllm.results.endpoints_harness import ENDPOINTS
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Submission
 

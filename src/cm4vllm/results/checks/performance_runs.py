@@ -9,8 +9,8 @@ from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Performance, Result, Submission
-from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Division, Mode
 
 __all__ = ["is_strict", "measured", "performance_runs"]

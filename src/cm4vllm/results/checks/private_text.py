@@ -15,8 +15,8 @@ from cm4vllm.common.secret_forms import keys_in
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission
+from cm4vllm.results.submitted_names import is_a_person, is_a_placeholder
 from cm4vllm.results.text_files import LARGEST_TEXT, TextFiles
-from cm4vllm.results.words import is_a_person, is_a_placeholder
 
 __all__: list[str] = []
 

@@ -9,8 +9,8 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured
 from cm4vllm.results.checks.readmes import BOUND, POLICY, WRITE, close, readme_of, targets_of
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
-from cm4vllm.results.reading import Reader
 
 __all__: list[str] = []
 

@@ -11,7 +11,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.words import shows_a_command
+from cm4vllm.results.submitted_names import shows_a_command
 
 __all__ = ["BOUND", "POLICY", "WRITE", "close", "readme_of", "targets_of"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cm4vllm.accuracy.records import ACCURACY_FILE
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Performance, Submission
-from cm4vllm.results.reading import terms_of
 from cm4vllm.rules import Division
 from cm4vllm.serving.dialects import counting
 

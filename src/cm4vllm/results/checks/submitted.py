@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
-from cm4vllm.accuracy.records import ACCURACY_FILE, ACCURACY_TEXT
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE

@@ -11,7 +11,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.system_files import accelerator_count, described
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
-from cm4vllm.results.words import accelerators_named, is_no_framework, serving_software
+from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
 
 __all__: list[str] = []
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.accuracy.records import ACCURACY_TEXT
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
-from cm4vllm.results.endpoints import is_endpoints
+from cm4vllm.results.endpoints_harness import is_endpoints
+from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.listing import ListedFile
 from cm4vllm.results.model import Result, Submission
 
 __all__: list[str] = []

@@ -14,7 +14,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.words import models_served
+from cm4vllm.results.submitted_names import models_served
 from cm4vllm.rules import Division
 
 __all__: list[str] = []

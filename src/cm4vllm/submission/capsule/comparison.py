@@ -15,9 +15,9 @@ from cm4vllm.hardware.system_description import KEYS, NETWORK_KEYS, SystemAsked,
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.compared_settings import ComparedSetting, Group, compare_settings, settings_of
 from cm4vllm.results.comparison import Comparison, compare
-from cm4vllm.submission.capsule.making import capsules_at
-from cm4vllm.submission.software import detect_software
-from cm4vllm.submission.sources import program_digest
+from cm4vllm.submission.campaign_software import detect_software
+from cm4vllm.submission.capsule.capsules_at_path import capsules_at
+from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["compare_environment", "compare_paths"]
 

@@ -14,10 +14,10 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.campaign_software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.submission.capsule.publishable import publishable
-from cm4vllm.submission.inspection import servers_of
-from cm4vllm.submission.measurements import without_folder
-from cm4vllm.submission.software import SCRIPTS_FILE, SoftwareRecord, read_software
+from cm4vllm.submission.measurements_json import without_folder
+from cm4vllm.submission.privacy_check import servers_of
 
 __all__ = ["capsule_of_runs", "description_of", "scripts_of"]
 

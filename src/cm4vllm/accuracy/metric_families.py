@@ -1,0 +1,275 @@
+"""The families of metrics: what is computed of the answers to a benchmark's samples, as its reference script does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cm4vllm.accuracy.exact_match import answered, retrieved
+from cm4vllm.accuracy.graders.judging import judge
+from cm4vllm.accuracy.graders.records import GraderRecord
+from cm4vllm.accuracy.gsm8k import solved
+from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
+from cm4vllm.accuracy.rouge import TYPES
+from cm4vllm.accuracy.scored_pairs import score_pairs
+from cm4vllm.accuracy.sentences import Sentences, on_lines
+
+__all__ = [
+    "DATASET",
+    "METRIC",
+    "Samples",
+    "Scored",
+    "parts_of_deepseek",
+    "parts_of_gpt_oss",
+    "rouge_and_exact_match",
+    "rouge_gsm8k_and_mbxp",
+    "rouge_of_all",
+]
+
+#: The column that names a sample's metric, and the metrics that are no ROUGE, each a function of prediction and
+#: reference, in percent.
+METRIC = "metric"
+#: The column that names the dataset that a sample is from.
+DATASET = "dataset"
+_EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em": retrieved}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is scored: the text of each answer, and the row of the dataset that it belongs to.
+
+    `seed` draws the pairs that are verified, `workers` are the processes to use. `graders` are those that are ready, by
+    name: a metric that another would judge is left out.
+    """
+
+    predictions: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
+    sentences: Sentences
+    seed: str = ""
+    workers: int | None = None
+    graders: Mapping[str, GraderRecord] = field(default_factory=dict)
+
+    @property
+    def references(self) -> list[str]:
+        return [str(row["output"]) for row in self.rows]
+
+    def of(self, column: str, value: str) -> Samples:
+        """Return those whose row has this value in a column."""
+        places = [place for place, row in enumerate(self.rows) if row[column] == value]
+        return replace(
+            self, predictions=[self.predictions[place] for place in places], rows=[self.rows[place] for place in places]
+        )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The metrics by their labels in accuracy.txt, and the characters of all answers as they were scored.
+
+    `characters` is None where the reference script does not count them. `verified` says how many of the pairs
+    rouge-score scored again, with the same result.
+    """
+
+    values: dict[str, float | int]
+    characters: int | None
+    verified: int
+
+
+def rouge_of_all(samples: Samples) -> Scored:
+    """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
+    pairs = score_pairs(
+        samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
+    )
+    values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
+    return Scored(values, sum(pairs.lengths), pairs.verified)
+
+
+def rouge_and_exact_match(samples: Samples) -> Scored:
+    """Score each sample by ROUGE-L or an exact match, as its row says (language/llama3.1-405b/evaluate-accuracy.py).
+
+    A mean covers the samples of its metric, and is left out where there are none.
+    """
+    exact, characters = _exact(samples)
+    places = [place for place, row in enumerate(samples.rows) if row[METRIC] not in _EXACT]
+    values: dict[str, float | int] = {}
+    verified = 0
+    if places:
+        references = samples.references
+        pairs = score_pairs(
+            [samples.predictions[place] for place in places],
+            [references[place] for place in places],
+            samples.sentences,
+            seed=samples.seed,
+            workers=samples.workers,
+        )
+        rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
+        values["rougeL"] = _mean(rouge, len(samples.rows))
+        characters, verified = characters + sum(pairs.lengths), pairs.verified
+    if exact:
+        values["exact_match"] = _mean(exact, len(samples.rows))
+    return Scored(values, characters, verified)
+
+
+def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
+    """Score OpenOrca by ROUGE, GSM8K by its numbers, MBXP by its tests (language/mixtral-8x7b/evaluate-accuracy.py).
+
+    The characters are those of OpenOrca alone. A mean is left out where it has no samples. The official script judges
+    the programs of MBXP, those of six languages; it leaves others out.
+    """
+    orca, questions = samples.of(DATASET, "OpenOrca"), samples.of(DATASET, "GSM8K")
+    scored = rouge_of_all(orca) if orca.rows else Scored({}, 0, 0)
+    values = dict(scored.values)
+    if questions.rows:
+        right = sum(map(solved, questions.predictions, questions.references))
+        values["gsm8k"] = 100.0 * right / len(questions.rows)
+    programs = samples.of(DATASET, "MBXP")
+    if (mean := _graded(programs, "mbxp", _program)) is not None:
+        values["mbxp"] = mean
+    return replace(scored, values=values)
+
+
+def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a program of MBXP as create_mbxp_dict of evaluate-accuracy.py makes it."""
+    lang, _, entry_point = str(row["id"]).partition("_")
+    test = str(row["output"])
+    return {
+        "lang": lang,
+        "prompt": str(row["input"]),
+        "test_code": test,
+        "entry_point": entry_point,
+        "response": response,
+    }
+
+
+def _mathematics(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {"response": response, "reference": str(row["output"])}
+
+
+def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {"response": response, "question_id": str(row["output"])}
+
+
+def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]) -> float | None:
+    """Return the right answers in percent of those that a grader counts; None where it is not ready or counts none."""
+    record = samples.graders.get(name)
+    if record is None or not samples.rows:
+        return None
+    tasks = [task(prediction, row) for prediction, row in zip(samples.predictions, samples.rows, strict=True)]
+    counted = [verdict.right for verdict in judge(record, tasks) if verdict.right is not None]
+    return 100.0 * sum(counted) / len(counted) if counted else None
+
+
+@dataclass(frozen=True)
+class _ByGrader:
+    """Answers that a grader judges, and what it is handed of each."""
+
+    name: str
+    task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]
+
+
+#: How the answers to the samples of a dataset are judged, by a part of the dataset's name, the first that fits.
+_Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
+_DEEPSEEK: _Judges = {
+    "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
+    "mmlu_pro": lambda text, wanted: is_choice(chosen(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
+    "math500": _ByGrader("math", _mathematics),
+    "aime": lambda text, wanted: is_integer(integer(text), wanted),
+    "livecodebench": _ByGrader("livecodebench", _code),
+}
+_GPT_OSS: _Judges = {
+    "gpqa": lambda text, wanted: is_choice(chosen_at_the_end(text, "ABCD"), wanted, "ABCD"),
+    "aime": lambda text, wanted: is_integer(integer(text), wanted),
+    "livecodebench": _ByGrader("livecodebench_v6", _code),
+}
+#: How often gpt-oss-120b's data set asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
+_REPEATS = {"aime25": 8, "gpqa_diamond": 5, "livecodebench_v6": 3}
+
+
+def parts_of_deepseek(samples: Samples) -> Scored:
+    """Score the answers to each dataset, and exact_match over all samples (language/deepseek-r1/eval_accuracy.py).
+
+    What a grader judges that is not ready has no score; neither has exact_match then.
+    """
+    verdicts = _verdicts(samples, _DEEPSEEK)
+    values = _parts(samples, _DEEPSEEK, verdicts)
+    judged = [right for right in verdicts if right is not None]
+    if judged and len(judged) == len(verdicts):
+        values["exact_match"] = 100.0 * sum(judged) / len(judged)
+    return Scored(values, None, 0)
+
+
+def parts_of_gpt_oss(samples: Samples) -> Scored:
+    """Score the answers to each dataset, and exact_match over all (language/gpt-oss-120b/eval_mlperf_accuracy.py).
+
+    What a grader judges that is not ready has no score; neither has exact_match then.
+    """
+    verdicts = _verdicts(samples, _GPT_OSS)
+    values = _parts(samples, _GPT_OSS, verdicts)
+    if (whole := _weighted(samples, verdicts)) is not None:
+        values["exact_match"] = whole
+    return Scored(values, None, 0)
+
+
+def _weighted(samples: Samples, verdicts: Sequence[bool | None]) -> float | None:
+    """Return the right answers in percent of all, each weighted by how often its question is asked; None without all.
+
+    The script rounds it to three places.
+    """
+    right: dict[str, list[bool]] = {}
+    for is_right, row in zip(verdicts, samples.rows, strict=True):
+        if is_right is None:
+            return None
+        right.setdefault(str(row[DATASET]).lower(), []).append(is_right)
+    repeats = {name: _REPEATS.get(name, 1) for name in sorted(right)}
+    most = sum(len(right[name]) / times for name, times in repeats.items())
+    return round(sum(sum(right[name]) / times for name, times in repeats.items()) / most * 100, 3) if most else None
+
+
+def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
+    """Return whether each answer is right; None for one that no judge is known of, or whose grader is not ready."""
+    found: list[bool | None] = [None] * len(samples.rows)
+    for key, judges_it in judges.items():
+        places = [place for place, row in enumerate(samples.rows) if _key(row, judges) == key]
+        if not isinstance(judges_it, _ByGrader):
+            for place in places:
+                found[place] = judges_it(samples.predictions[place], str(samples.rows[place]["output"]))
+        elif places and (record := samples.graders.get(judges_it.name)):
+            tasks = [judges_it.task(samples.predictions[place], samples.rows[place]) for place in places]
+            for place, verdict in zip(places, judge(record, tasks), strict=True):
+                found[place] = verdict.right
+    return found
+
+
+def _parts(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:
+    """Return the right answers in percent of each dataset that was judged and has samples."""
+    right: dict[str, list[bool]] = {}
+    for is_right, row in zip(verdicts, samples.rows, strict=True):
+        if is_right is not None:
+            right.setdefault(_key(row, judges), []).append(is_right)
+    return {key: 100.0 * sum(right[key]) / len(right[key]) for key in judges if key in right}
+
+
+def _key(row: Mapping[str, Any], judges: _Judges) -> str:
+    """Return the part of the name of a row's dataset that judges know it by, empty where they do not."""
+    name = str(row[DATASET]).lower()
+    return next((key for key in judges if key in name), "")
+
+
+def _exact(samples: Samples) -> tuple[dict[int, float], int]:
+    """Return the exact matches by their sample's place, and the characters of these answers."""
+    split, scores, characters = samples.sentences.splitter(), {}, 0
+    for place, (row, prediction) in enumerate(zip(samples.rows, samples.predictions, strict=True)):
+        if row[METRIC] in _EXACT:
+            ours, theirs = (on_lines(split, text) for text in (prediction, str(row["output"])))
+            scores[place] = _EXACT[row[METRIC]](ours, theirs)
+            characters += len(ours)
+    return scores, characters
+
+
+def _mean(values: Mapping[int, float], samples: int) -> float:
+    """Return a mean as pandas computes it, to the last bit: summed over all samples, 0 for those without a value."""
+    filled = np.zeros(samples)
+    filled[list(values)] = list(values.values())
+    return float(filled.sum() / len(values))

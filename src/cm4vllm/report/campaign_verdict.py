@@ -1,0 +1,231 @@
+"""What can be said of a campaign in a few lines: what holds, what does not, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cm4vllm.accuracy.accuracy_record import Score
+from cm4vllm.hardware.system_description import not_stated
+from cm4vllm.report.formatting import counting_words, headroom, judgement, ms, number, percent, result_figure, target
+from cm4vllm.report.report_contents import Report
+from cm4vllm.report.system_tables import label
+from cm4vllm.results.model import Result
+from cm4vllm.rules import Division, Scenario
+from cm4vllm.submission.official_checker import expected_words, unexpected_findings
+
+__all__ = [
+    "Finding",
+    "Kind",
+    "findings",
+    "headline",
+    "missing",
+    "missing_scenarios",
+    "score_in_words",
+    "sentence",
+    "unchecked",
+    "unexpected",
+]
+
+
+class Kind(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the verdict: of what, whether it is well (OPEN: neither), and what it is."""
+
+    subject: str
+    kind: Kind
+    text: str
+
+
+def headline(report: Report, *, published: bool = False) -> str:
+    """Return the verdict in one sentence; that of a `published` page leaves the checker's to its reader."""
+    if report.rehearsal:
+        return "A rehearsal, not a result"
+    found = findings(report, published=published)
+    bad = list(dict.fromkeys(f.subject for f in found if f.kind is Kind.BAD))
+    if bad:
+        return f"Not a valid submission: see {', '.join(bad)}"
+    where = f" in the {report.division} division" if report.division else ""
+    doubtful = [f.subject for f in found if f.text.startswith("DOUBTFUL")]
+    if doubtful:
+        return f"Valid{where}, but DOUBTFUL: see {', '.join(dict.fromkeys(doubtful))}"
+    incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
+    if incomplete:
+        return f"Valid{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
+    return f"A valid result{where}"
+
+
+def sentence(report: Report) -> str:
+    """Return the result in one plain sentence: what was measured, on what, and the figures."""
+    parts = []
+    for result in report.results:
+        part = result.performance
+        if part is None or part.metric is None:
+            continue
+        margins = [
+            f"{percent(one.headroom)} of the {one.name} limit left"
+            if one.headroom > 0
+            else f"the {one.name} limit exceeded by {percent(-one.headroom)}"
+            for one in part.latencies
+            if one.headroom is not None
+        ]
+        margin = f" with {' and '.join(margins)}" if margins else ""
+        parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
+    came = ", and ".join(parts) or "no figure yet"
+    served = report.server.named
+    return f"{report.model.name}, served by {served} on {report.system_title}, reached {came}."
+
+
+def findings(report: Report, *, published: bool = False) -> list[Finding]:
+    """Return the verdict's lines: scenario by scenario, then the checker where the page is not a `published` one."""
+    found: list[Finding] = []
+    for measurement in report.results:
+        found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
+    found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    found += _counting(report)
+    return found if published else [*found, _checker(report)]
+
+
+def missing_scenarios(report: Report) -> list[Scenario]:
+    """Return the scenarios without a run that a closed result would need; of alternatives the first."""
+    measured = {measurement.scenario for measurement in report.results}
+    needed = report.benchmark.required[0]
+    alternatives = () if measured & set(needed.one_of) else needed.one_of[:1]
+    return [scenario for scenario in (*needed.all_of, *alternatives) if scenario not in measured]
+
+
+def missing(report: Report) -> list[str]:
+    """Return what was neither stated nor recorded; these are gaps, not findings."""
+    gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
+    if report.submitter_stated != report.submitter and label("submitter") not in gaps:
+        gaps.append(label("submitter"))
+    if report.campaign is None:
+        gaps.append("the command that started the runs")
+    if not report.model.sha256:
+        gaps.append("the model's SHA-256: its files are not on this machine")
+    if report.model.parameters is None:
+        gaps.append("the model's number of parameters")
+    if not report.model.weight_data_types:
+        gaps.append("the data types of the model's weights")
+    if not report.server.argv:
+        gaps.append("the server's command: it was not started by cm4vllm")
+    return gaps + unchecked(report)
+
+
+def unchecked(report: Report) -> list[str]:
+    """Return what the server could not be asked."""
+    return [f"not checked: {note}" for note in report.server.unchecked]
+
+
+def unexpected(report: Report) -> list[str]:
+    """Return what the checkers say against a rehearsal beyond its being short; nothing for other reports."""
+    if report.checker is None or not report.rehearsal:
+        return []
+    return unexpected_findings(report.checker)
+
+
+def score_in_words(score: Score) -> str:
+    """Return a metric, its value, its target and whether it is met."""
+    return f"{score.metric} {number(score.value)} ({target(score.lower, score.upper)}): {judgement(score.met)}"
+
+
+def _performance(report: Report, measurement: Result) -> Finding:
+    subject = f"{measurement.scenario} performance"
+    part = measurement.performance
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    text = result_figure(part.metric)
+    text += "".join(
+        f"; {latency.name} p99 {ms(latency.p99)} ms"
+        + (f", {headroom(latency.headroom)}" if latency.headroom is not None else "")
+        for latency in part.latencies
+    )
+    if part.valid:
+        return Finding(subject, Kind.GOOD, f"valid: {text}")
+    # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
+    kind = Kind.OPEN if report.rehearsal and not part.faults else Kind.BAD
+    return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
+
+
+def _client(measurement: Result) -> list[Finding]:
+    """Return what makes the client doubtful as an instrument; nothing where it was fit."""
+    if measurement.performance is None:
+        return []
+    return [
+        Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
+        for mark in measurement.performance.client_doubts
+    ]
+
+
+def _counting(report: Report) -> list[Finding]:
+    """Return how tokens were counted where the server does not list their ids; nothing where it does."""
+    dialect = report.run.settings.server.dialect
+    if dialect is None:
+        return []
+    closed = report.division is Division.CLOSED and bool(dialect.open_only)
+    return [Finding("Token counts", Kind.BAD if closed else Kind.OPEN, counting_words(report.runs))]
+
+
+def _accuracy(report: Report, measurement: Result) -> Finding:
+    subject = f"{measurement.scenario} accuracy"
+    part = measurement.accuracy
+    if part is None:
+        return Finding(subject, Kind.OPEN, "not measured")
+    if part.faults:
+        return Finding(subject, Kind.BAD, f"INVALID ({'; '.join(part.faults)})")
+    if part.record is None and report.run.settings.server.simulated is not None:
+        return Finding(subject, Kind.OPEN, "not scored: the answers of a simulated server mean nothing")
+    if part.record is None:
+        return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
+    scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"
+    missed = [score.metric for score in scores if score.met is False]
+    totals = [score.metric for score in scores if score.met is None]
+    judged = len(scores) - len(totals)
+    unjudged = f"; {', '.join(totals)} is a total over all samples, and not judged" if totals else ""
+    unjudged += "".join(f"; {metric} is not scored: {why}" for metric, why in part.record.unscored.items())
+    if part.record.unscored and not missed:
+        return Finding(subject, Kind.OPEN, f"meets the {judged} targets that are scored on {covered}{unjudged}")
+    if not missed:
+        return Finding(subject, Kind.GOOD, f"meets all {judged} targets on {covered}{unjudged}")
+    text = f"misses {len(missed)} of {judged} closed-division targets on {covered}: {', '.join(missed)}{unjudged}"
+    if report.rehearsal:
+        return Finding(subject, Kind.OPEN, text)
+    if report.division is Division.OPEN:
+        return Finding(subject, Kind.OPEN, f"{text}; the open division allows that, if it is stated")
+    return Finding(subject, Kind.BAD, text)
+
+
+def _checker(report: Report) -> Finding:
+    subject, checker = "Official checker", report.checker
+    if checker is None:
+        return Finding(subject, Kind.OPEN, "not run")
+    if checker.unavailable:
+        return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
+    said = ", ".join(f"{run.name}: {_said(run.passed, run.crashed, len(run.errors))}" for run in checker.runs)
+    if report.rehearsal and not checker.passed:
+        defects = len(unexpected(report))
+        text = (
+            f"{_counted(defects, 'finding')} that a rehearsal does not explain" if defects else expected_words(checker)
+        )
+        return Finding(subject, Kind.BAD if defects else Kind.GOOD, f"{text} ({said})")
+    return Finding(
+        subject,
+        Kind.GOOD if checker.passed else Kind.BAD,
+        f"{'passed' if checker.passed else 'refused'} for round {checker.round} ({said})",
+    )
+
+
+def _said(passed: bool, crashed: bool, errors: int) -> str:
+    if crashed:
+        return "crashed"
+    return "passed" if passed else f"refused with {_counted(errors, 'error')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

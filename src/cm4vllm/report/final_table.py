@@ -1,0 +1,184 @@
+"""What ends a campaign: details, the table of what was measured, where the page is, and what to do next.
+
+On a terminal it has colour, elsewhere it is aligned plain text.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import TextIO
+
+from cm4vllm.common.terminal_text import printable
+from cm4vllm.report.campaign_verdict import (
+    Kind,
+    findings,
+    headline,
+    missing,
+    missing_scenarios,
+    score_in_words,
+    unchecked,
+)
+from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate, result_figure
+from cm4vllm.report.next_step import next_step
+from cm4vllm.report.report_contents import Report
+from cm4vllm.results.model import Performance, Result
+
+__all__ = ["aligned", "final_table", "latency", "one_line"]
+
+_COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
+_COLOURS = {"valid": "green", "INVALID": "bold red"}
+
+
+def final_table(report: Report, *, stream: TextIO | None = None) -> str:
+    """Return the table of a report's results and where they are, fit for `stream` (standard output by default)."""
+    target = stream or sys.stdout
+    text = _text(report, terminal=target.isatty())
+    encoding = getattr(target, "encoding", None) or "utf-8"
+    if not encoding.lower().startswith("utf"):
+        text = text.replace("≥", ">=").replace("≤", "<=").encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def _text(report: Report, *, terminal: bool) -> str:
+    rows = [_row(report, m) for m in report.results]
+    rows += [(str(scenario), "not measured", *[""] * (len(_COLUMNS) - 2)) for scenario in missing_scenarios(report)]
+    if terminal:
+        return _coloured(report, rows)
+    titles = [
+        *([f"*** {report.notice} ***"] if report.notice else []),
+        *([] if report.rehearsal else [headline(report)]),
+    ]
+    return "\n".join([*_above(report), "", *map(one_line, titles), *aligned([_COLUMNS, *rows]), "", *_below(report)])
+
+
+def _row(report: Report, measurement: Result) -> tuple[str, ...]:
+    performance = measurement.performance
+    if performance is None:
+        first: tuple[str, ...] = ("not measured", "", "", "", "")
+    else:
+        first = (
+            result_figure(performance.metric),
+            "" if performance.samples_per_second is None else rate(performance.samples_per_second),
+            "valid" if performance.valid else "INVALID",
+            latency(performance, "TTFT"),
+            latency(performance, "TPOT"),
+        )
+    return (measurement.scenario, *first, _accuracy(measurement))
+
+
+def latency(performance: Performance, name: str) -> str:
+    """Return the 99th percentile of a latency beside its limit."""
+    for measured in performance.latencies:
+        if measured.name == name:
+            if measured.limit is None or measured.headroom is None:
+                return f"{ms(measured.p99)} ms (no limit)"
+            sign = "<" if measured.met else ">="
+            return f"{ms(measured.p99)} {sign} {number(measured.limit)} ms ({headroom(measured.headroom)})"
+    return "no limit"
+
+
+def _accuracy(measurement: Result) -> str:
+    if measurement.accuracy is None:
+        return "not measured"
+    record = measurement.accuracy.record
+    if record is None:
+        return "not scored"
+    judged = [score.met for score in record.scores if score.met is not None]
+    without = f", {len(record.unscored)} not scored" if record.unscored else ""
+    return f"{sum(judged)} of {len(judged)} targets met{without}"
+
+
+def _above(report: Report) -> list[str]:
+    """Return the lines above the table: scores, checker, where things are, what a result still has to state."""
+    lines: list[str] = []
+    for measurement in report.results:
+        if measurement.performance and not report.rehearsal:  # whose figures claim no precision
+            lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
+        record = measurement.accuracy.record if measurement.accuracy else None
+        if record:
+            lines.append(
+                f"{measurement.scenario} accuracy on {number(record.samples)} of "
+                f"{number(report.benchmark.samples)} samples:"
+            )
+            lines += [f"  {score_in_words(score)}" for score in record.scores]
+            lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
+    if report.run.settings.server.dialect is not None:
+        lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
+    if report.mapped:
+        lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
+    checker = findings(report)[-1]
+    lines.append(f"checker: {checker.text}")
+    shown = report.checker.runs if report.checker and checker.kind is Kind.BAD else ()
+    for run in shown:
+        lines += [f"  {run.name}: {error}" for error in run.errors[:5]]
+        if len(run.errors) > 5:
+            lines.append(f"  {run.name}: {len(run.errors) - 5} more errors")
+    lines.append(f"logs:    {report.folder}")
+    lines.append(f"tree:    {report.tree or 'not built'}")
+    gaps = unchecked(report) if report.rehearsal else missing(report)
+    if gaps:
+        lines += textwrap.wrap(
+            f"{'' if report.rehearsal else 'not stated: '}{', '.join(gaps)}", 110, subsequent_indent="  "
+        )
+    return [one_line(line) for line in lines]
+
+
+def _below(report: Report) -> list[str]:
+    """Return the lines below the table: why a result is not valid, where the page is, what to do next."""
+    reasons = [
+        f"{measurement.scenario} is INVALID: {reason}"
+        for measurement in report.results
+        for reason in (measurement.performance.reasons if measurement.performance else ())
+    ]
+    following = next_step(report)
+    return [
+        one_line(line)
+        for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
+    ]
+
+
+def one_line(text: str) -> str:
+    """Return a text as a line of a table."""
+    return printable(text).replace("\n", " ").replace("\t", " ")
+
+
+def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table whose first row is its head."""
+    table = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(one_line(headline(report)), style="bold"), title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(one_line(str(cell)), style=_COLOURS.get(cell, "")) for cell in row))
+    console = Console(file=io.StringIO(), force_terminal=True)
+    checked = {Kind.GOOD: "green", Kind.BAD: "bold red", Kind.OPEN: ""}[findings(report)[-1].kind]
+
+    def show(lines: list[str]) -> None:
+        for line in lines:
+            style = "red" if "INVALID" in line else "bold yellow" if line.startswith("WARNING") else ""
+            inside = " " * (len(line) - len(line.lstrip()) + 2)
+            parts = textwrap.wrap(  # a path stays whole, so that it can be copied
+                line, console.width, subsequent_indent=inside, break_long_words=False, break_on_hyphens=False
+            )
+            for part in parts or [""]:
+                console.print(Text(part, style=checked if line.startswith("checker:") else style), soft_wrap=True)
+
+    show(_above(report))
+    if report.notice:
+        console.print(Text(f" {one_line(report.notice)} ", style="bold black on yellow"))
+    console.print(table)
+    show(_below(report))
+    return str(console.file.getvalue()).rstrip("\n")  # type: ignore[attr-defined]

@@ -1,0 +1,187 @@
+"""What the pages, the README texts and the final table show: checked results, and what is known beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from cm4vllm import NO_SUBMITTER
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.hardware.records import MachineFacts
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.report.published_rank import Place
+from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.results.checks import findings
+from cm4vllm.results.findings import refuse
+from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.run_folders import chosen_folder, read_runs
+from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
+
+__all__ = ["Invalid", "Report", "load"]
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A scenario whose result is not valid, and why."""
+
+    scenario: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The checked results of one system's runs of one model, and what is known beside them.
+
+    `out` is the campaign's folder, `folder` the one of these runs: runs/<system>/<model>. None and {} stand for
+    what was not recorded. `places` are among the published results, where these were given.
+    """
+
+    out: Path
+    folder: Path
+    submission: Submission
+    benchmark: BenchmarkTerms
+    machine: MachineFacts | None = None
+    started_server: ServerRecord | None = None
+    checker: CheckerRecord | None = None
+    system: dict[str, str] = field(default_factory=dict)
+    places: tuple[Place, ...] = ()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        return self.submission.results
+
+    @property
+    def campaign(self) -> CampaignRecord | None:
+        return self.submission.campaign
+
+    @property
+    def system_name(self) -> str:
+        """The name of the system's folder."""
+        return self.folder.parent.name
+
+    @property
+    def system_title(self) -> str:
+        return self.system.get("system_name") or self.system_name
+
+    @property
+    def run(self) -> RunRecord:
+        return self.submission.runs[0]
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """All runs, in the order of the scenarios."""
+        return self.submission.runs
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.run.settings.rehearsal
+
+    @property
+    def notice(self) -> str:
+        return self.run.notice
+
+    @property
+    def round(self) -> str:
+        return self.submission.round
+
+    @property
+    def model(self) -> ModelRecord:
+        return self.run.settings.model
+
+    @property
+    def dataset(self) -> DatasetRecord:
+        return self.run.settings.dataset
+
+    @property
+    def server(self) -> ServerRecord:
+        """The server that was measured: as the campaign recorded it, or as the first run saw it."""
+        return self.started_server or self.run.settings.server
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the model is not the benchmark's own, and so only mapped to it (open division)."""
+        return self.model.name != self.benchmark.name
+
+    @property
+    def division(self) -> Division | None:
+        return self.campaign.division if self.campaign else None
+
+    @property
+    def submitter(self) -> str:
+        return self.submission.submitter
+
+    @property
+    def submitter_stated(self) -> str:
+        """The submitter's name, or `not stated` where none was given."""
+        return "not stated" if self.submitter in ("", NO_SUBMITTER) else self.submitter
+
+    @property
+    def tree(self) -> Path | None:
+        """The submission tree, where it has been built."""
+        if self.campaign is None:
+            return None
+        tree = self.out / "submission" / self.campaign.division / self.campaign.submitter
+        return tree if tree.is_dir() else None
+
+    @property
+    def page(self) -> Path:
+        return self.out / "summary.html"
+
+    @property
+    def invalid_results(self) -> tuple[Invalid, ...]:
+        """The scenarios whose results are not valid, with the reasons."""
+        found = []
+        for result in self.results:
+            performance = result.performance
+            reasons = performance.reasons if performance and not performance.valid else ()
+            faults = result.accuracy.faults if result.accuracy else ()
+            if (performance and not performance.valid) or faults:
+                found.append(Invalid(result.scenario, (*reasons, *(f"accuracy run: {fault}" for fault in faults))))
+        return tuple(found)
+
+
+def load(out: Path, *, system: str = "", model: str = "") -> Report:
+    """Read the results of a campaign from its folder, and refuse them where a check finds an error.
+
+    `system` and `model` choose among the folders under runs/; by default those of campaign.json, or the only ones.
+    Raises SubmissionError when there is no run, when it is not clear which runs are meant, or with all errors that the
+    checks of results.checks find; CmError when a record beside the runs is not what it should be.
+    """
+    folder = chosen_folder(out, system=system, model=model)
+    submission = read_runs(out, folder)
+    refuse(findings(submission), out)
+    first = submission.runs[0].settings.terms
+    described = submission.system(folder.parent.name)
+    return Report(
+        out=out,
+        folder=folder,
+        submission=submission,
+        benchmark=benchmark_terms(first.round, first.benchmark),
+        machine=_optional(out / "system" / "machine.json", MachineFacts),
+        started_server=_optional(out / "server" / "server.json", ServerRecord),
+        checker=_checker(out, submission),
+        system={key: str(value) for key, value in described.description.items()} if described else {},
+    )
+
+
+def _optional(path: Path, cls: type[R]) -> R | None:
+    return read_record(path, cls) if path.exists() else None
+
+
+def _checker(out: Path, submission: Submission) -> CheckerRecord | None:
+    """Return the checkers' verdict, unless it is older than a run or on another tree: then it is on what is no more."""
+    path, tree = out / CHECKER_FILE, out / "submission"
+    record = _optional(path, CheckerRecord)
+    last = max(datetime.fromisoformat(run.ended_at).timestamp() for run in submission.runs)
+    if record is None or path.stat().st_mtime < last:
+        return None
+    changed = record.tree_sha256 and tree.is_dir() and sha256_of_tree(tree) != record.tree_sha256
+    return None if changed else record

@@ -1,0 +1,139 @@
+"""What the check of a tree prints: counts by submission, the errors of each, then warnings and notes.
+
+No line has more than WIDTH columns. A path is named below its submission, whose name stands once above.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.findings_output import ordered
+from cm4vllm.results.kept_findings import CheckedSubmission
+
+__all__ = ["WIDTH", "by_submission", "counts", "lines", "listed"]
+
+WIDTH = 120
+#: Letters of a value that are shown: a file may hold pages where a word belongs.
+_MOST = 300
+
+
+def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) -> Iterator[str]:
+    """Give the table of the submissions, those with most errors first: round, results, and findings by severity.
+
+    The last line adds up all `findings`; a line before it counts those that belong to no single submission.
+    """
+    numbers = {one.name: (one.results, one.covered, *one.counts) for one in checked}
+    rounds = {one.name: one.round or "unknown" for one in checked}
+    order = sorted(numbers, key=lambda name: (*(-number for number in numbers[name][2:]), name))
+    rows = [(name, rounds[name], *map(_written, numbers[name])) for name in order]
+    if len(rows) > 1:
+        results, covered, *own = (sum(column) for column in zip(*numbers.values(), strict=True))
+        number = Counter(finding.severity for finding in findings)
+        between = [number[level] - count for level, count in zip(Severity, own, strict=True)]
+        if any(between):
+            rows.append(("between submissions", "", "", "", *map(_written, between)))
+        rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in Severity)))
+    head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in Severity))
+    yield from _table([head, *rows], numbers=5)
+
+
+def _written(number: int) -> str:
+    return f"{number:,}"
+
+
+def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) -> Iterator[str]:
+    """Give the findings of a severity: for each submission the codes, and for each code every place.
+
+    Where a code stands first, its source and what to do stand below it.
+    """
+    explained: set[str] = set()
+    for name, found in findings.items():
+        if not (own := [one for one in ordered(found) if one.severity is level]):
+            continue
+        yield from (
+            "",
+            f"{name}: {len(own)} {level}{'' if len(own) == 1 else 's'}" if name else f"{level}s of the tree",
+        )
+        code = ""
+        for one in own:
+            if one.code != code:
+                code = one.code
+                yield from _wrapped(f"{level} {code}: {one.rule.text}", "  ", "    ")
+                if code not in explained:
+                    explained.add(code)
+                    yield from _wrapped(f"stated in: {one.rule.source}", "    ", "      ")
+                    if one.remedy:
+                        yield from _wrapped(f"to do: {one.remedy}", "    ", "      ")
+            yield from _place(one, name)
+
+
+def _place(one: Finding, submission: str) -> Iterator[str]:
+    path = "" if one.file == submission else one.file.removeprefix(f"{submission}/")
+    what = one.what.removeprefix(f"{path.rpartition('/')[2]} ")  # no path twice in a line
+    yield from _wrapped(": ".join(part for part in (path, one.field, what) if part), "    - ", "      ")
+    values = [f"{word} {_cut(value)}" for word, value in (("found", one.value), ("expected", one.expected)) if value]
+    if values:
+        yield from _wrapped("; ".join(values), "        ", "          ")
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    """Give texts as the entries of a list."""
+    for text in texts:
+        yield from _wrapped(text, "  - ", "    ")
+
+
+def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
+    """Give a line for each code of these severities: how many findings it has, and in how many submissions."""
+    number: Counter[tuple[Severity, str]] = Counter()
+    places: dict[tuple[Severity, str], set[str]] = defaultdict(set)
+    rules: dict[str, str] = {}
+    for name, found in findings.items():
+        for one in found:
+            if one.severity in levels:
+                number[one.severity, one.code] += 1
+                places[one.severity, one.code].add(name)
+                rules[one.code] = one.rule.text
+    if not number:
+        return
+    yield from ("", f"{' and '.join(f'{one}s' for one in levels).capitalize()} by code:")
+    order = sorted(number, key=lambda key: (list(Severity).index(key[0]), -number[key], key[1]))
+    rows = [(code, str(level), f"{number[level, code]:,}", str(len(places[level, code]))) for level, code in order]
+    table = _table([("code", "severity", "findings", "submissions"), *rows], numbers=2)
+    yield f"{next(table)}  rule"
+    for line, (_, code) in zip(table, order, strict=True):
+        text = f"{line}  {rules[code]}"
+        yield text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
+
+
+def _table(rows: Sequence[Sequence[str]], *, numbers: int) -> Iterator[str]:
+    """Give aligned lines; the last `numbers` columns are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first = len(widths) - numbers
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at >= first else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ... ({len(text):,} characters)"
+
+
+def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
+    """Give the lines of a text; a word that is longer than a line is broken, a path after one of its slashes."""
+    line, is_new = first, True
+    for word in text.split():
+        whole = len(later) + len(word) <= WIDTH
+        for at, part in enumerate([word] if whole else re.findall(r"[^/]{1,80}/?|/", word)):
+            gap = "" if is_new or at else " "
+            if len(line) + len(gap) + len(part) > WIDTH:
+                yield line
+                line, gap = later, ""
+            line += gap + part
+            is_new = False
+    yield line

@@ -1,0 +1,245 @@
+"""Folders with LoadGen's logs, read into the model; what cannot be read becomes a finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from cm4vllm import rules
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.terminal_text import one_line
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.loadgen.logs.figures import figures
+from cm4vllm.loadgen.logs.run_logs import verdict
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
+
+__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "uncovered"]
+
+#: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
+_MAX_TEXT = 4 * 2**20
+
+_LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
+#: What cannot be read, by code.
+PROBLEMS = {
+    "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
+    "FILE-UNREADABLE": Rule("a file is in its format", _LAYOUT),
+    "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
+    "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
+    "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),
+    "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
+}
+
+#: Scores as the reference scripts print them: first those of a dictionary, then each on a line of its own.
+_IN_DICTIONARY = re.compile(r"""["']([A-Za-z][\w-]*)["']:\s*["']?(?:np\.\w+\()?(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\b""")
+_ON_A_LINE = re.compile(
+    r"(?:^|, )\s*(accuracy|AUC|mAP|BLEU|F1|DICE|Accuracy)\s*[=:]\s*(?:mean\s*=\s*)?(\d+\.?\d*|\.\d+)%?"
+)
+#: Scores in a line of a log: `INFO:main:metric/lifetime_ne/rating: 0.87`.
+_IN_A_LOG = re.compile(r"\b(metric/\w+/\w+): (\d+\.\d+)\s*$")
+_HASH = re.compile(r"^hash=(\w+)\s*$")
+#: What accuracy.txt states of lengths, and their units; scores have none.
+SCORE_UNITS = {
+    "gen_len": "characters",
+    "gen_num": "samples",
+    "gen_tok_len": "tokens",
+    "tokens_per_sample": "tokens/sample",
+}
+
+
+@cache
+def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
+    """Return what the rules say of a run, None where they do not know its round, benchmark or scenario."""
+    try:
+        return rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode)
+    except UsageError:
+        return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why something cannot be read."""
+    if isinstance(error, CmError):
+        return one_line(f"{error.what}: {error.cause}" if error.cause else error.what)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def uncovered(round_name: str, benchmark: str, scenario: str) -> str:
+    """Say why the rules have nothing for a result; empty where they are applied."""
+    if not round_name:
+        return "its round is unknown"
+    try:
+        rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), rules.Mode.PERFORMANCE)
+    except UsageError as error:
+        return error.what
+    return ""
+
+
+class Reader:
+    """Reads files below `root`, by whose paths sources and findings name them, and collects what is wrong."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.problems: list[Finding] = []
+
+    def name(self, path: Path) -> str:
+        """Return the path of a file below the root."""
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+
+    def problem(
+        self,
+        code: str,
+        what: str,
+        path: Path,
+        *,
+        value: str = "",
+        severity: Severity = Severity.ERROR,
+        remedy: str = "",
+    ) -> None:
+        """Note something that could not be read."""
+        self.problems.append(
+            Finding(
+                code=code,
+                severity=severity,
+                what=what,
+                file=self.name(path),
+                field="",
+                value=value,
+                expected="",
+                rule=PROBLEMS[code],
+                remedy=remedy,
+            )
+        )
+
+    def performance(self, folder: Path, terms: rules.Terms | None, run: RunRecord | None = None) -> Performance | None:
+        """Read the performance run whose logs are in `folder`; None, and a problem, where its log cannot be read."""
+        try:
+            log = read_detail_log(folder / DETAIL_LOG)
+            valid, reasons = verdict(log)
+            read = figures(log)
+            scenario, version = log.text("effective_scenario"), log.text("loadgen_version")
+        except CmError as error:
+            self._unreadable(folder, error)
+            return None
+        name = self.name(folder / DETAIL_LOG)
+        return Performance(
+            folder=folder,
+            log=name,
+            loadgen_scenario=scenario,
+            loadgen_version=version,
+            loadgen_valid=valid,
+            loadgen_reasons=reasons,
+            errors=log.errors,
+            warnings=log.warnings,
+            figures=Figures(
+                Figure(one.name, one.value, one.value.unit, Source(name, one.key)) for one in read.values()
+            ),
+            settings=_settings(log),
+            terms=terms,
+            run=run,
+            detail=log,
+        )
+
+    def accuracy(
+        self,
+        folder: Path,
+        terms: rules.Terms | None,
+        run: RunRecord | None = None,
+        record: AccuracyRecord | None = None,
+    ) -> Accuracy | None:
+        """Read the accuracy run whose logs are in `folder`; a problem where its log cannot be read.
+
+        The scores in a tree are then read alone; None where there are none, and where `run` is given.
+        """
+        text, log = folder / ACCURACY_TEXT, None
+        try:
+            log = read_detail_log(folder / DETAIL_LOG)
+        except CmError as error:
+            self._unreadable(folder, error)
+            if run is not None or not text.is_file():
+                return None
+        lines = self.text(text).splitlines() if text.is_file() else []
+        stated = tuple(_scores(lines, self.name(text)))
+        return Accuracy(
+            folder=folder,
+            log=self.name(folder / DETAIL_LOG),
+            figures=Figures(stated),
+            hash=next((match[1] for line in reversed(lines) if (match := _HASH.match(line))), ""),
+            errors=log.errors if log else (),
+            settings=_settings(log) if log else {},
+            loadgen_version=str(log.values.get("loadgen_version", "")) if log else "",
+            terms=terms,
+            run=run,
+            record=record,
+            stated=stated,
+            detail=log,
+        )
+
+    def text(self, path: Path) -> str:
+        """Return the end of a text file, whatever its encoding; empty, and a problem, where it cannot be read."""
+        try:
+            with opened(path) as file:
+                file.seek(max(0, path.stat().st_size - _MAX_TEXT))
+                return file.read().decode(errors="replace")
+        except OSError as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+            return ""
+
+    def json(self, path: Path) -> Mapping[str, Any]:
+        """Return the object in a JSON file; empty, and a problem, where it is missing or holds no object."""
+        try:
+            return MappingProxyType(msgspec.json.decode(bytes_of(path), type=dict[str, Any]))
+        except FileNotFoundError:
+            self.problem("FILE-MISSING", f"{path.name} is missing", path)
+        except OSError as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} is not a JSON object: {error}", path)
+        return MappingProxyType({})
+
+    def _unreadable(self, folder: Path, error: CmError) -> None:
+        path = folder / DETAIL_LOG
+        if path.exists():
+            what = error.what.replace(str(path), path.name)
+            self.problem("LOG-UNREADABLE", what, path, value=error.cause, remedy=error.remedy)
+        else:
+            self.problem("FILE-MISSING", f"{path.name} is missing", path)
+
+
+def scores_of(path: Path) -> dict[str, float]:
+    """Return the scores in a file that a scorer wrote, by their labels; none where it cannot be read."""
+    try:
+        with opened(path) as file:
+            lines = file.read(_MAX_TEXT).decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {one.name: float(one.value) for one in _scores(lines, path.name)}
+
+
+def _settings(log: DetailLog) -> Mapping[str, Any]:
+    """Return the settings that LoadGen used and those requested, and what it asked the sample library."""
+    values = {
+        key.removeprefix("effective_"): value
+        for key, value in log.values.items()
+        if key.startswith(("effective_", "requested_", "qsl_reported_", "test_datetime", "power_")) or key == "sut_name"
+    }
+    return MappingProxyType(values)
+
+
+def _scores(lines: list[str], file: str) -> Iterator[Figure]:
+    for line in lines:
+        found = _IN_DICTIONARY.findall(line) or [
+            match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)
+        ]
+        for label, number in found:
+            yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))

@@ -1,0 +1,324 @@
+"""An index of published results: one row a result, read once from a repository of results and kept.
+
+Each submitter's folder is read by itself, with all checks, and its rows are kept with the state of its files
+(results/file_listing.py): what has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.kept_values import KeptValues
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.terminal_text import spelled_out, whole_number
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.results.checks import findings
+from cm4vllm.results.checks.check import Stage
+from cm4vllm.results.file_listing import list_files
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.kept_findings import package_digest
+from cm4vllm.results.model import Figure, Result, Source, Submission
+from cm4vllm.results.recorded_power import measured_power
+from cm4vllm.results.submission_trees import read_tree
+from cm4vllm.rules import Division
+
+__all__ = [
+    "OUTLIER",
+    "Index",
+    "IndexPart",
+    "IndexRow",
+    "cell_of",
+    "read_index",
+    "read_indexes",
+    "require_published",
+    "row_of",
+]
+
+#: Times that a figure is above or below the median of its like, from which on it is an outlier; of so many at least.
+OUTLIER, OF_AT_LEAST = 2.0, 4
+
+
+class IndexRow(Record, frozen=True, kw_only=True):
+    """One published result. `value` is the figure by which results of the scenario are compared, None where it is lost.
+
+    `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
+    mean of the run where a meter recorded it, read from `power_field` of `power_file`. `codes` counts the findings of
+    the result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description
+    states it, which other systems may have, too.
+    """
+
+    round: str
+    division: str
+    submitter: str
+    availability: str
+    system: str
+    accelerator: str
+    accelerators: int
+    processor: str
+    framework: str
+    model: str
+    benchmark: str
+    scenario: str
+    metric: str
+    unit: str
+    value: float | None
+    valid: bool | None
+    ttft_p99_ms: float | None
+    tpot_p99_ms: float | None
+    weights: str
+    power_w: float | None
+    file: str
+    field: str
+    codes: dict[str, int]
+    power_file: str = ""
+    power_field: str = ""
+    folder: str = ""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What names the result among all: its folder; `system` is what the description calls it, as it may others.
+
+        An index of before names no folder: there its file stands for it.
+        """
+        of = self.folder or f"{self.system} {self.file}"
+        return self.round, self.division, self.submitter, of, self.model, self.scenario
+
+    @property
+    def per_accelerator(self) -> float | None:
+        """The rate divided by the number of accelerators; None for a latency, and without accelerators."""
+        rate = self.unit.endswith("/s") and self.value is not None and self.accelerators
+        return self.value / self.accelerators if rate and self.value is not None else None
+
+    @property
+    def per_watt(self) -> float | None:
+        """The rate divided by the mean power of the run."""
+        rate = self.unit.endswith("/s") and self.value is not None and self.power_w
+        return self.value / self.power_w if rate and self.value is not None and self.power_w else None
+
+    @property
+    def power_source(self) -> str:
+        """File and field of the power; empty where it is not stated, and in an index that names none."""
+        return str(Source(self.power_file, self.power_field)) if self.power_file else ""
+
+    @property
+    def errors(self) -> int:
+        return sum(count for code, count in self.codes.items() if code.startswith(Severity.ERROR))
+
+
+class IndexPart(Record, frozen=True, kw_only=True):
+    """The rows of one submitter's folder, or those of an index in a file."""
+
+    rows: tuple[IndexRow, ...]
+
+
+_KEPT = tuple[str, str, IndexPart]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Published results, and how many submitters' folders were read now and had been kept."""
+
+    rows: tuple[IndexRow, ...]
+    read: int
+    kept: int
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, ...], list[IndexRow]]:
+        groups: dict[tuple[str, ...], list[IndexRow]] = {}
+        for row in self.rows:
+            groups.setdefault(_like(row), []).append(row)
+        return groups
+
+    def like(self, row: IndexRow) -> list[IndexRow]:
+        """Return the valid results of the same model, benchmark and scenario on the same accelerator."""
+        return [one for one in self._groups.get(_like(row), []) if one.valid and one.per_accelerator is not None]
+
+    def outlier(self, row: IndexRow) -> str:
+        """Say how far a result lies from the median of its like; empty where it is near, or where these are few."""
+        found = [one.per_accelerator or 0.0 for one in self.like(row)]
+        if row.per_accelerator is None or len(found) < OF_AT_LEAST:
+            return ""
+        ratio = row.per_accelerator / (median(found) or 1)
+        if 1 / OUTLIER < ratio < OUTLIER:
+            return ""
+        return f"{ratio:.2g} times the median of {len(found)} on {row.accelerator}"
+
+
+def _like(row: IndexRow) -> tuple[str, ...]:
+    return row.benchmark, row.model, row.scenario, row.accelerator, row.unit
+
+
+def cell_of(figure: Figure | None) -> tuple[str, str, float | None, str, str]:
+    """Return name, unit, value, file and field of a figure."""
+    if figure is None:
+        return "", "", None, "", ""
+    return figure.name, figure.unit, float(figure.value), figure.source.file, figure.source.field
+
+
+def read_indexes(roots: Sequence[Path], kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
+    """Return the results of several repositories or index files, each result once. Raises what read_index raises."""
+    parts = [read_index(root, kept, say) for root in roots]
+    rows = {row.identity: row for part in parts for row in part.rows}
+    return Index(tuple(rows.values()), sum(part.read for part in parts), sum(part.kept for part in parts))
+
+
+def require_published(roots: Sequence[Path]) -> None:
+    """Refuse folders without published results, and files that are no index, before they are read.
+
+    Raises SubmissionError, CmError.
+    """
+    for root in roots:
+        if root.is_file():
+            read_record(root, IndexPart)
+        else:
+            _homes(root)
+
+
+def _homes(root: Path) -> list[Path]:
+    """Return the submitters' folders below `root`. Raises SubmissionError where there is none."""
+    homes = {
+        home
+        for division in Division
+        for pattern in (f"{division}/*", f"*/{division}/*")
+        for home in root.glob(pattern)
+        if (home / "results").is_dir()
+    }
+    if not homes:
+        raise SubmissionError(
+            f"{root} holds no published results",
+            cause=f"no <division>/<submitter>/results in it; divisions: {', '.join(Division)}"
+            if root.exists()
+            else "it does not exist",
+            remedy="give the folder of a results repository, one that holds several, or the index of an explored one",
+        )
+    return sorted(homes)
+
+
+def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
+    """Return the results of all submissions below `root`: a repository of one round, a folder of several, an index.
+
+    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission, CmError where
+    `root` is a file and no index.
+    """
+    if root.is_file():
+        found = read_record(root, IndexPart).rows
+        return Index(found, 0, len({(row.round, row.division, row.submitter) for row in found}))
+    homes = _homes(root)
+    store = KeptValues(str(kept), msgspec.json.encode, lambda data: msgspec.json.decode(data, type=_KEPT))
+    states = {home: _state(home) for home in homes}
+    parts = {home: part for home in homes if (part := store.get(str(home), states[home])) is not None}
+    new = [home for home in homes if home not in parts]
+    for home, part in zip(new, _read_all(new, say), strict=True):
+        parts[home] = part
+        if states[home]:
+            store.put(str(home), states[home], part)
+    rows = tuple(row for home in homes for row in _below(parts[home], home, root))
+    return Index(rows, len(new), len(homes) - len(new))
+
+
+def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
+    """Give the rows with files named from `root`."""
+    above = home.parents[1].relative_to(root).as_posix()
+    for row in part.rows:
+        yield row if above == "." else replace(row, **{name: f"{above}/{path}" for name, path in _files(row).items()})
+
+
+def _files(row: IndexRow) -> dict[str, str]:
+    """Return the files of a row by field, those that it names."""
+    return {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
+
+
+def _state(home: Path) -> str:
+    """Return the state of a submitter's folder and of what reads it; empty where it may be changing."""
+    state = list_files(home.parents[1], home).state
+    return f"{package_digest()} {state}" if state else ""
+
+
+def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:
+    if len(homes) < 3:
+        yield from map(_read, homes)
+        return
+    with ProcessPoolExecutor(max_workers=min(len(homes), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        for done, part in enumerate(pool.map(_read, homes), 1):
+            say(f"{done} of {len(homes)} submitters, {homes[done - 1].name}: {len(part.rows)} results")
+            yield part
+
+
+def _read(home: Path) -> IndexPart:
+    rows = []
+    for submission in read_tree(home):
+        found = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+        rows += [row_of(submission, result, found) for result in submission.results]
+    return IndexPart(rows=tuple(rows))
+
+
+def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()) -> IndexRow:
+    """Return the row of a result; `found` are the findings of its submission, of which its own are counted."""
+    described = submission.system(result.system)
+    description: Mapping[str, Any] = described.description if described else {}
+    part = result.performance
+    metric, unit, value, file, field = cell_of(part.metric if part else None)
+    _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
+    own = (  # as findings name them
+        spelled_out(f"/{result.system}/{result.model}/{Path(result.folder).name}/"),
+        spelled_out(f"/systems/{result.system}.json"),
+    )
+    codes: dict[str, int] = {}
+    for one in found:
+        if any(place in f"/{one.file}/" or f"/{one.file}".endswith(place) for place in own):
+            codes[f"{one.severity} {one.code}"] = codes.get(f"{one.severity} {one.code}", 0) + 1
+    row = IndexRow(
+        round=result.round,
+        division=result.division,
+        submitter=result.submitter,
+        availability=str(description.get("status", "")),
+        system=str(description.get("system_name") or result.system),
+        accelerator=_product(description),
+        accelerators=_count(description, "accelerators_per_node") * max(1, _count(description, "number_of_nodes")),
+        processor=str(description.get("host_processor_model_name", "")),
+        framework=str(description.get("framework", "")),
+        model=result.model,
+        benchmark=result.benchmark,
+        scenario=result.scenario,
+        metric=metric,
+        unit=unit,
+        value=value,
+        valid=part.valid if part else None,
+        ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
+        tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
+        weights=str(result.measurements.get("weight_data_types", "")),
+        power_w=power,
+        power_file=power_file,
+        power_field=power_field,
+        file=file,
+        field=field,
+        codes=dict(sorted(codes.items())),
+        folder=result.system,
+    )
+    texts = {name: value for name in row.__struct_fields__ if isinstance(value := getattr(row, name), str)}
+    return replace(row, **{name: spelled_out(value) for name, value in texts.items()})
+
+
+def _product(description: Mapping[str, Any]) -> str:
+    """Return one name for the accelerator: the table's, where it knows what the description calls it."""
+    said = " ".join(str(description.get("accelerator_model_name", "")).split())
+    if not _count(description, "accelerators_per_node"):
+        return ""
+    known = accelerator(said)
+    return known.names[0] if known else said
+
+
+def _count(description: Mapping[str, Any], name: str) -> int:
+    return whole_number(description.get(name)) or 0

@@ -1,0 +1,65 @@
+"""Results wherever they lie: a campaign's folder, a submission tree, or a part of either, read into the same model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.results.model import Submission
+from cm4vllm.results.run_folders import read_runs
+from cm4vllm.results.submission_trees import read_tree
+from cm4vllm.rules import Division
+
+__all__ = ["open_results"]
+
+_PLACES = (
+    "a campaign's output folder (it holds runs/), a submission tree (it holds open/, closed/ or network/), or "
+    "the folder of one system or model in one of them"
+)
+
+
+def open_results(path: Path) -> tuple[Submission, ...]:
+    """Read all results in `path`, or those of the system or model whose folder it is.
+
+    Raises UsageError where the folder is missing, SubmissionError where it holds no results.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise UsageError(f"{path} is no folder", remedy=f"give {_PLACES}")
+    base, system, model = _root(path)
+    found = _campaign(base) if any(base.glob(f"runs/*/*/*/*/{RUN_FILE}")) else _tree(base, path)
+    chosen = [_part(one, system, model) for one in found]
+    if not any(one.results for one in chosen):
+        raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
+    return tuple(one for one in chosen if one.results)
+
+
+def _root(path: Path) -> tuple[Path, str, str]:
+    """Return the folder to read, and the system and the model that are meant; empty: all."""
+    for up, above in enumerate((path, *path.parents)[:4]):
+        ours = above.name == "runs"
+        if up and (ours or (above.name == "results" and above.parents[1].name in list(Division))):
+            below = path.relative_to(above).parts
+            return above.parent, below[0], below[1] if len(below) > 1 else ""
+    return path, "", ""
+
+
+def _campaign(out: Path) -> list[Submission]:
+    folders = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
+    return [read_runs(out, folder) for folder in folders]
+
+
+def _tree(base: Path, path: Path) -> tuple[Submission, ...]:
+    try:
+        return read_tree(base)
+    except SubmissionError as error:
+        raise SubmissionError(f"{path} holds no results", cause=error.cause, remedy=f"give {_PLACES}") from error
+
+
+def _part(one: Submission, system: str, model: str) -> Submission:
+    if not system:
+        return one
+    results = tuple(result for result in one.results if result.system == system and model in ("", result.model))
+    return replace(one, results=results)

@@ -1,0 +1,298 @@
+"""All checks of a submission tree, ours or anyone's, with one verdict."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cm4vllm
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import text_of, write_json
+from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.progress import say_text
+from cm4vllm.common.terminal_text import spelled_out
+from cm4vllm.results import check_summary
+from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
+from cm4vllm.results.copied_logs import copied, marks_of
+from cm4vllm.results.file_listing import list_files
+from cm4vllm.results.finding_filters import Filters
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, ordered, summary
+from cm4vllm.results.kept_findings import CheckedSubmission, keeping_folder, kept_findings, state_of_submission
+from cm4vllm.results.log_folders import PROBLEMS
+from cm4vllm.results.model import Submission
+from cm4vllm.results.served_weights import with_weights
+from cm4vllm.results.submission_trees import read_submission, submission_folders
+from cm4vllm.rules import round_terms
+
+__all__ = ["CheckedTree", "check_tree", "report_checks"]
+
+#: From this number of submissions on they are checked by several processes, which take half a second to start.
+_MANY = 6
+#: While one process waits for the disk, another one of its core computes.
+_PER_CORE = 2
+
+
+_NO_RULES = "no rules of their round, benchmark and scenario are known, or no performance log can be read"
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Something that was not checked, and why."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+@dataclass(frozen=True)
+class CheckedTree:
+    """The submissions of a tree, all that was found in them, errors first, and what was not checked.
+
+    `base` is the folder that holds the divisions. `by_place` has the findings by submission.
+    """
+
+    submissions: tuple[CheckedSubmission, ...]
+    findings: tuple[Finding, ...]
+    base: Path = field(default_factory=Path, compare=False)
+    unchecked: tuple[Unchecked, ...] = ()
+
+    @property
+    def errors(self) -> int:
+        return sum(one.severity is Severity.ERROR for one in self.findings)
+
+    def by_place(self, filters: Filters) -> dict[str, list[Finding]]:
+        """Return the findings to show, by the submission that they were found in: that with most errors first.
+
+        Those that only the whole tree shows come last, without a name.
+        """
+        order = sorted(self.submissions, key=lambda one: (*(-number for number in one.counts), one.name))
+        own = {finding for one in order for finding in one.findings}
+        across = [finding for finding in self.findings if finding not in own]
+        return {one.name: filters.shown(one.findings) for one in order} | {"": filters.shown(across)}
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How many results there are, and to how many of them the rules of a benchmark were applied."""
+        return {
+            "results": sum(one.results for one in self.submissions),
+            "rules_applied": sum(one.covered for one in self.submissions),
+        }
+
+
+def check_tree(
+    root: Path,
+    *,
+    round_name: str = "",
+    weights: Path | None = None,
+    weights_of: str = "",
+    keep: Path | None = None,
+    filters: Filters | None = None,
+) -> CheckedTree:
+    """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
+
+    Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
+    for the results that `weights_of` names (results/served_weights.py). Raises UsageError where it names none, for an
+    unknown round, and where `filters` names a submitter who is not in the tree: of those that it names all findings are
+    returned. `keep` is a folder in which findings of large submissions are kept, and found again while the files are
+    the same.
+    """
+    round_name = round_terms(round_name).name if round_name else ""
+    base, all_homes = submission_folders(root)
+    homes = filters.chosen(all_homes) if filters else all_homes
+    if weights is not None:
+        read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
+        checked = [_checked(one) for one in read]
+    else:
+        checked = _checked_by_processes(base, homes, round_name, keep)
+    across = copied(mark for each in checked for mark in each.logs)
+    found = [*(one for each in checked for one in each.findings), *_several_rounds(checked), *across]
+    unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
+    return CheckedTree(tuple(checked), tuple(ordered(found)), base, unchecked)
+
+
+def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
+    """Give a finding where the submissions of a tree are of several rounds."""
+    counted = Counter(one.round for one in checked if one.round)
+    if len(counted) > 1:
+        named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
+        yield CHECKS["ROUND-MIXED"].finding(Fault("the submissions of the tree are of several rounds", "", "", named))
+
+
+def _unchecked(
+    root: Path,
+    all_homes: Sequence[Path],
+    homes: Sequence[Path],
+    checked: Sequence[CheckedSubmission],
+    *,
+    with_weights: bool,
+) -> Iterator[Unchecked]:
+    """Give what was not checked: submitters, folders without results, results without rules, files that are damaged."""
+    for home in all_homes:
+        if home not in homes:
+            yield Unchecked(_name(home), "--submitter names others")
+    for division in sorted({home.parent for home in all_homes} if root not in all_homes else ()):
+        for path in sorted(division.iterdir()):
+            if path.is_dir() and path not in all_homes:
+                yield Unchecked(_name(path), "it has no folder results/")
+    for one in checked:
+        if left := one.results - one.covered:
+            yield Unchecked(f"{left} of {one.results} results of {one.name}", _NO_RULES)
+        for finding in one.findings:
+            if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN"):
+                yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
+    if not with_weights:
+        yield Unchecked("the weights that were served", "none are given with --weights")
+
+
+def _name(home: Path) -> str:
+    return spelled_out(f"{home.parent.name}/{home.name}")
+
+
+def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: Path | None) -> list[CheckedSubmission]:
+    check = partial(_check_folder, base, round_name, keep)
+    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
+    if workers < 2 or len(homes) < _MANY:
+        return [check(home) for home in homes]
+    # The largest first: what is begun last must not be what takes longest.
+    order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
+    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
+            found = dict(zip(order, pool.map(check, order), strict=True))
+    except BrokenProcessPool as error:
+        raise SubmissionError(
+            f"a process that checks the submissions in {base} ended unexpectedly",
+            cause=str(error),
+            remedy="most often the memory ran out; check one submitter at a time with --submitter",
+        ) from error
+    return [found[home] for home in homes]
+
+
+def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
+    listing = list_files(base, home)
+    state = state_of_submission(listing, base, round_name) if keep else ""
+    kept = kept_findings(keep) if keep and state else None
+    if kept and (found := kept.get(str(home), state)):
+        return found
+    checked = _checked(read_submission(base, home, round_name, listing))
+    if kept:
+        kept.put(str(home), state, checked)
+    return checked
+
+
+def _checked(one: Submission) -> CheckedSubmission:
+    found = findings(one, stages=(Stage.ALWAYS, Stage.TREE))
+    return CheckedSubmission(
+        division=one.division,
+        submitter=spelled_out(one.submitter),
+        round=one.round,
+        results=len(one.results),
+        covered=sum(result.covered for result in one.results),
+        files=len(one.listing.files),
+        findings=tuple(found),
+        logs=marks_of(one),
+    )
+
+
+def report_checks(
+    root: Path,
+    *,
+    round_name: str = "",
+    sarif: Path | None = None,
+    weights: Path | None = None,
+    weights_of: str = "",
+    filters: Filters | None = None,
+) -> dict[str, object]:
+    """Check a tree, print what was found, write the SARIF log if asked for, and return the findings as plain objects.
+
+    `filters` choose what is printed and returned. Raises SubmissionError, with the same objects, when there is an error
+    in what was checked, shown or not, and as `check_tree` does.
+    """
+    filters = filters or Filters()
+    checked = check_tree(
+        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=keeping_folder(), filters=filters
+    )
+    say_text("\n".join(_text(checked, filters)))
+    shown = filters.shown(checked.findings)
+    about = _about(checked, round_name)
+    if sarif is not None:
+        write_json(sarif, as_sarif(shown, cm4vllm.__version__, about, [str(one) for one in checked.unchecked]))
+    state = {"findings": as_objects(shown), "summary": summary(shown), **about}
+    if checked.errors:
+        raise SubmissionError(
+            f"{checked.errors:,} {'error' if checked.errors == 1 else 'errors'} in {root}",
+            cause=_rehearsal_words(checked),
+            remedy="correct what the findings name; docs/checks.md describes every code",
+            state=state,
+        )
+    return state
+
+
+def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
+    """Give what is printed: the counts, the errors, then warnings and notes, of many submissions by code alone."""
+    heading = _heading(checked)
+    yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
+    found = checked.by_place(filters)
+    yield from check_summary.by_submission(found, Severity.ERROR)
+    others = (Severity.WARNING, Severity.NOTE)
+    if len(checked.submissions) > 1 and not filters:
+        yield from check_summary.listed(found, others)
+        yield f"Each place: --severity={','.join(others)}, --code=CODE or --submitter=NAME; --out=json has all."
+    else:
+        for level in others:
+            yield from check_summary.by_submission(found, level)
+    if checked.unchecked:
+        whys = dict.fromkeys(one.why for one in checked.unchecked)
+        together = (f"{', '.join(one.what for one in checked.unchecked if one.why == why)}: {why}" for why in whys)
+        yield from ("", "Not checked:", *check_summary.lines(together))
+    if hidden := len(checked.findings) - len(filters.shown(checked.findings)):
+        yield from ("", f"{hidden} findings of other codes or severities are not shown.")
+    yield from ("", heading)
+
+
+def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
+    """Return what was checked, by the rules of which round, and what was not."""
+    return {
+        "checked": [
+            {
+                "submission": one.name,
+                "rules_of": one.round,
+                "round_from": "--results_round" if round_name else "the seeds of the logs",
+                "results": one.results,
+                "rules_applied": one.covered,
+                "files": one.files,
+                **{f"{level}s": number for level, number in zip(Severity, one.counts, strict=True)},
+            }
+            for one in checked.submissions
+        ],
+        "coverage": checked.coverage,
+        "not_checked": [{"what": one.what, "why": one.why} for one in checked.unchecked],
+    }
+
+
+def _rehearsal_words(checked: CheckedTree) -> str:
+    """Return what to expect of a tree that calls itself a rehearsal; nothing for other trees."""
+    homes = [checked.base / one.name for one in checked.submissions]
+    pages = [page for home in homes[:_MANY] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
+    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
+        return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
+    return ""
+
+
+def _heading(checked: CheckedTree) -> str:
+    found, results = checked.submissions, sum(one.results for one in checked.submissions)
+    rounds = " and ".join(sorted({one.round or "round unknown" for one in found}))
+    where = found[0].name if len(found) == 1 else f"{len(found)} submissions"
+    applied = coverage(checked.coverage["rules_applied"], results)
+    return f"{summary(checked.findings)} in {where} ({rounds}); {applied}"

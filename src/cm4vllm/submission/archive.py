@@ -1,0 +1,214 @@
+"""A submission as one file: a tar.gz whose bytes depend on the tree alone, its digest, and encryption.
+
+mlcommons/policies, submission_rules.adoc: a submission is an encrypted tarball in a cloud storage that MLCommons gives.
+Private ids: only the official checker knows them (--private-ids, from round v5.0 on: results/<system>/privateid.json);
+neither policy states a rule. Its own function makes them: each follows from the system's name alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cm4vllm.common.errors import SubmissionError, translated_os_errors
+from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.processes import run
+from cm4vllm.common.progress import warn
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.submission.archive_encryption import ENCRYPTION, encrypting, require_encryption
+from cm4vllm.submission.privacy_check import inspect_tree
+from cm4vllm.submission.source import Source, extract_checker
+
+__all__ = ["Packed", "pack", "private_ids"]
+
+_DIVISIONS = ("open", "closed", "network")
+#: How many links an error names.
+_NAMED = 10
+_PRIVATE_ID = (
+    "from submission_checker.utils import generate_private_id as made; import json, sys\n"
+    "print(json.dumps({name: made(name) for name in sys.argv[1:]}))"
+)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The SHA-256 of an archive, and where it lies: as it is (`archive`), encrypted, or both."""
+
+    archive: Path | None
+    sha256: str
+    encrypted: Path | None = None
+    encrypted_sha256: str = ""
+
+
+def pack(
+    tree: Path,
+    archive: Path,
+    *,
+    program: str = "",
+    recipients: tuple[str, ...] = (),
+    ids: dict[str, str] | None = None,
+    keep_plain: bool = False,
+) -> Packed:
+    """Write the divisions of a tree into `archive` (tar.gz), and its digest beside it.
+
+    With `program` it is encrypted for `recipients` while it is written: the file beside `archive` is the only one then,
+    unless `keep_plain`. The tree stays as it is; `ids` are the private ids of systems, which are put into the archive
+    alone. Raises SubmissionError where there is no tree, where it holds a link, and where a file of it may not be
+    published; UsageError where of program and recipients one is given; NotFoundError without the program.
+    """
+    files = _files(tree)
+    if not files:
+        raise SubmissionError(
+            f"no submission in {tree}",
+            cause=f"no file below {', '.join(_DIVISIONS)}",
+            remedy="build it first: --tags=generate,mlperf,inference,submission",
+        )
+    require_encryption(program, recipients)
+    inspect_tree(tree)
+    added = _id_files(tree, ids or {})
+    encrypted = archive.with_name(archive.name + ENCRYPTION[program]) if program else None
+    plain = archive if keep_plain or encrypted is None else None
+    with translated_os_errors("write", archive, "--archive"), contextlib.ExitStack() as opened:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        _partial(archive).unlink(missing_ok=True)  # of an archive that was killed, and is not encrypted
+        out = _Digested()
+        if plain is not None:
+            out.streams.append(opened.enter_context(opened.enter_context(_aside(plain)).open("wb")))
+        if encrypted is not None:
+            aside = opened.enter_context(_aside(encrypted))
+            out.streams.append(opened.enter_context(encrypting(program, recipients, aside)))
+        _write(out, tree, files, added)
+    digest = out.digest.hexdigest()
+    if plain is not None:
+        _state(plain, digest)
+    elif archive.exists():
+        warn(f"{archive} of an earlier command is not encrypted, and stays beside {archive.name}{ENCRYPTION[program]}")
+    return Packed(plain, digest, encrypted, _state(encrypted, sha256_of(encrypted)) if encrypted else "")
+
+
+def private_ids(tree: Path, source: Source) -> dict[str, str]:
+    """Return the private id of each system of a tree, as the official checker makes it."""
+    systems = sorted({path.name for path in tree.glob("*/*/results/*") if path.is_dir()})
+    with scratch_folder("mlperf-checker-") as folder:
+        tools, _ = extract_checker(source, folder)
+        done = run([sys.executable, "-B", "-c", _PRIVATE_ID, *systems], cwd=tools)
+    if not done.ok:
+        raise SubmissionError(
+            "the official checker made no private ids",
+            cause=done.output.strip()[-400:],
+            remedy="give the sources of another commit: --inference_src",
+        )
+    found: dict[str, str] = json.loads(done.output)
+    return found
+
+
+def _files(tree: Path) -> list[Path]:
+    """Return the files of a tree's divisions. Raises SubmissionError for a link, and for what is no file.
+
+    A link is neither followed nor left out: what it names may be a private file, and a result
+    behind one would be missing in the archive.
+    """
+    found: list[Path] = []
+    strange: list[str] = []
+    waiting = [tree / division for division in _DIVISIONS if os.path.lexists(tree / division)]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(tree).as_posix()
+        if path.is_symlink():
+            strange.append(f"{name} is a link to {path.readlink()}")
+        elif path.is_dir():
+            waiting += path.iterdir()
+        elif path.is_file():
+            found.append(path)
+        else:
+            strange.append(f"{name} is a pipe, a socket or a device")
+    if strange:
+        more = [f"and {len(strange) - _NAMED} more"] if len(strange) > _NAMED else []
+        raise SubmissionError(
+            f"{tree} holds what is no file of its own",
+            cause="\n".join([*sorted(strange)[:_NAMED], *more]),
+            remedy="put a copy of the file or folder in the place of each link, or remove it",
+        )
+    return sorted(found)
+
+
+def _id_files(tree: Path, ids: dict[str, str]) -> dict[str, bytes]:
+    """Return the files of private ids, by their path in the tree."""
+    return {
+        f"{path.relative_to(tree).as_posix()}/privateid.json": json.dumps(
+            {path.name: ids[path.name]}, indent=4
+        ).encode()
+        for path in tree.glob("*/*/results/*")
+        if path.name in ids
+    }
+
+
+def _write(out: io.RawIOBase, tree: Path, files: list[Path], added: dict[str, bytes]) -> None:
+    """Write the archive: in the order of names, without times, owners and compression headers of this machine."""
+    sources: dict[str, Path | bytes] = {path.relative_to(tree).as_posix(): path for path in files} | dict(added)
+    with (
+        gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=9, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in sorted(sources):
+            source = sources[name]
+            entry = tarfile.TarInfo(name)
+            if isinstance(source, bytes):
+                entry.size, entry.mode = len(source), 0o644
+                tar.addfile(entry, io.BytesIO(source))
+            else:
+                entry.size, entry.mode = source.stat().st_size, 0o755 if source.stat().st_mode & 0o100 else 0o644
+                with source.open("rb") as file:
+                    tar.addfile(entry, file)
+
+
+class _Digested(io.RawIOBase):
+    """A stream that writes to several, and takes the SHA-256 of what is written."""
+
+    def __init__(self) -> None:
+        self.streams: list[IO[bytes]] = []
+        self.digest = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        for stream in self.streams:
+            stream.write(data)
+        return memoryview(data).nbytes
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """Give the file that becomes `path` when the block ends well; it is removed otherwise."""
+    partial = _partial(path)
+    partial.unlink(missing_ok=True)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _state(path: Path, digest: str) -> str:
+    """Write a file's digest beside it, in the form of sha256sum, and return it."""
+    write_text(path.with_name(f"{path.name}.sha256"), f"{digest}  {path.name}\n")
+    return digest

@@ -1,0 +1,59 @@
+"""The capsules of a place: of a file, a results folder, a submission tree, or a part of either."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.results_at_path import open_results
+from cm4vllm.results.run_folders import chosen_folder
+from cm4vllm.submission.capsule.from_records import capsule_of_runs
+from cm4vllm.submission.capsule.from_tree import capsule_of_part
+from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, read_capsule
+
+__all__ = ["capsule_at", "capsule_of_results", "capsules_at"]
+
+
+def capsules_at(place: Path) -> list[Capsule]:
+    """Return the capsules of a place: that of a file, or one for each model on each system that was measured.
+
+    Raises UsageError where there is no such place or capsule, SubmissionError where it holds no results.
+    """
+    if place.is_file():
+        return [read_capsule(place)]
+    if (place / CAPSULE_FILE).is_file() and not (place / "runs").is_dir():
+        return [read_capsule(place / CAPSULE_FILE)]
+    return [
+        (capsule_of_runs if results[0].runs else capsule_of_part)(submission, results)
+        for submission in open_results(place)
+        for _, part in groupby(submission.results, key=lambda one: (one.system, one.model))
+        if (results := list(part))
+    ]
+
+
+def capsule_at(place: Path, chosen: str = "") -> Capsule:
+    """Return the capsule of a place; of a job's results that of its campaign.
+
+    `chosen` is SYSTEM/MODEL where a tree has several. Raises UsageError where it is not clear which is meant.
+    """
+    if (place / CAMPAIGN_FILE).is_file() and not chosen:
+        return capsule_of_results(place)
+    found = capsules_at(place)
+    meant = [one for one in found if not chosen or f"{one.system}/{one.model['name']}" == chosen]
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
+    raise UsageError(
+        f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
+        cause=names,
+        remedy="choose one: --capsule_of=SYSTEM/MODEL of verify,mlperf",
+    )
+
+
+def capsule_of_results(out: Path) -> Capsule:
+    """Return the capsule of the campaign whose results are in `out`. Raises SubmissionError where they hold no run."""
+    (capsule,) = capsules_at(chosen_folder(out))
+    return capsule

@@ -1,0 +1,232 @@
+"""The official checkers, as mlcommons/inference has them, run on a tree; and what their findings mean.
+
+Both checkers of the commit must pass: the modular one accepts a run whose LoadGen log says INVALID, the older one
+accepts an accuracy run over a part of the dataset.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
+from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
+from cm4vllm.common.files import sha256_of_tree, text_of
+from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.progress import say, step
+from cm4vllm.common.records import write_record
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.rules import round_terms, tree_layouts
+from cm4vllm.submission.campaign_software import FACTS_FILES
+from cm4vllm.submission.checker_explanations import disagreements, explained
+from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.submission.privacy_check import inspect_tree
+from cm4vllm.submission.source import Source, extract_checker
+
+__all__ = ["check_submission", "expected_words", "is_rehearsal", "run_checkers", "unexpected_findings"]
+
+_TIMEOUT_S = 1800.0
+_LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
+_BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
+
+#: What the checkers say of a run whose latencies are over their limits, and of nothing else.
+_OF_LATENCY = (re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\."),)
+#: What they say of a run that is short or not yet fast enough, and of nothing else.
+_EXPECTED_OF_A_REHEARSAL = _OF_LATENCY + tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"Test duration less than 600s in user config",
+        r"Early stopping condition was not met",
+        r"Required minimum samples per query not met by user config",
+        r"accurcy run does not cover all dataset",
+        r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
+        r"Ending early: Max (test duration|query count) reached",
+        r"has loadgen errors, number of errors",
+        r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+    )
+)
+
+#: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
+_SUMS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^NoResults ",
+        r"^SUMMARY: submission has errors",
+        r"^Some performance checks Checks failed for",
+        r"^Some accuracy checks Checks failed for",
+        r"performance/run_1 has issues$",
+    )
+)
+
+
+def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
+    """Check a tree, write checker.json and checker/*.log beside it, and judge; the tree stays as it is.
+
+    Raises CheckerFailed when a result does not pass, and for a rehearsal when the checkers find what a short run does
+    not explain; the tree itself says which it is. SubmissionError when there is no tree, and as inspect_tree does.
+    """
+    if not tree.is_dir():
+        raise SubmissionError(
+            f"no submission in {tree}", remedy="build it first: --tags=generate,mlperf,inference,submission"
+        )
+    inspect_tree(tree)
+    logs = tree.parent / "checker"
+    with step("official submission checkers"):
+        record = run_checkers(tree, submitter, round_name, source, logs)
+    write_record(tree.parent / CHECKER_FILE, record)
+    _judge(record, logs, rehearsal=is_rehearsal(tree, submitter))
+    return record
+
+
+def is_rehearsal(tree: Path, submitter: str) -> bool:
+    """Say whether a tree calls itself a rehearsal: everywhere, for one result in it makes it a submission."""
+    folders = {layout.settings.format(system="*", model="*", scenario="*") for layout in tree_layouts()}
+    files = [
+        file
+        for folder in folders
+        for file in tree.glob(f"*/{submitter}/{folder}/*")
+        if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
+    ]
+    return bool(files) and all(REHEARSAL_NOTICE in text_of(file) for file in files)
+
+
+def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
+    """Run the round's official checkers on `tree` and return what they found; their logs and CSV files go to `logs`.
+
+    Each is taken at the commit that the rules name for the round. Raises SourceUnavailable when `source` lacks one.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    runs, commits = [], []
+    for checker in round_terms(round_name).checkers:
+        with scratch_folder("mlperf-checker-") as folder:
+            tools, commit = extract_checker(source, folder, checker.commit)
+            runs.append(
+                _run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name, logs.absolute())
+            )
+        commits.append(commit)
+    return CheckerRecord(
+        commit=", ".join(dict.fromkeys(commits)),
+        round=round_name,
+        passed=all(run.passed for run in runs),
+        runs=runs,
+        tree_sha256=sha256_of_tree(tree),
+        unscored=_unscored(tree),
+    )
+
+
+def _unscored(tree: Path) -> list[str]:
+    """Return the folders of a tree whose accuracy.txt names a metric that is not scored."""
+    return sorted(
+        path.parent.relative_to(tree).as_posix()
+        for path in tree.rglob(ACCURACY_TEXT)
+        if f"\n{NOT_SCORED}" in text_of(path)
+    )
+
+
+def unexpected_findings(record: CheckerRecord) -> list[str]:
+    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too.
+
+    A metric that is not scored was announced before the run.
+    """
+    announced = tuple(re.compile(rf"^{re.escape(folder)}, accuracy not valid$") for folder in record.unscored)
+    found = []
+    for checker in record.runs:
+        stated = [error for error in checker.errors if not _any((*_SUMS, *announced), error)]
+        found += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
+        if checker.crashed:
+            found.append(f"{checker.name}: crashed")
+        elif not checker.passed and not checker.errors:
+            found.append(
+                f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
+                "without saying why"
+            )
+    return found
+
+
+def _run(
+    name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: str, round_name: str, logs: Path
+) -> CheckerRun:
+    log, table = logs / f"{name}.log", logs / f"{name}.csv"
+    table.unlink(missing_ok=True)
+    options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
+    argv = [sys.executable, "-B", *words, *options]
+    try:
+        done = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
+        status = done.status
+    except subprocess.TimeoutExpired as error:
+        raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
+    lines = text_of(log).splitlines()
+    crashed = status not in (0, 1) or any(line.startswith("Traceback ") for line in lines)
+    results = _rows(table)
+    errors, warnings = _findings(lines, tree)
+    if crashed:
+        errors.append(f"crashed: {lines[-1] if lines else exit_in_words(status)}")
+    return CheckerRun(
+        name=name,
+        argv=["python", "-B", *words, "--input", tree.name, *options[2:6]],
+        status=status,
+        results=results,
+        errors=errors,
+        warnings=warnings,
+        crashed=crashed,
+        passed=status == 0 and results >= 1 and not crashed,
+    )
+
+
+def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
+    """Return the errors and warnings of a checker's log, each once, with paths as from the tree's root."""
+    found: dict[str, list[str]] = {"ERROR": [], "WARNING": [], "CRITICAL": []}
+    for line in lines:
+        match = _LINE.match(line) or _BARE.match(line)
+        if match and match["level"] in found:
+            text = match["text"].replace(f"{tree}/", "").strip()
+            if text not in found[match["level"]]:
+                found[match["level"]].append(text)
+    return found["ERROR"] + found["CRITICAL"], found["WARNING"]
+
+
+def _rows(table: Path) -> int:
+    try:
+        with table.open(newline="", errors="replace", encoding="utf-8") as file:
+            return max(0, sum(1 for _ in csv.reader(file)) - 1)
+    except OSError:
+        return 0
+
+
+def expected_words(record: CheckerRecord) -> str:
+    """Return in words that the checkers found nothing in a rehearsal's tree but what a rehearsal explains."""
+    latency = any(_any(_OF_LATENCY, error) for run in record.runs for error in run.errors)
+    return f"only length {'and latency ' if latency else ''}findings, expected of a rehearsal"
+
+
+def _any(patterns: tuple[re.Pattern[str], ...], text: str) -> bool:
+    return any(pattern.search(text) for pattern in patterns)
+
+
+def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
+    """Say that all is well, or raise CheckerFailed."""
+    where = f"the checkers' logs are in {logs}"
+    if rehearsal:
+        unexpected = unexpected_findings(record)
+        if unexpected:
+            raise _failed("the official checker has findings that a rehearsal does not explain", unexpected, where)
+        count = sum(len(run.errors) for run in record.runs)
+        say(f"official checker: {expected_words(record)} ({count} findings, {where})")
+        return
+    if not record.passed:
+        errors = [f"{run.name}: {error}" for run in record.runs for error in run.errors if not run.passed]
+        errors += [f"{run.name}: no result was counted" for run in record.runs if not run.passed and not run.errors]
+        apart = disagreements({run.name: run.errors for run in record.runs})
+        raise _failed("the official checker refuses the submission", errors, "; ".join([*apart, where]))
+    say(f"official checker: the submission passes ({where})")
+
+
+def _failed(what: str, findings: list[str], where: str) -> CmError:
+    shown = [explained(one) for one in findings[:20]]
+    shown += [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
+    return CheckerFailed(what, cause="\n".join(shown), remedy=where)

@@ -1,0 +1,93 @@
+"""The last check of what is about to leave: every file of a tree is read, and nothing is written to it afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import bytes_of, sha256_of, text_of
+from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.own_program import program_files
+from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.rules import tree_layouts
+from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
+from cm4vllm.submission.published_program import program_folders, published_files
+from cm4vllm.submission.system_records import MACHINE_FILE
+
+__all__ = ["inspect_tree", "servers_of", "words_of"]
+
+_UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.json
+
+
+def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
+    """Read every file of a submission tree. Raises SubmissionError where one names this machine, or holds a secret.
+
+    `words` are those of the campaign that made it, which are looked for beside it otherwise.
+    """
+    folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
+    program: dict[str, bool] = {}
+    for version in (one for folder in folders for one in program_folders(folder)):
+        public = _public_digests() | published_files(version)
+        for path in version.rglob("*"):
+            if path.is_file():
+                program[path.relative_to(tree).as_posix()] = sha256_of(path) in public
+    refuse_private(tree, words_of(tree.parent) if words is None else words, program)
+
+
+def words_of(out: Path) -> list[PrivateWord]:
+    """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
+    machine = out / "system" / MACHINE_FILE
+    facts = text_of(machine) if machine.is_file() else ""
+    folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
+    return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
+
+
+class _Server(msgspec.Struct, frozen=True):
+    endpoint: str
+    replicas: list[str] = []
+    env: dict[str, str] = {}
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    server: _Server
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The fields of a run's record that name servers."""
+
+    settings: _Settings
+
+
+def servers_of(out: Path) -> set[str]:
+    """Return the hosts of the servers that the runs in `out` asked, but for what every machine calls itself.
+
+    Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
+    """
+    found = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
+    return {host for hosts in found for host in hosts if not is_loopback(host)}
+
+
+def _hosts(record: Path) -> set[str]:
+    """Return the hosts of the servers that a run's record names, its Ray cluster's among them."""
+    try:
+        server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
+        addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
+        return {urlsplit(address).hostname or "" for address in addresses} - {""}
+    except (OSError, ValueError, RecursionError) as error:
+        raise SubmissionError(
+            f"{record} does not say which servers its run asked",
+            cause=str(error),
+            remedy="their hosts may not be published: measure the run again, or move its folder out of the results",
+        ) from error
+
+
+@cache
+def _public_digests() -> frozenset[str]:
+    """Return the digests of the program's files that others can have already."""
+    return frozenset(sha256_of(file.path) for file in program_files() if file.published)

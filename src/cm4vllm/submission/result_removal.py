@@ -1,0 +1,115 @@
+"""The removal of results from a tree, with all that only they need."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cm4vllm.common.errors import SubmissionError, nearest
+from cm4vllm.common.files import bytes_of, text_of, write_json, write_text
+from cm4vllm.common.progress import say
+from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree
+from cm4vllm.submission.network_page import NETWORK_PAGE
+from cm4vllm.submission.published_program import remove_unnamed_programs
+from cm4vllm.submission.shared_pages import without_scenario, without_section
+from cm4vllm.submission.submitter_page import SUBMITTER_PAGE, capsules, result_folders, write_overview
+from cm4vllm.submission.tree_changes import changed_tree
+from cm4vllm.submission.tree_writer import TreeWriter, read_object
+
+__all__ = ["remove_results"]
+
+Place = tuple[str, str, str]
+
+
+def remove_results(tree: Path, what: str, submitter: str = "") -> list[str]:
+    """Remove results from a tree and return their names: `what` is SYSTEM, SYSTEM/MODEL or SYSTEM/MODEL/SCENARIO.
+
+    Their system, mapping, pages and capsule go where no other result needs them; no other file is changed. Raises
+    SubmissionError when there is no such result, or no other.
+    """
+    wanted = what.strip("/").lower().split("/")
+    with changed_tree(tree) as writer:
+        homes = [home for home in sorted(writer.root.glob(f"*/{submitter or '*'}")) if (home / "results").is_dir()]
+        places = {home: result_folders(home) for home in homes}
+        chosen = {
+            home: [one for one in found if [part.lower() for part in one[: len(wanted)]] == wanted]
+            for home, found in places.items()
+        }
+        there = ["/".join(one) for found in places.values() for one in found]
+        names = ["/".join(one) for found in chosen.values() for one in found]
+        if not names:
+            raise SubmissionError(
+                f"{tree} has no result {what}",
+                remedy=nearest(what, there) or f"its results: {', '.join(there) or 'none'}",
+            )
+        if len(names) == len(there):
+            raise SubmissionError(f"{what} is all that {tree} has", remedy="remove the folder of the tree itself")
+        for home, found in chosen.items():
+            if len(found) == len(places[home]):
+                shutil.rmtree(home)
+            elif found:
+                _remove(writer, home, found)
+    return names
+
+
+def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
+    layout = layout_of_tree(home)
+    for system, model, scenario in chosen:
+        for pattern in {layout.results, layout.settings, layout.compliance}:
+            shutil.rmtree(home / pattern.format(system=system, model=model, scenario=scenario), ignore_errors=True)
+        _pages_of(writer, home, layout, (system, model, scenario))
+    left = result_folders(home)
+    for part in {pattern.partition("/")[0] for pattern in (layout.results, layout.settings, layout.compliance)}:
+        _without(home / part, "*", {one[0] for one in left})
+        for system in {one[0] for one in left}:
+            _without(home / part / system, "*/", {one[1] for one in left if one[0] == system})
+    _without(home / "systems", "*.json", {f"{one[0]}.json" for one in left})
+    gone = {one[1] for one in chosen} - {one[1] for one in left}
+    for model in gone:
+        shutil.rmtree(home / layout.program / model, ignore_errors=True)
+        _change(writer, home / layout.calibration, partial(without_section, heading=model))
+    for system in {one[0] for one in chosen} - {one[0] for one in left}:
+        _change(writer, home / NETWORK_PAGE, partial(without_section, heading=system))
+    _unmapped(writer, home / "model_mapping.json", gone)
+    remove_unnamed_programs(home / layout.program)
+    write_overview(writer, home, layout)
+
+
+def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) -> None:
+    """Take one result out of the pages that several share, and remove those that show it alone."""
+    system, model, scenario = place
+    spelled = str(Scenario.parse(scenario))
+    program = home / layout.program / model
+    _change(writer, home / SUBMITTER_PAGE, lambda page: without_scenario(page, f"{model} on {system}", spelled))
+    _change(writer, program / "README.md", lambda page: without_scenario(page, system, spelled))
+    left = {one[2] for one in result_folders(home) if one[:2] == (system, model)}
+    for path, scenarios in capsules(program, system).items():
+        if not left & scenarios:
+            path.unlink()
+    for page in sorted((home / "results" / system).glob("*.html")):
+        text = text_of(page)
+        if f"{model} on " in text and f'id="tile-{spelled}"' in text:
+            page.unlink()
+            say(f"{writer.name(page)} is removed, too: it shows {model}, {spelled}")
+
+
+def _change(writer: TreeWriter, page: Path, change: Callable[[str], str]) -> None:
+    if page.is_file():
+        writer.shared.add(writer.name(page))
+        write_text(page, change(bytes_of(page).decode()))
+
+
+def _without(folder: Path, pattern: str, kept: set[str]) -> None:
+    """Remove what has none of these names."""
+    for path in sorted(folder.glob(pattern)):
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _unmapped(writer: TreeWriter, path: Path, gone: set[str]) -> None:
+    if path.is_file() and gone & (mapping := read_object(path)).keys():
+        writer.shared.add(writer.name(path))
+        kept = {key: value for key, value in mapping.items() if key not in gone}
+        write_json(path, kept) if kept else path.unlink()

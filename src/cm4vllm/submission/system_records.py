@@ -1,0 +1,191 @@
+"""The system's files among the results: system.json, machine.json, and a template for what could not be detected."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.system_description import (
+    STATUS_NOT_STATED,
+    SystemAsked,
+    describe_system,
+    folder_name,
+    hints,
+    not_stated,
+    stated_system,
+)
+from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
+from cm4vllm.serving.records import ServerRecord, Simulation
+from cm4vllm.submission.campaign_software import SOFTWARE_FILE, detect_software
+from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
+from cm4vllm.submission.privacy import first_private, private_words
+
+__all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
+
+SYSTEM_FILE = "system.json"
+MACHINE_FILE = "machine.json"
+_TEMPLATE = "system.template.yaml"
+#: A file system takes names of 255 bytes, and other names are made of this one.
+_LONGEST_NAME = 100
+#: The category of a system that no benchmark was run on.
+_CATEGORY = "datacenter"
+
+
+class SystemSettings(Record, frozen=True, kw_only=True):
+    """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none.
+
+    `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.
+    """
+
+    server_record: input_types.ServerRecordPath = ""
+    submitter: input_types.Submitter = NO_SUBMITTER
+    folder: Annotated[str, Key("CM_SUT_DIR")] = "."
+    division: input_types.Division = "open"
+    category: input_types.Category = ""
+    execution_mode: input_types.ExecutionMode = "test"
+    system_file: Annotated[str, Key("CM_MLPERF_SYSTEM_FILE")] = ""
+    name: Annotated[str, Key("CM_HW_NAME")] = ""
+
+
+@dataclass(frozen=True)
+class SystemFiles:
+    """Where the description lies, the system's folder name in the tree, and the keys that it does not state."""
+
+    description: Path
+    name: str
+    not_stated: tuple[str, ...]
+    template: Path | None
+
+
+def write_system(settings: SystemSettings) -> SystemFiles:
+    """Describe the system that the server of `settings` runs on, or this machine, and write the files.
+
+    The template is written where no system file was given, and never over one that is there already: it may be filled
+    in. Raises UsageError for a wrong system file and for a server elsewhere of which nothing is stated.
+    """
+    folder = Path(settings.folder)
+    server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
+    if server is not None and server.simulated is not None:
+        return _write_simulated(settings, server, server.simulated)
+    facts = detect_machine()
+    check_stated(settings.system_file, settings.name)
+    file = read_system_file(typed_path(settings.system_file)) if settings.system_file else SystemFile({})
+    stated = _stated(file, settings.name)
+    here = server is None or all(runs_here(endpoint) for endpoint in server.endpoints)
+    asked = SystemAsked(
+        submitter=settings.submitter,
+        division=settings.division,
+        system_type=settings.category or _CATEGORY,
+        vllm=server.version if server and server.software == "vLLM" else "",
+        software=server.named if server and server.software else "",
+        packages=server.packages if server else {},
+        used=gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server)) if server and here else None,
+        here=here,
+        rehearsal=settings.execution_mode == "test",
+        stated=stated,
+        confirmed=file.confirmed,
+    )
+    description = describe_system(facts, asked)
+    if left_out := [key for key in stated if key not in description]:
+        say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
+    for hint in hints(description):
+        say(f"system description: please check: {hint}")
+    write_record(folder / MACHINE_FILE, facts)
+    write_record(folder / SOFTWARE_FILE, detect_software(server))
+    write_json(folder / SYSTEM_FILE, description)
+    blank = None
+    if not settings.system_file:
+        blank = folder / _TEMPLATE
+        if not blank.exists():
+            write_text(blank, template(description))
+    return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation: Simulation) -> SystemFiles:
+    """Describe the machine that a simulated server stands for: nothing of this one belongs to it."""
+    folder = Path(settings.folder)
+    notes = f"{SIMULATED_NOTICE}; {REHEARSAL_NOTICE}: profile {simulation.profile}; {simulation.source}"
+    description = stated_system(
+        {
+            **simulation.system,
+            "system_name": f"simulated-{simulation.profile}",
+            "submitter": settings.submitter,
+            "division": settings.division,
+            "system_type": settings.category or _CATEGORY,
+            "status": "rdi",
+            "framework": f"vLLM {server.version}",
+            "hw_notes": notes,
+            "sw_notes": f"{notes} {STATUS_NOT_STATED}",
+        }
+    )
+    for name in (MACHINE_FILE, SOFTWARE_FILE, _TEMPLATE):
+        (folder / name).unlink(missing_ok=True)
+    write_json(folder / SYSTEM_FILE, description)
+    return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
+
+
+def check_stated(system_file: str, name: str) -> None:
+    """Raise what write_system raises of a system file and a system's name, which may be empty."""
+    file = read_system_file(typed_path(system_file)) if system_file else SystemFile({})
+    stated = _stated(file, name)
+    _refuse_private(stated)
+    if len(stated.get("system_name", "")) > _LONGEST_NAME:
+        raise UsageError(
+            "the system's name is too long",
+            cause=f"it names a folder, and has more than {_LONGEST_NAME} characters",
+            remedy="shorten it, in --hw_name or the system file",
+        )
+
+
+def _stated(file: SystemFile, name: str) -> dict[str, str]:
+    return {**file.stated, **({"system_name": name} if name else {})}
+
+
+def _refuse_private(stated: Mapping[str, str]) -> None:
+    for key, value in stated.items():
+        if found := first_private(value, private_words()):
+            raise UsageError(
+                f"{key} names this machine's {found.kind}",
+                cause=f"{found.shown} would be published",
+                remedy="leave it out of the system file and of --hw_name",
+            )
+
+
+def runs_here(endpoint: str) -> bool:
+    """Say whether a server's address is one of this machine's own."""
+    parsed = urlsplit(endpoint)
+    if parsed.scheme == "unix":
+        return True
+    host = parsed.hostname or ""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(_is_own(str(address)) for address in addresses)
+
+
+def _is_own(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if parsed.is_loopback or parsed.is_unspecified:
+        return True
+    family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))  # only an own address can be bound
+        except OSError:
+            return False
+    return True

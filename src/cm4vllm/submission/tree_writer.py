@@ -1,0 +1,121 @@
+"""The writer of a tree's files: none is ever written over with other content, and pages and mappings are shared.
+
+Several results go into one tree. What two of them say of the same thing has to be the same; where it is not, they
+contradict each other, and the tree is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.submission.shared_pages import sections, with_section
+
+__all__ = ["GENERATE", "TreeWriter", "place_below", "read_object", "refuse_other"]
+
+#: The recipe that builds and changes trees.
+GENERATE = "generate,mlperf,inference,submission"
+_APART = (
+    "results of one tree agree in everything that they share: measure them with the same settings\n"
+    "or remove what is in the tree: --tags=generate,mlperf,inference,submission --remove=SYSTEM\n"
+    "or make another tree: --tags=generate,mlperf,inference,submission --submission_dir=DIR"
+)
+
+
+class TreeWriter:
+    """Writes below `root`, the folder that holds the divisions. `shared` are the files that several results change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shared: set[str] = set()
+
+    def text(self, path: Path, content: str) -> None:
+        """Write a text. Raises SubmissionError where the tree has another one in its place."""
+        self.bytes(path, content.encode())
+
+    def json(self, path: Path, value: Mapping[str, Any]) -> None:
+        """Write an object as JSON. Raises SubmissionError where the tree has another one in its place."""
+        if path.is_file():
+            refuse_other(self.name(path), read_object(path), value)
+        else:
+            write_json(path, value)
+
+    def bytes(self, path: Path, content: bytes) -> None:
+        """Write a file. Raises SubmissionError where the tree has another one in its place."""
+        if not path.exists():
+            write_bytes(path, content)
+        elif not path.is_file() or bytes_of(path) != content:
+            raise self._apart(path)
+
+    def copy(self, source: Path, path: Path) -> None:
+        """Copy a file with its mode. Raises SubmissionError where the tree has another one in its place."""
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+            shutil.copymode(source, path)
+        elif not path.is_file() or sha256_of(path) != sha256_of(source):
+            raise self._apart(path)
+
+    def section(self, path: Path, title: str, heading: str, body: str, *, renew: bool = False) -> None:
+        """Add a part to a page, which begins with `title` where it is new.
+
+        Raises SubmissionError where the page has another part of that heading, unless it is to be made again.
+        """
+        self.shared.add(self.name(path))
+        page = bytes_of(path).decode() if path.is_file() else f"{title.strip()}\n"
+        there = dict(sections(page)).get(heading)
+        if there is not None and not renew and there.strip() != f"## {heading}\n\n{body.strip()}":
+            raise self._apart(path, f"its part {heading!r} has another text")
+        write_text(path, with_section(page, heading, body))
+
+    def mapping(self, path: Path, values: Mapping[str, str]) -> None:
+        """Add entries to an object. Raises SubmissionError where it has another value for one of them."""
+        self.shared.add(self.name(path))
+        there = read_object(path) if path.is_file() else {}
+        refuse_other(
+            self.name(path),
+            {key: there[key] for key in there if key in values},
+            {key: values[key] for key in values if key in there},
+        )
+        write_json(path, {**there, **values})
+
+    def name(self, path: Path) -> str:
+        """Return a path as messages and lists name it."""
+        return path.relative_to(self.root).as_posix()
+
+    def _apart(self, path: Path, cause: str = "the file in the tree has other content") -> SubmissionError:
+        return SubmissionError(
+            f"the results contradict what the tree has in {self.name(path)}", cause=cause, remedy=_APART
+        )
+
+
+def refuse_other(name: str, there: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise SubmissionError where two objects differ, with the keys in which they do."""
+    keys = [key for key in {**there, **given} if there.get(key) != given.get(key)]
+    if keys:
+        apart = "\n".join(f"{key}: {there.get(key)!r} in the tree, {given.get(key)!r} in the results" for key in keys)
+        raise SubmissionError(f"the results contradict what the tree has in {name}", cause=apart, remedy=_APART)
+
+
+def place_below(path: str) -> PurePosixPath:
+    """Return a path below the submitter's folder. Raises SubmissionError for one that leaves it."""
+    inside = PurePosixPath(path)
+    if inside.is_absolute() or ".." in inside.parts or not inside.parts:
+        raise SubmissionError(f"{path} is not a path below the submitter's folder")
+    return inside
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises SubmissionError where it holds none."""
+    try:
+        value = json_of(bytes_of(path))
+    except (OSError, json.JSONDecodeError, ValueError) as error:
+        raise SubmissionError(f"{path} cannot be read", cause=str(error), remedy="build the tree again") from error
+    if not isinstance(value, dict):
+        raise SubmissionError(f"{path} holds no JSON object", remedy="build the tree again")
+    return value

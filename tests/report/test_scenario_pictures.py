@@ -1,0 +1,182 @@
+"""The pictures of a run: what they are drawn from, that no value is lost in them, and how small they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations_with_replacement, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cm4vllm.hardware.gpu_samples import GpuSample, GpusSample
+from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE, read_sample_times
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.report.canvas import WIDTH, Axis, Canvas
+from cm4vllm.report.formatting import ms, rate
+from cm4vllm.report.report_contents import load
+from cm4vllm.report.sample_pictures import _length_bins
+from cm4vllm.report.scenario_pictures import pictures
+from cm4vllm.report.timelines import gpu_pictures
+from cm4vllm.results.model import Performance
+
+
+def titled(found, title):
+    return next(picture for picture in found if picture.title.startswith(title))
+
+
+@pytest.fixture(scope="session")
+def drawn(measured_runs: Path):
+    return {result.scenario: pictures(result) for result in load(measured_runs).results}
+
+
+def test_a_rehearsal_has_at_least_eight_pictures(drawn) -> None:
+    assert [picture.title for picture in drawn["Server"]] == [
+        "TTFT: distribution",
+        "TPOT: distribution",
+        "TTFT over the run",
+        "Tokens per second",
+        "Requests running and waiting",
+        "KV cache in use",
+        "Length of the prompts",
+        "Length of the answers",
+        "The 10 slowest samples",
+        "Time of a request in the server",
+        "Why answers ended",
+        "Accuracy against the reference",
+    ]
+    # Beside these, the server's own where it was sampled often enough in the short run.
+    assert {
+        "Samples answered",
+        "Length of the prompts",
+        "Length of the answers",
+        "Time of a request in the server",
+        "Why answers ended",
+        "Accuracy against the reference",
+    } <= {picture.title for picture in drawn["Offline"]}
+
+
+def test_each_picture_has_words_shapes_a_table_and_a_source(drawn) -> None:
+    for picture in (*drawn["Offline"], *drawn["Server"]):
+        assert picture.words and picture.shapes and picture.source.startswith("runs/"), picture.title
+        assert all(table.rows and all(len(row) == len(table.head) for row in table.rows) for table in picture.tables)
+        for shape in picture.shapes:
+            numbers = [value for value in shape.attributes.values() if not isinstance(value, str)]
+            assert all(-1 <= value <= 441 for value in numbers), (picture.title, shape)
+
+
+def test_the_percentiles_beside_a_distribution_are_loadgens(measured_runs: Path, drawn) -> None:
+    log = read_detail_log(next(measured_runs.glob("runs/*/*/Server/performance")) / DETAIL_LOG)
+    table = titled(drawn["Server"], "TTFT: d").tables[0]
+    logged = {row[0]: row[1] for row in table.rows}
+    for name, key in (("p50", "50.00"), ("p90", "90.00"), ("p99", "99.00"), ("p99.9", "99.90")):
+        assert logged[name] == ms(log.number(f"result_first_token_{key}_percentile_latency_ns") / 1e6)
+
+
+def test_every_sample_is_in_a_distribution_once(measured_runs: Path, drawn) -> None:
+    rows = read_sample_times(next(measured_runs.glob("runs/*/*/Server/performance")))
+    for title in ("TTFT: d", "Length of the p", "Length of the a"):
+        bins = titled(drawn["Server"], title).tables[-1]
+        assert sum(int(row[2].replace(",", "")) for row in bins.rows) == len(rows), title
+        assert bins.rows[-1][3] == "100.0%"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "logarithmic"), [(0, 0, False), (17, 60, False), (1, 128, True), (40, 9000, True)]
+)
+def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_length(low, high, logarithmic) -> None:
+    canvas, edges = _length_bins(low, high)
+    places = [canvas.x.at(edge) for edge in edges]
+    widths = [right - left for left, right in pairwise(places)]
+    assert canvas.x.logarithmic is logarithmic and max(widths) - min(widths) <= 0.25
+    assert sum(np.histogram(np.arange(low, high + 1), edges)[0]) == high - low + 1
+
+
+def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -> None:
+    found = pictures(load(real_runs).results[1])
+    picture = titled(found, "TTFT: d")
+    assert "LoadGen's percentiles alone" in picture.source
+    assert any(shape.attributes["class"] == "mark-limit" for shape in picture.shapes)
+    assert not any(shape.attributes["class"] == "bar-1" for shape in picture.shapes)
+
+
+def test_gpus_that_were_sampled_have_pictures_of_their_load_and_power(measured_runs: Path) -> None:
+    part = load(measured_runs).results[0].performance
+    assert isinstance(part, Performance) and not list(gpu_pictures(part, [], "x"))
+    looks = [
+        GpusSample(
+            at_s=2.0 * step,
+            gpus=[
+                GpuSample(
+                    index=place, name="NVIDIA H100 80GB HBM3", utilisation=0.5 + 0.05 * place, power_w=300.0 + 10 * step
+                )
+                for place in range(8)
+            ],
+        )
+        for step in range(200)
+    ]
+    load_of, power = gpu_pictures(part, looks, "runs/gpu_metrics.jsonl")
+    assert load_of.words.startswith("Part of the time in which 8 GPUs worked: 67.5%")
+    assert load_of.tables[-1].rows[7] == ("7: NVIDIA H100 80GB HBM3", "85.0", "85.0")
+    assert len(load_of.tables[0].rows) <= 12
+    assert "10,360.00 W in the mean, 18,320.00 W at most" in power.words
+    assert float(power.tables[0].rows[-1][3].replace(",", "")) == 8 * (300 + 10 * 199)
+    assert f"{rate(part.figures['tokens_per_second'].value / 10360)} tokens per joule" in power.words
+
+
+@pytest.fixture(scope="session")
+def many(measured_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400,000 samples: TTFT of about 100 ms, and one of 9 s; answers of 40 tokens, and one of 128."""
+    folder = tmp_path_factory.mktemp("many")
+    draw, rows = np.random.default_rng(1), np.zeros(400_000, FIELDS)
+    rows["issued_ns"] = np.sort(draw.uniform(0, 600e9, len(rows)).astype(np.int64))
+    rows["first_ns"] = rows["issued_ns"] + draw.lognormal(np.log(100e6), 0.3, len(rows)).astype(np.int64)
+    rows["tokens"], rows["prompt_tokens"], rows["index"] = 40, 60, np.arange(len(rows)) % 13368
+    rows["first_ns"][7777] = rows["issued_ns"][7777] + 9_000_000_000
+    rows["last_ns"] = rows["first_ns"] + 40 * 10_000_000
+    rows["tokens"][99], rows["last_ns"][99] = 128, rows["first_ns"][99] + 1_280_000_000
+    np.save(folder / SAMPLES_FILE, rows)
+    return folder
+
+
+def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: Path, many: Path) -> None:
+    result = load(measured_runs).results[1]
+    part = result.performance
+    assert isinstance(part, Performance)
+    found = pictures(replace(result, performance=replace(part, folder=many)))
+    assert sum(len(picture.shapes) for picture in found) < 1000
+    ttft = titled(found, "TTFT: d")
+    last = ttft.tables[-1].rows[-1]
+    assert last[2] == "1" and float(last[1].replace(",", "")) >= 9000
+    bar = [shape for shape in ttft.shapes if shape.tag == "rect"][-1]
+    assert bar.attributes["height"] >= 2 and "1 samples" in bar.hint
+    assert max(float(row[3].replace(",", "")) for row in titled(found, "TTFT over").tables[0].rows) == 9000
+    slow = titled(found, "The 10 slowest").tables[0].rows
+    assert slow[0][0] == str(7777 % 13368) and slow[0][-1].startswith("waited for its first token")
+    assert slow[1][-1].startswith("long answer") and slow[1][6] == "128"
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [([1.0, 2.0, 20.0], False), ([1.0, 2000.0], True), ([3.0], False), ([0.0, 0.0], False), ([0.0, 5000.0], False)],
+)
+def test_an_axis_holds_its_values_and_has_round_ticks(values, logarithmic) -> None:
+    axis = Axis.over(values, 50, 400)
+    assert axis.logarithmic is logarithmic
+    assert all(50 <= axis.at(value) <= 400 for value in values)
+    assert 1 <= len(axis.ticks()) <= 12
+    assert axis.edges(4)[0] == pytest.approx(axis.low) and axis.edges(4)[-1] == pytest.approx(axis.high)
+
+
+def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> None:
+    words = "limit 20,000 ms"
+    length = 8.4 * len(words)
+    for values in combinations_with_replacement(range(0, 101, 2), 2):
+        canvas = Canvas.over([0, 100], [1], rows=2)
+        canvas.marks([(value, "mark-p99", words) for value in values])
+        lines, texts = ([one.attributes for one in canvas.shapes if one.tag == tag] for tag in ("line", "text"))
+        for text in texts:
+            left = text["x"] - length if text["class"].endswith(" end") else text["x"]
+            assert left >= 0 and left + length <= WIDTH and text["y"] < canvas.y.end, values
+            through = [one["x1"] for one in lines if one["y1"] < text["y"] and left < one["x1"] < left + length]
+            assert through == [], values

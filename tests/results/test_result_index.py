@@ -1,0 +1,154 @@
+"""The index of published results: every figure is that of a log, kept by digest, outliers and findings are marked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.records import write_record
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="session")
+def published(neural_magic: Path, kept: Path) -> Index:
+    return read_index(neural_magic.parents[1], kept)
+
+
+def test_every_value_is_the_one_of_its_file_and_field(published: Index, neural_magic: Path) -> None:
+    assert len(published.rows) == 10 and (published.read, published.kept) == (1, 0)
+    for row in published.rows:
+        log = read_detail_log(neural_magic.parents[1] / row.file)
+        assert row.value == log.number(row.field)
+        assert row.per_accelerator == pytest.approx(log.number(row.field) / row.accelerators)
+
+
+def test_accelerators_of_one_product_have_one_name_and_are_counted(published: Index) -> None:
+    names = {row.accelerator: row.accelerators for row in published.rows}
+    assert names[H100] == 4 and names["NVIDIA L40S"] == 8 and len(names) == 3
+
+
+def test_a_result_has_the_findings_of_its_own_files_alone(published: Index) -> None:
+    doubled = [row for row in published.rows if "error TOKENS-DOUBLED" in row.codes]
+    assert [(row.scenario, "GPTQ" in row.system) for row in doubled] == [("Offline", True)]
+    assert all(
+        row.errors == sum(n for code, n in row.codes.items() if code.startswith("error")) for row in published.rows
+    )
+    assert sum(row.errors for row in published.rows) > 10
+
+
+def test_what_has_not_changed_is_not_read_again(neural_magic: Path, kept: Path, published: Index, tmp_path) -> None:
+    again = read_index(neural_magic.parents[1], kept)
+    assert (again.read, again.kept) == (0, 1) and again.rows == published.rows
+    copy = tmp_path / "round" / "open" / "NeuralMagic"
+    shutil.copytree(neural_magic, copy)
+    assert read_index(tmp_path, kept).read == 1  # the files of a copy are others
+    below = read_index(tmp_path, kept)  # a folder of several repositories
+    assert (below.read, below.kept) == (0, 1) and below.rows[0].file == f"round/{again.rows[0].file}"
+    log = copy / again.rows[0].file.removeprefix("open/NeuralMagic/")
+    log.chmod(0o644)
+    before = log.stat()
+    log.write_text(log.read_text().replace("1", "2", 1))
+    os.utime(log, ns=(before.st_atime_ns, before.st_mtime_ns))  # of the same size and time
+    changed = read_index(tmp_path, kept)
+    assert (changed.read, len(list(kept.iterdir()))) == (1, 2)
+    next(iter(sorted(kept.iterdir()))).write_text("{")
+    assert read_index(tmp_path, kept).rows == changed.rows
+
+
+def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index, tree: Path, tmp_path: Path) -> None:
+    log = tree / published.rows[0].file
+    begin, end = (
+        datetime.strptime(read_detail_log(log).text(f"power_{name}"), "%m-%d-%Y %H:%M:%S.%f")
+        for name in ("begin", "end")
+    )
+    second = timedelta(seconds=1)
+    meter = (
+        (begin - second, 9000),
+        (begin + second, 600),
+        (begin + 5 * second, 800),
+        (begin + 6 * second, -1),
+        (end + second, 9000),
+    )
+    (log.parent / "spl.txt").write_text(
+        "".join(f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220\n" for at, watts in meter)
+    )
+    rows = read_index(tree, tmp_path / "kept").rows
+    (row,) = [one for one in rows if one.power_w]
+    assert row.power_w == 700 and row.value and row.per_watt == pytest.approx(row.value / 700)
+    assert row.power_source == f"{Path(row.file).with_name('spl.txt')}: Watts, mean of the run"
+    (tmp_path / "rounds").mkdir()
+    (tmp_path / "rounds" / "one").symlink_to(tree)
+    (below,) = [one for one in read_index(tmp_path / "rounds", tmp_path / "kept").rows if one.power_w]
+    assert below.power_file == f"one/{row.power_file}"
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SubmissionError, match="no published results"):
+        read_index(tmp_path, tmp_path / "kept")
+    for wrong in (tmp_path, tmp_path / "none"):
+        with pytest.raises(SubmissionError, match="no published results"):
+            require_published([wrong])
+
+
+def test_an_index_in_a_file_is_read_as_its_repository_and_each_result_counts_once(
+    neural_magic: Path, kept: Path, published: Index, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.index.json"
+    write_record(file, IndexPart(rows=published.rows))
+    require_published([file, neural_magic.parents[1]])
+    assert read_index(file, kept).rows == published.rows
+    assert read_indexes([file, neural_magic.parents[1]], kept).rows == published.rows
+    file.write_text("{}")
+    with pytest.raises(CmError, match="IndexPart"):
+        require_published([file])
+
+
+def made(value: float | None, **more: object) -> IndexRow:
+    fields: dict[str, object] = {
+        "round": "v5.1",
+        "division": "closed",
+        "submitter": "A",
+        "availability": "available",
+        "system": "s",
+        "accelerator": H100,
+        "accelerators": 8,
+        "processor": "p",
+        "framework": "f",
+        "model": "llama3.1-8b",
+        "benchmark": "llama3.1-8b",
+        "scenario": "Offline",
+        "metric": "tokens_per_second",
+        "unit": "tokens/s",
+        "value": value,
+        "valid": True,
+        "ttft_p99_ms": None,
+        "tpot_p99_ms": None,
+        "weights": "fp8",
+        "power_w": None,
+        "file": "x",
+        "field": "y",
+        "codes": {},
+        **more,
+    }
+    return IndexRow(**fields)
+
+
+def test_an_outlier_is_far_from_the_median_of_its_like() -> None:
+    rows = [made(value) for value in (800, 820, 780, 1700, 790)]
+    index = Index((*rows, made(8000, scenario="Server"), made(9000, valid=False)), 1, 0)
+    assert [index.outlier(row) for row in rows] == ["", "", "", f"2.1 times the median of 5 on {H100}", ""]
+    assert index.outlier(index.rows[5]) == ""  # too few of its like
+    assert made(100.0, unit="ms").per_accelerator is None and made(5, accelerators=0).per_accelerator is None

@@ -1,0 +1,249 @@
+"""Several results in one tree: added and removed without a change to the others, refused where they contradict."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.own_program import program_files
+from cm4vllm.hardware.system_description import folder_name
+from cm4vllm.rules import Scenario
+from cm4vllm.submission import published_program, tree_changes
+from cm4vllm.submission.log_truncation import truncate_tree
+from cm4vllm.submission.result_removal import remove_results
+from cm4vllm.submission.tree import build_tree, system_folder
+from cm4vllm.submission.tree_changes import digests
+
+#: What several results share: pages with a part for each, and the mapping.
+SHARED = {"README.md", "documentation/calibration.md", "model_mapping.json"}
+
+
+@pytest.fixture(autouse=True)
+def _small_program(monkeypatch):
+    """Put a part of the program into each tree: other tests have it whole."""
+    few = [file for file in program_files() if file.name.count("/") < 1]
+    monkeypatch.setattr(published_program, "program_files", lambda: few)
+
+
+@pytest.fixture
+def two(lay_out):
+    """Lay out the results of two systems; give what their trees are asked to be, each with a server's command."""
+
+    def results(name, system=""):
+        asked = lay_out(name)
+        if system:
+            path = asked.out / "system" / "system.json"
+            described = json.loads(path.read_text()) | {"system_name": system}
+            runs = asked.out / "runs" / system_folder(asked.out)
+            runs.rename(runs.with_name(folder_name(described)))
+            path.write_text(json.dumps(described))
+            asked = dataclasses.replace(asked, extra_files={f"results/{system}/summary.html": page(asked.model)})
+        return dataclasses.replace(asked, server_command=f"vllm serve '${{MODEL:?}}' --name={name}")
+
+    return results("one"), results("two", "other-system")
+
+
+def page(model):
+    return f'<title>{model} on it</title><h3 id="tile-Offline"></h3><h3 id="tile-Server"></h3>\n'
+
+
+def home(tree):
+    return tree / "open" / "Nobody"
+
+
+def apart(before, after):
+    """Return the files that were there before and are others now, and those that are gone."""
+    return ({name for name in before if name in after and before[name] != after[name]}, set(before) - set(after))
+
+
+def below(names):
+    return {name.removeprefix("open/Nobody/") for name in names}
+
+
+def test_a_result_is_added_and_no_other_file_changes(two, tmp_path):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    truncate_tree(tree)
+    before = digests(tree)
+    build_tree(other, tree=tree, add=True)
+    truncate_tree(tree)
+    changed, gone = apart(before, digests(tree))
+    assert below(changed) <= SHARED | {f"src/{one.model}/README.md"} and not gone
+    for asked in two:
+        for scenario in ("Offline", "Server"):
+            assert (home(tree) / "results" / system_folder(asked.out) / asked.model / scenario).is_dir()
+    root = (home(tree) / "README.md").read_text()
+    assert "--name=one" in root and "--name=two" in root and root.count("### Quantisation") == 2
+    assert root.count("| [README](results/") == 4
+    ran = (home(tree) / "src" / one.model / "README.md").read_text()
+    assert "## other-system: Offline, Server" in ran
+    at_once = build_tree(one, other, tree=tmp_path / "at-once")
+    truncate_tree(at_once)
+    assert {name for name, digest in digests(at_once).items() if digests(tree).get(name) != digest} <= {
+        "open/Nobody/README.md"
+    }  # the table of results stands where it was first written
+
+
+def test_what_was_added_is_removed_and_the_tree_is_what_it_was(two, tmp_path):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    before = digests(tree)
+    build_tree(other, tree=tree, add=True)
+    assert remove_results(tree, "other-system") == [
+        f"other-system/{one.model}/Offline",
+        f"other-system/{one.model}/Server",
+    ]
+    assert digests(tree) == before
+
+
+def test_one_scenario_is_removed_with_the_pages_that_show_it(two, tmp_path, capsys):
+    other = dataclasses.replace(two[1], capsule="runs: []\n")
+    tree = build_tree(two[0], other, tree=tmp_path / "tree")
+    capsule = home(tree) / "src" / other.model / "rerun-other-system-Offline-Server.yaml"
+    assert capsule.is_file()
+    remove_results(tree, f"other-system/{other.model}/Offline")
+    assert not (home(tree) / "results/other-system" / other.model / "Offline").exists()
+    assert (
+        "other-system/summary.html is removed" in capsys.readouterr().err + capsys.readouterr().out
+        or not (home(tree) / "results/other-system/summary.html").exists()
+    )
+    assert f"## {other.model} on other-system: Server" in (home(tree) / "README.md").read_text()
+    assert capsule.is_file() and (home(tree) / "systems/other-system.json").is_file()
+    remove_results(tree, f"other-system/{other.model}/server")
+    assert not capsule.exists() and not (home(tree) / "systems/other-system.json").exists()
+    with pytest.raises(SubmissionError, match="all that"):
+        remove_results(tree, system_folder(two[0].out))
+    with pytest.raises(SubmissionError, match="has no result nonesuch"):
+        remove_results(tree, "nonesuch")
+
+
+def test_a_result_that_is_there_already_is_not_added_again(two, tmp_path):
+    tree = build_tree(two[0], tree=tmp_path / "tree")
+    before = digests(tree)
+    with pytest.raises(SubmissionError, match="already") as refused:
+        build_tree(two[0], tree=tree, add=True)
+    assert "--remove=" in refused.value.remedy
+    assert digests(tree) == before
+
+
+def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_path):
+    asked = two[1]
+    parts = [
+        dataclasses.replace(
+            asked, readmes={scenario: asked.readmes[scenario]}, server_command=f"vllm serve m --{scenario}"
+        )
+        for scenario in (Scenario.OFFLINE, Scenario.SERVER)
+    ]
+    tree = build_tree(parts[0], tree=tmp_path / "tree")
+    build_tree(parts[1], tree=tree, add=True)
+    names = {path.name for path in (home(tree) / "results/other-system").glob("*.html")}
+    assert names == {"summary.html", f"summary-{asked.model}-Server.html"}
+    assert (home(tree) / "README.md").read_text().count("--Offline") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"submitter": "Another"}, "one submitter"),
+        ({"description": {"cooling": "liquid"}}, "cooling: "),
+        ({"mapping": "llama2-70b-99"}, "llama2-70b-99"),
+        ({"program": True}, "is not what its MANIFEST.sha256 lists"),
+        ({"round": True}, "one round"),
+    ],
+)
+def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, rewrite, change, what):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    if "description" in change:  # the same system, with another description
+        other = dataclasses.replace(one, readmes={Scenario.SERVER: one.readmes[Scenario.SERVER]})
+        remove_results(tree, f"{system_folder(one.out)}/{one.model}/Server")
+        rewrite(one.out / "system" / "system.json", lambda system: system.update(change["description"]))
+    if "submitter" in change:
+        shutil.move(home(tree), home(tree).with_name("Another"))
+    if "mapping" in change:
+        rewrite(home(tree) / "model_mapping.json", lambda mapping: mapping.update({one.model: change["mapping"]}))
+    if "program" in change:
+        (home(tree) / "src/cm4vllm/cmr.yaml").write_text("alias: another\n")
+    if "round" in change:
+        for log in tree.rglob("mlperf_log_detail.txt"):
+            log.write_text(
+                log.read_text()
+                .replace("2085463073848966840", "2465351861681999779")
+                .replace("2747215439041700203", "14276810075590677512")
+                .replace("16159082839903944936", "3936089224930324775")
+            )
+    before = digests(tree)
+    with pytest.raises(SubmissionError) as refused:
+        build_tree(other, tree=tree, add=True)
+    assert what in str(refused.value), refused.value
+    assert digests(tree) == before
+
+
+def test_results_of_an_updated_program_are_added_beside_those_of_the_old_one(two, tmp_path, capsys):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    manifest = home(tree) / "src/cm4vllm/MANIFEST.sha256"
+    manifest.write_text(re.sub(r"commit .*", "commit 0ld", manifest.read_text(), count=1))
+    truncate_tree(tree)
+    before = digests(tree)
+    build_tree(other, tree=tree, add=True)
+    changed, gone = apart(before, digests(tree))
+    assert below(changed) <= SHARED | {f"src/{one.model}/README.md"} and not gone
+    versions = {path.name for path in (home(tree) / "src").glob("cm4vllm*")}
+    (new,) = versions - {"cm4vllm"}
+    page = (home(tree) / "src" / one.model / "README.md").read_text()
+    assert f"`../{new}`" in page and "`../cm4vllm`" in page
+    captured = capsys.readouterr()
+    said = " ".join((captured.err + captured.out).split())
+    assert "2 versions of the program" in said and f"src/{new} goes with the results that are added now" in said
+    remove_results(tree, "other-system")
+    assert {path.name for path in (home(tree) / "src").glob("cm4vllm*")} == {"cm4vllm"}
+    truncate_tree(tree)
+    assert digests(tree) == before
+
+
+def test_a_tree_that_changes_meanwhile_is_not_overwritten(two, tmp_path, monkeypatch):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    log = next(tree.rglob("performance/run_1/mlperf_log_summary.txt"))
+    copied = shutil.copytree
+
+    def copy_and_change(source: Path, *args, **named):
+        done = copied(source, *args, **named)
+        if Path(source) == tree:  # it calls itself for each folder in it
+            log.write_text("changed meanwhile\n")
+        return done
+
+    monkeypatch.setattr(tree_changes.shutil, "copytree", copy_and_change)
+    with pytest.raises(SubmissionError, match="was not changed"):
+        build_tree(other, tree=tree, add=True)
+    assert log.read_text() == "changed meanwhile\n"
+
+
+def test_a_run_killed_between_the_two_renames_has_lost_nothing(two, tmp_path):
+    one, other = two
+    tree = build_tree(one, tree=tmp_path / "tree")
+    before = digests(tree)
+    tree.rename(tmp_path / "tree.old")  # where the older tree waits for the newer one to take its place
+    (tmp_path / "tree.partial" / "open").mkdir(parents=True)
+    build_tree(other, tree=tree, add=True)
+    assert not apart(before, digests(tree))[1]
+    assert not (tmp_path / "tree.old").exists()
+
+
+def test_results_are_added_to_a_tree_of_somebody_else(two, tmp_path, neural_magic):
+    """A published tree is for reading only, in the layout of v4.1, and has pages of its own words."""
+    tree = tmp_path / "tree"
+    shutil.copytree(neural_magic.parents[1], tree)
+    removed = remove_results(tree, "vLLM_8xL40S-reference-cpu-pytorch-v2.3.1-default_config")
+    assert len(removed) == 3
+    with pytest.raises(SubmissionError, match="one submitter"):
+        build_tree(two[0], tree=tree, add=True)
+    words = (tree / "open/NeuralMagic/README.md").read_text()
+    assert words.startswith((neural_magic / "README.md").read_text())
