@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+#: The sections with an example: a program, and what it prints.
+SECTIONS = [one for one in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:] if "```python\n" in one]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +57,11 @@ def printed_by(section: str, folder: Path) -> tuple[str, str]:
 def test_an_example_does_what_the_page_says(section, tmp_path):
     printed, shown = printed_by(section, tmp_path)
     assert printed == shown
+
+
+def test_the_page_has_its_examples():
+    assert len(SECTIONS) == 5
+    assert PAGE.count("```text\n") == 5
 
 
 def test_an_example_that_does_something_else_is_found(tmp_path):
