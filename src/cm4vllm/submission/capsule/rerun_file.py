@@ -40,10 +40,15 @@ def as_yaml(capsule: Capsule) -> str:
     fields = msgspec.structs.asdict(capsule)
     shared = {"model": capsule.model.get("name", ""), **{name: fields[name] for name in _SHARED if name != "model"}}
     fields["results"] = [_written(result, shared) for result in capsule.results]
-    clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=float)}, by_name=False)
+    clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_plain)}, by_name=False)
     text: str = yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
     return f"{notice}# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n{text}"
+
+
+def _plain(value: Any) -> dict[Any, Any] | float:
+    """Return a mapping that cannot be changed as a dict, and a number of another library as Python's."""
+    return dict(value) if isinstance(value, Mapping) else float(value)
 
 
 def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
