@@ -34,7 +34,7 @@ from cm4vllm.assets.models import ModelSettings, provide
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
-from cm4vllm.serving.choice import DEVICES
+from cm4vllm.serving.vllm_choice import DEVICES
 from figures import Figure, arguments, figure, ratios, report
 
 #: The share of the in-process rate that a run through LoadGen and a server reaches.

@@ -27,7 +27,7 @@ from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.summary import MAX_BYTES
-from cm4vllm.serving.metrics import INTERVAL_S, METRICS_FILE, MetricsSample, ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import INTERVAL_S, METRICS_FILE, MetricsSample, ServerMetrics, Timing
 from figures import arguments, figure, report
 
 QUERIES, RATE, TOKENS = 400_000, 60.0, 40

@@ -38,9 +38,9 @@ from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import end, started
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
-from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.server_probe import probe
 
 Env = Mapping[str, str]
 

@@ -5,14 +5,14 @@ from typing import Any
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.choice import Choice, choose
+    from cm4vllm.serving.vllm_choice import Choice, choose
 
     return {"return": 0, "env": choose(read_settings(Choice, i["env"]))}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.serving.choice import Choice, choose, say_choice
+    from cm4vllm.serving.vllm_choice import Choice, choose, say_choice
 
     choice = read_settings(Choice, i["env"])
     say_choice(choice)

@@ -261,7 +261,7 @@ def test_what_may_not_be_read_is_named(open_home, path):
 
 
 def test_the_metas_of_the_public_format_keep_their_shapes():
-    from cm4vllm.engine.format.shapes import wrong_shapes
+    from cm4vllm.engine.format.meta_shapes import wrong_shapes
 
     meta = yaml.safe_load("""
 alias: a

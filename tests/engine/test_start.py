@@ -12,7 +12,7 @@ HEAVY = {
     "shutil",
     "tempfile",
     "asyncio",
-    "cm4vllm.engine.run.native",
+    "cm4vllm.engine.run.shell_script",
     "cm4vllm.engine.run.hooks",
     "cm4vllm.engine.run.shell_environment",
     "cm4vllm.common.processes",
@@ -34,7 +34,7 @@ def loaded(home, *words):
 def test_a_hit_of_the_cache_loads_nothing_heavy(home):
     home.script("one", {"cache": True, "new_env_keys": ["CM_ONE"]}, run="echo CM_ONE=1 > tmp-run-env.out\n")
     first = loaded(home, "run", "script", "--tags=one")
-    assert "cm4vllm.engine.run.native" in first
+    assert "cm4vllm.engine.run.shell_script" in first
     hit = loaded(home, "run", "script", "--tags=one") - loaded(home, "version")
     assert "cm4vllm.engine.cache.reuse" in hit
     assert not hit & HEAVY

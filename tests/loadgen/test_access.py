@@ -15,7 +15,7 @@ from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process import selfcheck
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.serving.access import Access
+from cm4vllm.serving.server_access import Access
 from gateway import Gateway
 
 SECRET, TENANT = "sk-very-secret-value-2", "tenant-of-the-test"

@@ -10,7 +10,7 @@ from cm4vllm.common.errors import RunFailed, ServerUnsuitable
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.serving.identities import identities, other_content, restarts
+from cm4vllm.serving.server_identities import identities, other_content, restarts
 
 KEPT = 20
 

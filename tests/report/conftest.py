@@ -47,7 +47,7 @@ from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.metrics import ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
 
 

@@ -15,7 +15,7 @@ from cm4vllm.report.campaign_verdict import Kind, findings
 from cm4vllm.report.report_contents import Report, load
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Scenario
-from cm4vllm.serving.metrics import ServerMetrics
+from cm4vllm.serving.server_metrics import ServerMetrics
 from cm4vllm.submission.checker_record import CheckerRecord
 
 Change = Callable[..., None]

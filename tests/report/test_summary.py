@@ -24,7 +24,7 @@ from cm4vllm.report.summary_exports import summary_record
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.result_index import Index, read_index, row_of
 from cm4vllm.results.results_at_path import open_results
-from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, ServerMetrics
+from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]

@@ -10,8 +10,8 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run

@@ -16,8 +16,8 @@ from cm4vllm.campaign.entry import run_job
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import CmError, SourceUnavailable
 from cm4vllm.common.units import SamplesPerSecond, Seconds
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.request import Request, Task
@@ -307,7 +307,7 @@ def machine(monkeypatch, tmp_path):
             yield Replay(json.loads(text)) if text else None
 
         monkeypatch.setattr("cm4vllm.hardware.nvml.opened", opened)
-        monkeypatch.setattr("cm4vllm.serving.choice._KFD", tmp_path / "kfd")
+        monkeypatch.setattr("cm4vllm.serving.vllm_choice._KFD", tmp_path / "kfd")
 
     return make
 

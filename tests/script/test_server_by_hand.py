@@ -16,9 +16,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
-from cm4vllm.serving.probe import Site
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.server_probe import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
 

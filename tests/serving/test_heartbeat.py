@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving import heartbeat, metrics
+from cm4vllm.serving import heartbeat, server_metrics
 from cm4vllm.serving.heartbeat import (
     SILENT_LOOKS,
     SLOW_LOOKS,
@@ -20,8 +20,8 @@ from cm4vllm.serving.heartbeat import (
     Heartbeat,
     stopped_process,
 )
-from cm4vllm.serving.metrics import METRICS_FILE, sampled
-from cm4vllm.serving.site import Site
+from cm4vllm.serving.server_metrics import METRICS_FILE, sampled
+from cm4vllm.serving.server_requests import Site
 
 PAGE = (Path(__file__).parent / "recorded" / "metrics-after.txt").read_text()
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
@@ -161,7 +161,7 @@ def server():
 
 @pytest.mark.parametrize("talks_first", [True, False])
 def test_a_server_that_falls_silent_is_noticed(server, tmp_path, monkeypatch, talks_first):
-    monkeypatch.setattr(metrics, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server_metrics, "_TIMEOUT_S", 0.1)
     url = f"http://127.0.0.1:{server.server_port}"
     if talks_first:
         server.talks.set()

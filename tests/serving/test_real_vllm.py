@@ -17,12 +17,12 @@ from tokenizers.models import WordLevel
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving.fp8 import fp8_env
-from cm4vllm.serving.metrics import sampled
 from cm4vllm.serving.options import read_options, stored_options
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, death_reason
-from cm4vllm.serving.site import Site
+from cm4vllm.serving.server_metrics import sampled
+from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.verification import CONFIG
 from vllm_lines import LINES
 

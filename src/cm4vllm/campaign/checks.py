@@ -11,9 +11,9 @@ from cm4vllm.campaign.steps import Check
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
 from cm4vllm.rules import Division
-from cm4vllm.serving.dialects import check_tokenizer, require_division
-from cm4vllm.serving.probe import check_vocabulary
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_probe import check_vocabulary
+from cm4vllm.serving.text_servers import check_tokenizer, require_division
 
 __all__ = ["CHECKS"]
 

@@ -25,7 +25,7 @@ from cm4vllm.hardware.system_description import NETWORK_KEYS
 from cm4vllm.hardware.system_file import read_system_file
 from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options
-from cm4vllm.serving.site import base_urls
+from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here
 
 if TYPE_CHECKING:

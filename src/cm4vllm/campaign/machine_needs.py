@@ -18,7 +18,7 @@ from cm4vllm.rules import Mode, Scenario
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.launch_settings import asked_options
 from cm4vllm.serving.server_needs import api_processes, ring_buffer_bytes
-from cm4vllm.serving.site import base_urls
+from cm4vllm.serving.server_requests import base_urls
 
 __all__ = ["machine_notes"]
 

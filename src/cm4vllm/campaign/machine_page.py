@@ -29,9 +29,9 @@ from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, round_names, round_terms
-from cm4vllm.serving.choice import DEVICES, VENDORS, require_device
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
+from cm4vllm.serving.vllm_choice import DEVICES, VENDORS, require_device
 
 __all__ = ["Device", "MachineSettings", "Missing", "Row", "benchmark_rows", "report_machine"]
 

@@ -21,9 +21,9 @@ from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.common.settings import read_settings
 from cm4vllm.results.result_index import require_published
 from cm4vllm.rules import BenchmarkTerms, Terms
-from cm4vllm.serving.choice import require_device
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
+from cm4vllm.serving.vllm_choice import require_device
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system_records import check_stated
 

@@ -35,7 +35,7 @@ from cm4vllm.rules import (
     round_terms,
     terms,
 )
-from cm4vllm.serving.choice import DEVICES
+from cm4vllm.serving.vllm_choice import DEVICES
 
 __all__ = ["CampaignSettings", "Job"]
 

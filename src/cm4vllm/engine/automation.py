@@ -17,10 +17,10 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
+from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
-from cm4vllm.engine.cache.index import protect, slim
 from cm4vllm.engine.cache.reuse import CachedScripts
-from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.run.dependencies import asked_by_code
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
@@ -297,20 +297,20 @@ class CacheAutomation(_OwnAutomation):
     @_answering
     def show(self, i: Result) -> Result:
         """Print the entries found: tags, path, version, size, age and, with --env, what they export."""
-        from cm4vllm.engine.cache import pages
+        from cm4vllm.engine.cache import cache_commands
 
-        return pages.show(super().search, i)
+        return cache_commands.show(super().search, i)
 
     @_answering
     def search(self, i: Result) -> Result:
         """Find entries; for a person, print their paths."""
-        from cm4vllm.engine.cache import pages
+        from cm4vllm.engine.cache import cache_commands
 
-        return pages.find(super().search, i)
+        return cache_commands.find(super().search, i)
 
     @_answering
     def delete(self, i: Result) -> Result:
         """Remove entries, after a question unless it is forced."""
-        from cm4vllm.engine.cache import pages
+        from cm4vllm.engine.cache import cache_commands
 
-        return pages.remove(super().search, self.cmind, i)
+        return cache_commands.remove(super().search, self.cmind, i)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunRecord, RunSettings
-from cm4vllm.serving.access import NO_ACCESS
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["at_present_places", "differences", "serves_alike", "settings_sha256"]
 

@@ -7,8 +7,8 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.rules import Mode, Scenario, Terms
-from cm4vllm.serving.metrics import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_metrics import ServerMetrics
 
 __all__ = [
     "ADDED_TTFT",

@@ -16,7 +16,7 @@ from cm4vllm.report.formatting import headroom, ms, number, percent, rate, times
 from cm4vllm.results.model import Latency, Performance
 from cm4vllm.rules import Arrivals
 from cm4vllm.serving.given_options import whole_number
-from cm4vllm.serving.metrics import ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 
 __all__ = ["Cause", "Why", "why"]
 

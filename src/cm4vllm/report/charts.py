@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cm4vllm.accuracy.accuracy_record import Score
 from cm4vllm.results.model import Latency
-from cm4vllm.serving.metrics import MetricsSample, ServerMetrics
+from cm4vllm.serving.server_metrics import MetricsSample, ServerMetrics
 
 __all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]
 

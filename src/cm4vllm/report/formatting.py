@@ -12,8 +12,8 @@ from cm4vllm.common.command_lines import published_command, published_words, she
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.model import Figure, Performance
-from cm4vllm.serving.dialects import counting
 from cm4vllm.serving.records import Prompts, ServerRecord
+from cm4vllm.serving.text_servers import counting
 
 __all__ = [
     "counting_words",

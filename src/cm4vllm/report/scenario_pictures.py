@@ -20,7 +20,7 @@ from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
 from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
-from cm4vllm.serving.metrics import ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 
 __all__ = ["Rows", "pictures"]
 

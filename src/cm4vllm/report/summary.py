@@ -21,7 +21,7 @@ from cm4vllm.report.server_settings import tried_settings
 from cm4vllm.report.summary_exports import summary_csv, summary_record
 from cm4vllm.report.system_tables import Group, groups, machine_group
 from cm4vllm.rules import round_terms
-from cm4vllm.serving.metrics import METRICS_FILE, read_samples
+from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples
 from cm4vllm.submission.campaign_software import read_software
 
 __all__ = ["MAX_BYTES", "render", "summary_html", "write_summary"]

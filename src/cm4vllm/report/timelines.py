@@ -17,7 +17,7 @@ from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table
 from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.results.model import Performance
-from cm4vllm.serving.metrics import METRICS_FILE, MetricsSample, read_samples
+from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["gpu_pictures", "timelines"]
 

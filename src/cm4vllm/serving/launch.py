@@ -13,16 +13,16 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.serving import server
-from cm4vllm.serving.access import OWN_KEY_VARIABLE, Access, unencrypted
-from cm4vllm.serving.dialects import counting
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
-from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.site import base_urls
+from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, Access, unencrypted
+from cm4vllm.serving.server_probe import probe
+from cm4vllm.serving.server_requests import base_urls
+from cm4vllm.serving.text_servers import counting
 
 __all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "wait_in_foreground"]
 

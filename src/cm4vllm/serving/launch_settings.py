@@ -13,13 +13,13 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
-from cm4vllm.serving.access import Access, chosen_access, own_access
 from cm4vllm.serving.clusters.placement import placed
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S
-from cm4vllm.serving.site import base_urls, trusted
+from cm4vllm.serving.server_access import Access, chosen_access, own_access
+from cm4vllm.serving.server_requests import base_urls, trusted
 
 __all__ = [
     "LaunchSettings",

@@ -7,9 +7,9 @@ vLLM's `--served-model-name MODEL NODE` gives it two): the last one beside the m
 from __future__ import annotations
 
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.serving.probe import served_models
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.site import sites_of
+from cm4vllm.serving.server_probe import served_models
+from cm4vllm.serving.server_requests import sites_of
 
 __all__ = ["NETWORK_SUT", "network_name", "node_names"]
 

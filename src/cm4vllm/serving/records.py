@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from msgspec.structs import force_setattr
 
 from cm4vllm.common.records import Record
-from cm4vllm.serving.access import Access
 from cm4vllm.serving.given_options import OptionValue, given_options
+from cm4vllm.serving.server_access import Access
 
 __all__ = ["Api", "Dialect", "Prompts", "ServerIdentity", "ServerRecord", "Simulation", "host_header", "host_of"]
 

@@ -14,11 +14,11 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
-from cm4vllm.serving.metrics import MetricsSample, look
 from cm4vllm.serving.orphans import supervisor_spec, supervisors
-from cm4vllm.serving.probe import check_completion
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.site import sites_of
+from cm4vllm.serving.server_metrics import MetricsSample, look
+from cm4vllm.serving.server_probe import check_completion
+from cm4vllm.serving.server_requests import sites_of
 
 __all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
 

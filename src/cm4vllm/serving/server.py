@@ -28,16 +28,16 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import now, write_record
-from cm4vllm.serving.access import own_access
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans, supervisor_spec
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.probe import check_completion, probe
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.site import Site
+from cm4vllm.serving.server_access import own_access
+from cm4vllm.serving.server_probe import check_completion, probe
+from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
 __all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "packages_of", "start", "start_all", "stop"]

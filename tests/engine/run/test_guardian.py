@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.run.native import Guardian
+from cm4vllm.engine.run.shell_script import Guardian
 
 
 def wait_until(holds, what):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.tools.lint import Linter
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,8 +17,8 @@ from cm4vllm.loadgen.client.wire import AnswerError
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, TextCounts
-from cm4vllm.serving.probe import probe
 from cm4vllm.serving.records import Api, Dialect, Prompts
+from cm4vllm.serving.server_probe import probe
 from text_server import MODEL, WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer
 
 SAMPLES = 64

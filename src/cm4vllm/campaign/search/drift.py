@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from cm4vllm.campaign.search.records import ProbeRecord
-from cm4vllm.serving.speed import Speed
+from cm4vllm.serving.step_times import Speed
 
 __all__ = ["drift_words"]
 

@@ -21,7 +21,7 @@ from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict, t
 from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.rules import LatencyLimits
-from cm4vllm.serving.speed import Speed
+from cm4vllm.serving.step_times import Speed
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.presets import option_words
-from cm4vllm.serving.searchable import SearchableOption, searchable_options, searched_name
+from cm4vllm.serving.searchable_options import SearchableOption, searchable_options, searched_name
 
 __all__ = ["Axis", "Candidate", "Space", "asked_space", "shown", "words_of"]
 

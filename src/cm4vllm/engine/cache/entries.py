@@ -23,8 +23,8 @@ from typing import Any
 from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import write_json
-from cm4vllm.engine.cache import index
-from cm4vllm.engine.cache.identity import Identity
+from cm4vllm.engine.cache import cmind_index
+from cm4vllm.engine.cache.entry_key import Identity
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -278,7 +278,7 @@ class Cache:
         meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: identity.key()}
         write_json(Path(folder, _META_FILE), meta)
         _sync_folder(folder)
-        index.add(self._cmind, meta, folder)
+        cmind_index.add(self._cmind, meta, folder)
 
     def _folder(self, identity: Identity, number: int) -> str:
         return os.path.join(self.root, f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}")

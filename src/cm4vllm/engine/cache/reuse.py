@@ -6,7 +6,7 @@ import os
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
-from cm4vllm.engine.cache.identity import Identity, cache_tags, identity_of
+from cm4vllm.engine.cache.entry_key import Identity, cache_tags, identity_of
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.run.environment import merge_into

@@ -20,7 +20,7 @@ from cm4vllm.common.files import write_bytes
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.documents import SETTLED_S, read_meta, signature_of
-from cm4vllm.engine.format.shapes import require_shapes
+from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
 
 __all__ = ["KeptMetas", "Summary", "summaries"]

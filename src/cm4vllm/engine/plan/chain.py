@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
-from cm4vllm.engine.format.shapes import Place
+from cm4vllm.engine.format.meta_shapes import Place
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
 from cm4vllm.engine.run.request import Request, parse_tags
-from cm4vllm.engine.run.selection import select
+from cm4vllm.engine.run.script_selection import select
 
 __all__ = ["Chain", "dependencies_of", "layers_of", "plain_tags", "reach", "unmatched_names"]
 

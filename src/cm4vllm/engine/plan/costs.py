@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.unknowns import in_words
+from cm4vllm.engine.plan.run_facts import in_words
 from cm4vllm.engine.run.python_packages import listed, missing_of, needs
 
 __all__ = ["Brought", "brought_by"]

@@ -12,8 +12,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import working_folder
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.index import protect
-from cm4vllm.engine.cache.pages import age_text
+from cm4vllm.engine.cache.cache_commands import age_text
+from cm4vllm.engine.cache.cmind_index import protect
 from cm4vllm.engine.plan.costs import Brought
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.plan import plan

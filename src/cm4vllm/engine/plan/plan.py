@@ -1,7 +1,7 @@
 """What a run would do, found out without running anything of any script but its hook `plan`, and without writing.
 
 The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
-its keys become facts (`unknowns.py`), and whatever depends on one says so. A script without customize.py and run.sh
+its keys become facts (`run_facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
 exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
 (`recipe_code.py`): those are known.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.engine.cache.cache_commands import stored
 from cm4vllm.engine.cache.entries import Cache, Damaged
-from cm4vllm.engine.cache.identity import identity_of
-from cm4vllm.engine.cache.pages import stored
+from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
@@ -26,15 +26,15 @@ from cm4vllm.engine.plan.costs import Brought, brought_by
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
-from cm4vllm.engine.plan.unknowns import both, decide, facts_in, in_words, unknown
+from cm4vllm.engine.plan.run_facts import both, decide, facts_in, in_words, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.required import require_inputs
+from cm4vllm.engine.run.required_inputs import require_inputs
 from cm4vllm.engine.run.scope import completed, remarks
-from cm4vllm.engine.run.selection import candidates, select, settled
+from cm4vllm.engine.run.script_selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 __all__ = ["plan"]

@@ -9,7 +9,7 @@ from cm4vllm.common.errors import RecipeError, UsageError, nearest
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
-from cm4vllm.engine.format.shapes import require_shapes
+from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.versions import ANY, Wanted
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
 from cm4vllm.engine.run.request import Request, Task, parse_tags

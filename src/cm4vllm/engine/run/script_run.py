@@ -150,7 +150,7 @@ class Run(Value):
 
         An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
         """
-        from cm4vllm.engine.run.native import find_native, run_native
+        from cm4vllm.engine.run.shell_script import find_native, run_native
 
         session, script, scope = self.session, self.task.script, self.scope
         path = find_native(script.folder, name, env)

@@ -15,16 +15,16 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.redaction import Vault, secret_flags
-from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.run.flags import flag, with_usable_flags
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Outcome, Scope
 
 if TYPE_CHECKING:
     from cm4vllm.engine.run.hooks import Hooks
-    from cm4vllm.engine.run.native import Guardian
+    from cm4vllm.engine.run.shell_script import Guardian
 
 __all__ = ["DEEPEST", "Session", "Stopped", "Store", "depends_on_itself"]
 
@@ -92,7 +92,7 @@ class Session:
     def guardian(self) -> Guardian:
         """What ends the native commands under way if this process is killed."""
         if self._guardian is None:
-            from cm4vllm.engine.run.native import Guardian  # a hit of the cache starts no command
+            from cm4vllm.engine.run.shell_script import Guardian  # a hit of the cache starts no command
 
             self._guardian = Guardian()
         return self._guardian

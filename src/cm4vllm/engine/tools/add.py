@@ -12,8 +12,8 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, NotFoundError, UsageError, nearest
 from cm4vllm.common.files import write_text
-from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.format.dependency import split_tags
+from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.run.flags import flag
 
 __all__ = ["add_script"]

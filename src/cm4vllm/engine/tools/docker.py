@@ -17,13 +17,13 @@ from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say
 from cm4vllm.common.redaction import secret_flags, vault
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import resolve
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.selection import select
+from cm4vllm.engine.run.script_selection import select
 
 __all__ = ["Container", "container_of", "docker_script", "write_context"]
 

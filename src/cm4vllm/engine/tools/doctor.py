@@ -15,10 +15,10 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
+from cm4vllm.engine.cache.cache_commands import leftovers, size_of, stored
 from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
-from cm4vllm.engine.cache.pages import leftovers, size_of, stored
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
 from cm4vllm.engine.tools.register import engines_before, warning_about_engines

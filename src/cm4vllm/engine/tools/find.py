@@ -13,13 +13,13 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, NotFoundError
 from cm4vllm.common.progress import page
-from cm4vllm.engine.cache.index import slim
-from cm4vllm.engine.format.catalogue import Catalogue
+from cm4vllm.engine.cache.cmind_index import slim
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.selection import candidates
+from cm4vllm.engine.run.script_selection import candidates
 
 __all__ = ["asked_scripts", "find_scripts", "test_scripts"]
 

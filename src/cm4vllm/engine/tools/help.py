@@ -10,10 +10,10 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
 from cm4vllm.engine.tools.find import asked_scripts
 from cm4vllm.engine.tools.input_values import input_values

@@ -10,11 +10,11 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, RecipeError
 from cm4vllm.common.progress import page
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Dependency
 from cm4vllm.engine.format.documents import lines_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
-from cm4vllm.engine.format.shapes import Place
+from cm4vllm.engine.format.meta_shapes import Place
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.chain import Chain, dependencies_of, layers_of, plain_tags
 from cm4vllm.engine.run.flags import ENGINE_FLAGS

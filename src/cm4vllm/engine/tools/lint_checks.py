@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.engine.cache.identity import module_file
+from cm4vllm.engine.cache.entry_key import module_file
 from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, ScriptMeta, Variation
-from cm4vllm.engine.format.shapes import Place, wrong_shapes
+from cm4vllm.engine.format.meta_shapes import Place, wrong_shapes
 from cm4vllm.engine.format.variations import Resolution, definition, known, resolve
 from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.plan.recipe_code import code_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import write_json
-from cm4vllm.engine.format.catalogue import SCRIPT_AUTOMATION
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
+from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
 __all__ = ["cm_home", "complete", "engines_before", "register", "warning_about_engines"]
 

@@ -22,8 +22,8 @@ from cm4vllm.loadgen.client.wire import (
     error_message,
     error_words,
 )
-from cm4vllm.serving.dialects import text_body
 from cm4vllm.serving.records import Dialect, Prompts
+from cm4vllm.serving.text_servers import text_body
 
 __all__ = ["TextAnswer", "TextReader", "text_completion_body", "whole_text"]
 

@@ -16,8 +16,8 @@ from cm4vllm.loadgen.client.client import Counts
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.records import ProcessRecord, TextCounts
-from cm4vllm.serving.access import Access
 from cm4vllm.serving.records import Api
+from cm4vllm.serving.server_access import Access
 
 __all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 

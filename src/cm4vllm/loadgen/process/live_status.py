@@ -15,7 +15,7 @@ from cm4vllm.loadgen.process.messages import Progress
 from cm4vllm.loadgen.process.run_status import ClientStatus, PartialScores, RunStatus, ServerStatus, TimeLeft
 from cm4vllm.loadgen.records import RunSettings, SelfCheck
 from cm4vllm.rules import Mode
-from cm4vllm.serving.metrics import MetricsWatch
+from cm4vllm.serving.server_metrics import MetricsWatch
 
 __all__ = ["LiveStatus", "Plan", "plan_of", "time_left"]
 

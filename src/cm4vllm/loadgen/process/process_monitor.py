@@ -33,8 +33,8 @@ from cm4vllm.loadgen.process.messages import (
 from cm4vllm.loadgen.process.run_status import PartialScores
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.serving.logs import advice, last_words
-from cm4vllm.serving.metrics import MetricsWatch, ServerMetrics
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_metrics import MetricsWatch, ServerMetrics
 
 __all__ = [
     "Alive",

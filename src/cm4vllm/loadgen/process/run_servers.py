@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.serving.identities import identities, other_content, restarts
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.serving.server_identities import identities, other_content, restarts
 
 __all__ = ["RunServers"]
 

@@ -52,10 +52,10 @@ from cm4vllm.loadgen.records import (
 )
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.rules import Mode
-from cm4vllm.serving.metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
-from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.site import sites_of
+from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
+from cm4vllm.serving.server_priority import give_way
+from cm4vllm.serving.server_requests import sites_of
 
 __all__ = ["USER_CONF", "run"]
 

@@ -29,7 +29,7 @@ from cm4vllm.loadgen.limits import FILES_BESIDE
 from cm4vllm.loadgen.process.loopback import LoopbackSettings
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
-from cm4vllm.serving.access import NO_ACCESS
+from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["in_words", "self_check"]
 

@@ -13,7 +13,7 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Performance, Submission
 from cm4vllm.rules import Division
-from cm4vllm.serving.dialects import counting
+from cm4vllm.serving.text_servers import counting
 
 __all__ = ["Part", "parts", "record_file"]
 

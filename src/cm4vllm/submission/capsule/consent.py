@@ -26,7 +26,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import PLACEHOLDER
 from cm4vllm.common.secret_names import is_secret_name
-from cm4vllm.serving.access import KEY_VARIABLES
+from cm4vllm.serving.server_access import KEY_VARIABLES
 
 __all__ = [
     "Asked",

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
-from cm4vllm.serving.access import NO_ACCESS, Access
-from cm4vllm.serving.dialects import NOT_LISTED, find_dialect, lists_ids
-from cm4vllm.serving.identities import identity, reported_options
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
-from cm4vllm.serving.site import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
+from cm4vllm.serving.server_access import NO_ACCESS, Access
+from cm4vllm.serving.server_identities import identity, reported_options
+from cm4vllm.serving.server_requests import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
+from cm4vllm.serving.text_servers import NOT_LISTED, find_dialect, lists_ids
 
 __all__ = ["check_completion", "check_vocabulary", "probe", "served_models"]
 

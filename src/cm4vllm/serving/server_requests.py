@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
 from cm4vllm.common.files import json_of, opened
-from cm4vllm.serving.access import Access, refused
 from cm4vllm.serving.records import ServerRecord, host_of
+from cm4vllm.serving.server_access import Access, refused
 
 __all__ = [
     "NO_HTTP",

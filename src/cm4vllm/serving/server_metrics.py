@@ -23,9 +23,9 @@ from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
 from cm4vllm.serving.heartbeat import Heartbeat
-from cm4vllm.serving.identities import process_start
-from cm4vllm.serving.site import Site
-from cm4vllm.serving.speed import Speed, speed_of
+from cm4vllm.serving.server_identities import process_start
+from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.step_times import Speed, speed_of
 
 __all__ = [
     "METRICS_FILE",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.engine.run.native import find_native
 from cm4vllm.engine.run.shell_environment import process_environment, read_assignments
+from cm4vllm.engine.run.shell_script import find_native
 from commands import need
 
 HARD = {

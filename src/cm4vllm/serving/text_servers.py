@@ -17,7 +17,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Division
 from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
-from cm4vllm.serving.site import Site, ask, decoded, not_measurable, request, said, sites_of
+from cm4vllm.serving.server_requests import Site, ask, decoded, not_measurable, request, said, sites_of
 
 __all__ = ["NOT_LISTED", "check_tokenizer", "counting", "find_dialect", "lists_ids", "require_division", "text_body"]
 

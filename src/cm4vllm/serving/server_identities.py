@@ -13,7 +13,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
-from cm4vllm.serving.site import Site, ask, sites_of
+from cm4vllm.serving.server_requests import Site, ask, sites_of
 
 __all__ = ["identities", "identity", "other_content", "process_start", "reported_options", "restarts"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 
 __all__ = ["require_inputs"]
 

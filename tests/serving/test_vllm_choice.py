@@ -12,9 +12,9 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.machine_facts import gpu_env
-from cm4vllm.serving import choice
-from cm4vllm.serving.choice import Choice, choose, require_device
+from cm4vllm.serving import vllm_choice
 from cm4vllm.serving.install import VARIANTS
+from cm4vllm.serving.vllm_choice import Choice, choose, require_device
 from gpu_replay import Replay
 
 RECORDINGS = Path(__file__).parents[1] / "hardware" / "recordings"
@@ -27,7 +27,7 @@ def without_gpus(monkeypatch, tmp_path):
         yield None
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def with_h100(monkeypatch, tmp_path):
         yield Replay(json.loads((RECORDINGS / "h100-sxm-x4.json").read_text()))
 
     monkeypatch.setattr(nvml, "opened", opened)
-    monkeypatch.setattr(choice, "_KFD", tmp_path / "kfd")
+    monkeypatch.setattr(vllm_choice, "_KFD", tmp_path / "kfd")
 
 
 def test_a_device_that_is_there_is_accepted(with_h100):

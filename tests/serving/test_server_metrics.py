@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.metrics import METRICS_FILE, read_samples, sampled
-from cm4vllm.serving.site import Site
+from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples, sampled
+from cm4vllm.serving.server_requests import Site
 
 RECORDED = Path(__file__).parent / "recorded"
 BEFORE, AFTER = (RECORDED / f"metrics-{moment}.txt" for moment in ("before", "after"))

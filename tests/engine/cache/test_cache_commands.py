@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cm4vllm.engine.cache.pages import age_text, size_of
+from cm4vllm.engine.cache.cache_commands import age_text, size_of
 from cm4vllm.engine.plan.costs import size_text
 
 KEPT = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.serving.priority import give_way
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.supervisor import children, descendants, start_supervised
 
 #: A server with a second process and a second thread, as vLLM's has many.

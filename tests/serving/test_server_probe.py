@@ -14,10 +14,10 @@ import peer
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
-from cm4vllm.serving import probe as module
-from cm4vllm.serving.probe import check_vocabulary, probe
+from cm4vllm.serving import server_probe as module
 from cm4vllm.serving.records import Api
-from cm4vllm.serving.site import base_url, base_urls
+from cm4vllm.serving.server_probe import check_vocabulary, probe
+from cm4vllm.serving.server_requests import base_url, base_urls
 
 
 def test_a_good_server_is_described_by_what_it_says_itself():

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Sequence
 
 from cm4vllm.common.errors import NotFoundError, UsageError, nearest
-from cm4vllm.engine.format.catalogue import Catalogue
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.meta_store import Summary
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import as_typed, known, replaced
 from cm4vllm.engine.run.request import Request
 
