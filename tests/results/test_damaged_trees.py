@@ -21,6 +21,7 @@ from cm4vllm.results.model import Submission
 from cm4vllm.results.result_index import read_index
 from cm4vllm.results.tree_check import check_tree, report_checks
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
+from cm4vllm.submission.capsule.rerun_file import as_yaml
 
 RESULT = Path("results", good_tree.SYSTEM, good_tree.MODEL)
 
@@ -141,7 +142,7 @@ def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
         path.symlink_to(path.name)
     assert "CHECK-FAILED" not in found_in(home)
     assert explored(home, tmp_path / "kept") == 2
-    assert capsules_at(home.parents[1])
+    assert all(map(as_yaml, capsules_at(home.parents[1])))
 
 
 def test_a_readme_of_many_dots_is_read(home: Path) -> None:
