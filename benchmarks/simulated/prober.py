@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
+from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.records import ProbeRecord
 from cm4vllm.loadgen.logs.arrivals import arrivals

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cm4vllm.campaign.live.address import Address
-from cm4vllm.campaign.live.page import Page
+from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.campaign.live.page_server import Page
 from cm4vllm.campaign.live.records import StatusRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.machine_page import MachineSettings, Missing, report_machine
+    from cm4vllm.campaign.doctor_page import MachineSettings, Missing, report_machine
     from cm4vllm.common.settings import read_settings
     from cm4vllm.engine.tools.doctor import diagnose
 

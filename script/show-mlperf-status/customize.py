@@ -4,7 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.status import StatusSettings, report_status
+    from cm4vllm.campaign.job_status import StatusSettings, report_status
     from cm4vllm.common.settings import read_settings
 
     i["state"].update(report_status(read_settings(StatusSettings, i["env"])))

@@ -131,11 +131,11 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
     )
     for name, value in {
-        "values.read_record": run,
-        "values.read_performance": result,
-        "checks.read_record": run,
-        "checks.check_vocabulary": None,
-        "checks.check_tokenizer": None,
+        "step_values.read_record": run,
+        "step_values.read_performance": result,
+        "step_checks.read_record": run,
+        "step_checks.check_vocabulary": None,
+        "step_checks.check_tokenizer": None,
         "job.load": SimpleNamespace(invalid_results=[]),
         "job.write_summary": None,
         "job.final_table": "",

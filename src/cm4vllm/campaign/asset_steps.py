@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
-from cm4vllm.campaign.searches import settings_search
+from cm4vllm.campaign.search_steps import settings_search
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Product, Step
 from cm4vllm.rules import Mode, audit

@@ -11,13 +11,13 @@ import msgspec
 
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
-from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.execution import Recipes
 from cm4vllm.campaign.job import run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
-from cm4vllm.campaign.published import published_env, published_notes, published_runs
+from cm4vllm.campaign.published_results import published_env, published_notes, published_runs
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
 from cm4vllm.campaign.schedule import common_inputs, schedule, with_durations

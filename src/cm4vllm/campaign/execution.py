@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from cm4vllm.campaign.attempts import forget_answers, set_aside
-from cm4vllm.campaign.checks import CHECKS
-from cm4vllm.campaign.keeping import Found, found
+from cm4vllm.campaign.failed_attempts import forget_answers, set_aside
+from cm4vllm.campaign.kept_results import Found, found
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
-from cm4vllm.campaign.live.address import Address
+from cm4vllm.campaign.live.current_status import JobStatus, steps_of
 from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.status import JobStatus, steps_of
+from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.schedule import FOLDER
+from cm4vllm.campaign.step_checks import CHECKS
 from cm4vllm.campaign.steps import Condition, Product, Step
 from cm4vllm.common.errors import ClockChanged, CmError, InstallError, ServerDied, ServerStuck, SourceUnavailable
 from cm4vllm.common.files import writable_folder

@@ -13,7 +13,7 @@ from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.values import Values
+from cm4vllm.campaign.step_values import Values
 from cm4vllm.common.errors import CmError, InvalidResult
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn

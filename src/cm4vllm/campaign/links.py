@@ -14,15 +14,15 @@ from typing import Any
 from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.campaign.asset_sources import Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
-from cm4vllm.campaign.checks import CHECKS
 from cm4vllm.campaign.locks import only_one, require_unlocked
 from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import require_searchable
+from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import searched_envs
-from cm4vllm.campaign.search.space import asked_space
-from cm4vllm.campaign.sources import Sources, sources
+from cm4vllm.campaign.step_checks import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import require_space, require_writable, typed_path, writable_folder

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cm4vllm.campaign.computed_targets import LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget
-from cm4vllm.campaign.targets import LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.rules import Mode, RateUse, Scenario
 

@@ -8,6 +8,7 @@ import msgspec
 
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.asset_steps import asset_steps, steps_before
+from cm4vllm.campaign.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.run_targets import (
     NO_LATENCY,
     NO_TARGET,
@@ -31,10 +32,9 @@ from cm4vllm.campaign.run_targets import (
     target_inputs,
     target_share,
 )
-from cm4vllm.campaign.searches import FOUND_BY_SEARCH, search_duration
+from cm4vllm.campaign.search_steps import FOUND_BY_SEARCH, search_duration
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
-from cm4vllm.campaign.targets import LATENCY_QUERIES
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, Scenario
 

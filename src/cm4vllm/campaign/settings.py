@@ -8,12 +8,12 @@ from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.amendments import StepInput
+from cm4vllm.campaign.asset_sources import Sources, asked_quantisation, sources
 from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
-from cm4vllm.campaign.divisions import Fault
+from cm4vllm.campaign.division_checks import Fault
 from cm4vllm.campaign.job_notes import job_notes
-from cm4vllm.campaign.live.address import Address
-from cm4vllm.campaign.search.space import SEARCH_MINUTES, Space, asked_space
-from cm4vllm.campaign.sources import Sources, asked_quantisation, sources
+from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
 from cm4vllm.campaign.steps import key_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest

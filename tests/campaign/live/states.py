@@ -4,7 +4,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.records import Verdict
-from cm4vllm.campaign.search.status import SearchStatus, TriedRate
+from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.loadgen.process.run_status import (
     ClientStatus,
     LatencyStatus,

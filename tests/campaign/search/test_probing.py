@@ -8,9 +8,9 @@ from fake_vllm import Behaviour, FakeVllm
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search import probing
-from cm4vllm.campaign.search.algorithm import Found, SearchPlan
-from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
+from cm4vllm.campaign.search.rate_search import Found, SearchPlan
 from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record

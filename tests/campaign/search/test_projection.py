@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Point, meeting_point, project
 from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.logs.early_stopping import most_over

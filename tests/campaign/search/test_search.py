@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cm4vllm.campaign.search.algorithm import SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.judge import Judge, ProbePlan
+from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
+from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.records import Boundary, Verdict
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.process.messages import Latencies, Timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 

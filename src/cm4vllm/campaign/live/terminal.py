@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from cm4vllm.campaign.live.view import Line, Tone, View
+from cm4vllm.campaign.live.panels import Line, Tone, View
 from cm4vllm.common.progress import drawn_by_a_view
 from cm4vllm.common.terminal_text import one_line
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cm4vllm.campaign.search.algorithm import Prober
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.rate_search import Prober
 from cm4vllm.campaign.search.records import ProbeRecord, Verdict
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits

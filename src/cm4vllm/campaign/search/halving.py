@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cm4vllm.campaign.search.search_space import Candidate
 from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation
-from cm4vllm.campaign.search.space import Candidate
 from cm4vllm.common.errors import ServerUnsuitable
 
 __all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.search.algorithm import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.causes import cause_words
+from cm4vllm.campaign.computed_targets import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.drift import drift_words
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.judge import Judge, ProbePlan, probe_record
+from cm4vllm.campaign.search.missed_limits import cause_words
+from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.rate_search import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
-from cm4vllm.campaign.search.status import LiveSearch
-from cm4vllm.campaign.targets import REHEARSAL_SEARCH_S
+from cm4vllm.campaign.search.search_status import LiveSearch
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn

@@ -19,10 +19,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cm4vllm.campaign.search.bracketing import Bracket, bracket
-from cm4vllm.campaign.search.evidence import PARTS, interval_of_parts
+from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
 from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
+from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
 from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
-from cm4vllm.campaign.search.space import Candidate, shown, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
     LimitTooLow,

@@ -15,11 +15,11 @@ from cm4vllm import __version__
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.ledger import LEDGER_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.rehearsal import launch as simulated
-from cm4vllm.campaign.search.evidence import evidence_words, rivals
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
+from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
+from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Candidate, Space, shown, words_of
 from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
 from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
-from cm4vllm.campaign.search.space import SEARCH_MINUTES, Candidate, Space, shown, words_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cm4vllm.assets import catalogue as catalogue_module
-from cm4vllm.campaign import divisions
-from cm4vllm.campaign.divisions import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign import division_checks
+from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     """The GPUs that the machine of these tests has."""
     found: list[records.GpuFacts] = []
-    monkeypatch.setattr(divisions, "detect_gpus", lambda: found)
+    monkeypatch.setattr(division_checks, "detect_gpus", lambda: found)
     return found
 
 
@@ -103,7 +103,7 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
     known, digest = catalogue_module.catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
     same = changed(known, datasets={name: changed(one, digest=digest) for name, one in known.datasets.items()})
-    monkeypatch.setattr(divisions, "catalogue", lambda: same)
+    monkeypatch.setattr(division_checks, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
 
@@ -257,7 +257,7 @@ def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(r
 
 def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     every = {code for division in Division for category in Category for code in division_rules(division, category)}
-    assert every == {*divisions._CHECKS, "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
+    assert every == {*division_checks._CHECKS, "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
     closed, network = (division_rules(one, Category.DATACENTER) for one in (Division.CLOSED, Division.NETWORK))
     assert set(closed) < set(network)  # which inherits all of it
     assert division_rules(Division.OPEN, Category.DATACENTER) == {}

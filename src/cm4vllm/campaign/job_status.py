@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
-from cm4vllm.campaign.live.reading import read_status, status_text
+from cm4vllm.campaign.live.status_file import read_status, status_text
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path

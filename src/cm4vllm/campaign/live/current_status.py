@@ -10,7 +10,7 @@ from typing import TypeVar
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.schedule import with_durations
-from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.campaign.steps import Step
 from cm4vllm.common import progress
 from cm4vllm.common.progress import under_way, warnings

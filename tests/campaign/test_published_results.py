@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.campaign.published import published_env, published_notes, published_page, published_run, published_runs
 from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
+from cm4vllm.campaign.published_results import (
+    published_env,
+    published_notes,
+    published_page,
+    published_run,
+    published_runs,
+)
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, read_settings
@@ -59,7 +65,7 @@ def test_a_release_is_taken_where_it_can_be_measured(monkeypatch):
     assert "CM_VLLM_WANTED_VERSION" not in published_env(env)
     (note,) = [note for note in published_notes(env) if "vLLM 0.5.2 does not return" in note]
     assert "--vllm_version=0.10.2" in note
-    monkeypatch.setattr("cm4vllm.campaign.published.OLDEST_RELEASE", (0, 5, 0))
+    monkeypatch.setattr("cm4vllm.campaign.published_results.OLDEST_RELEASE", (0, 5, 0))
     assert published_env(env)["CM_VLLM_WANTED_VERSION"] == "0.5.2"
     assert not any("does not return" in note for note in published_notes(env))
 
@@ -148,4 +154,4 @@ def test_random_weights_take_the_place_of_a_published_model():
 
 def test_the_page_is_that_of_the_files():
     page = ROOT / "docs" / "published.md"
-    assert page.read_text(encoding="utf-8") == published_page(), "python -m cm4vllm.campaign.published"
+    assert page.read_text(encoding="utf-8") == published_page(), "python -m cm4vllm.campaign.published_results"

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
 from cm4vllm.campaign.schedule import FOLDER, common_inputs
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step
-from cm4vllm.campaign.targets import TargetQps, target_of
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.search.status import SearchStatus
+from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
 from cm4vllm.loadgen.records import HEADROOM

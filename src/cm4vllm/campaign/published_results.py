@@ -184,7 +184,7 @@ which the fit advisor ([models.md](models.md#what-fits)) suggests for these GPUs
 def _lines() -> Iterator[str]:
     yield "# Published results that can be measured again"
     yield ""
-    yield "Generated from `src/cm4vllm/campaign/published_runs/` by `python -m cm4vllm.campaign.published`."
+    yield "Generated from `src/cm4vllm/campaign/published_runs/` by `python -m cm4vllm.campaign.published_results`."
     yield ""
     yield "    cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan"
     yield ""

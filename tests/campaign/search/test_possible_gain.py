@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cm4vllm.campaign.search.evidence import evidence_words, interval_of_parts, rivals
+from cm4vllm.campaign.search.possible_gain import evidence_words, interval_of_parts, rivals
 from cm4vllm.campaign.search.settings_records import Evaluation, Score, geometric_mean
 
 

@@ -10,9 +10,9 @@ import pytest
 from cmind.cli import parse
 
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.campaign import machine_page
+from cm4vllm.campaign import doctor_page
 from cm4vllm.campaign.capabilities import runnable_benchmarks
-from cm4vllm.campaign.machine_page import Device, MachineSettings, Missing, benchmark_rows, report_machine
+from cm4vllm.campaign.doctor_page import Device, MachineSettings, Missing, benchmark_rows, report_machine
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.nvml import nvidia_gpus
@@ -90,8 +90,8 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
     gpus = [*nvidia_gpus(Replay(json.loads(recording.read_text()))) * 2]
     gib = gpus[0].memory_bytes / GIB
-    monkeypatch.setattr(machine_page, "detect_gpus", lambda: gpus)
-    monkeypatch.setattr(machine_page, "require_device", lambda name: None)
+    monkeypatch.setattr(doctor_page, "detect_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor_page, "require_device", lambda name: None)
     found = report_machine(MachineSettings(), tmp_path, [])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100

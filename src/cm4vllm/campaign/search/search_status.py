@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cm4vllm.campaign.search.judge import ProbePlan
+from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.records import ProbeRecord, Verdict
 from cm4vllm.common.progress import Step
 from cm4vllm.common.records import Record

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign.asset_sources import sources
 from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
-from cm4vllm.campaign.sources import sources
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.files import free_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from cm4vllm.campaign.live.panels import view_of
 from cm4vllm.campaign.live.records import STATUS_FILE, StatusRecord
 from cm4vllm.campaign.live.terminal import plain_text
-from cm4vllm.campaign.live.view import view_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 

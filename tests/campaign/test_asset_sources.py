@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.campaign.sources import sources
+from cm4vllm.campaign.asset_sources import sources
 from cm4vllm.common.errors import UsageError
 
 BENCHMARK = "llama3.1-8b"

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cm4vllm.campaign.keeping import result_folder
+from cm4vllm.campaign.kept_results import result_folder
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.search.records import SEARCH_FILE
 from cm4vllm.campaign.steps import key_of

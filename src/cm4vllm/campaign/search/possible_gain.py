@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cm4vllm.campaign.search.search_space import words_of
 from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation, Rival, Score
-from cm4vllm.campaign.search.space import words_of
 
 __all__ = ["PARTS", "evidence_words", "interval_of_parts", "rivals"]
 
