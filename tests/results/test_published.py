@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+import published_findings
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.tree_check import check_tree
 
@@ -32,3 +35,13 @@ def test_each_error_names_file_field_value_and_what_was_expected(neural_magic: P
 def test_the_doubled_tokens_are_those_of_one_result(neural_magic: Path) -> None:
     (one,) = [one for one in findings(neural_magic) if one.code == "TOKENS-DOUBLED"]
     assert (one.value, "GPTQ" in one.file, "64 bits" in one.what) == ("586.9", True, True)
+
+
+def test_the_tables_of_the_page_are_printed_by_a_command(
+    neural_magic: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published_findings.main([str(neural_magic.parents[1])])
+    text = capsys.readouterr().out
+    assert "| v4.1 | 192 | 1 | 10 | 10 | 33 |" in text
+    assert "| `README-UNIT` | error | 7 |" in text and "| `FILE-EMPTY` | note | 30 |" in text
+    assert "| v4.1 | open/NeuralMagic | `WEIGHTS-TYPES` | 5 |" in text

@@ -42,6 +42,9 @@ _LOGGED: dict[str, tuple[float, tuple[str, ...]]] = {
     "tpot_latency": (_NS, ("requested_server_tpot_latency",)),
     "target_latency": (_NS, ("requested_server_target_latency_ns",)),
     "target_latency_percentile": (0.01, ("requested_server_target_latency_percentile",)),
+    "qsl_rng_seed": (1.0, ("qsl_rng_seed",)),
+    "sample_index_rng_seed": (1.0, ("sample_index_rng_seed",)),
+    "schedule_rng_seed": (1.0, ("schedule_rng_seed",)),
 }
 #: The limits of a benchmark: the setting in a conf file, the entry of a log in ns, and the field of the rules in ms.
 _LIMITS = (
@@ -49,7 +52,9 @@ _LIMITS = (
     ("tpot_latency", "requested_server_tpot_latency", "tpot_ms"),
     ("target_latency", "target_latency_ns", "latency_ms"),
 )
-#: What mlperf.conf fixes and a submitter does not choose.
+#: What mlperf.conf fixes for all models in one line.
+_OF_ALL = {"min_duration", "qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed"}
+#: What mlperf.conf fixes and a submitter does not choose; a run may last longer.
 _FIXED = {
     "ttft_latency",
     "tpot_latency",
@@ -59,6 +64,8 @@ _FIXED = {
     "sample_concatenate_permutation",
     "performance_issue_unique",
     "performance_issue_same",
+    "performance_sample_count_override",
+    *_OF_ALL,
 }
 #: Entries of one setting under two names, besides requested_X and effective_X. LoadGen derives min_query_count.
 _REQUESTED = {
@@ -226,6 +233,8 @@ def confs(submission: Submission) -> Iterator[Fault]:
                 used = next((part.settings[one] for one in entries if one in part.settings), None)
                 if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
                     continue
+                if fixed and key == "min_duration" and used >= setting.value:
+                    continue
                 if abs(used / factor - setting.value) > _ROUNDING * max(abs(setting.value), 1e-9):
                     yield Fault(
                         f"{file.rpartition('/')[2]} states another {key} than the log",
@@ -233,6 +242,8 @@ def confs(submission: Submission) -> Iterator[Fault]:
                         setting.name,
                         f"{setting.value:g}",
                         f"{used / factor:g}, as in {part.log}",
+                        # LoadGen since 5.0 has the seeds of its round, whatever the file says.
+                        severity=Severity.NOTE if key.endswith("_seed") else None,
                     )
             known |= set(found)
 
@@ -269,7 +280,7 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
     name = part.terms.loadgen_name if part.terms else part.log.split("/")[4]
     for model, of, key, number in _SETTING.findall(text):
         if exact:
-            close = 2 if model == name else -1
+            close = 2 if model == name else 0 if model == "*" and key in _OF_ALL else -1
         else:
             close = 2 if model == name else 0 if model == "*" else 1 if name.startswith(model) else -1
         if key not in _LOGGED or of not in (part.loadgen_scenario, "*") or close < 0:

@@ -18,6 +18,17 @@ __all__ = ["BOUND", "POLICY", "WRITE", "close", "readme_of", "targets_of"]
 POLICY = "inference_policies/submission_rules.adoc, README of a result"
 WRITE = "write the README from the log: value, unit and the commands that were run"
 BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]*?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)")
+#: The line in which pages of public automation name the system, and that in which ours say what was measured.
+_PLATFORM = re.compile(r"^Platform: (\S+)\s*$", re.MULTILINE)
+_OF_RESULT = re.compile(
+    r"^MLPerf Inference (v[\d.]+), (\w+) division, benchmark `([^`]+)`, (\w+) scenario", re.MULTILINE
+)
+#: The digests that a page of cm4vllm states, by their labels.
+_DIGESTS = {
+    "model": "SHA-256 of the model's files",
+    "dataset": "SHA-256 of the dataset",
+    "log": "SHA-256 of the scored log, before truncation",
+}
 _UNFILLED = re.compile(r"\b(TBD|TODO|TO BE (?:FILLED|ADDED|DONE)[\w ]*|FIXME|lorem ipsum)\b", re.IGNORECASE)
 #: A page, a link or a folder of programs that a page names.
 _ELSEWHERE = re.compile(r"README|\.(?:md|adoc|rst|sh|py)\b|https?://|\]\(|\b(?:code|src|documentation)/")
@@ -171,6 +182,35 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
             qps,
             f"{run.target_qps:g}, as in {run.log}",
         )
+
+
+@check(
+    "README-SYSTEM",
+    "a README is that of the result beside it: of its system, benchmark, scenario, division and digests",
+    source=POLICY,
+    remedy="publish each result with its own README",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def of_the_result(submission: Submission) -> Iterator[Fault]:
+    for result in submission.results:
+        if (found := _PLATFORM.search(result.readme)) and found[1] != result.system:
+            yield Fault("the README is of another system", readme_of(result), "Platform", found[1], result.system)
+        wanted = (result.round, result.division, result.benchmark, result.scenario)
+        if result.round and (found := _OF_RESULT.search(result.readme)) and found.groups() != wanted:
+            yield Fault("the README is of another result", readme_of(result), "", found[0], ", ".join(wanted))
+        yield from _digests(result)
+
+
+def _digests(result: Result) -> Iterator[Fault]:
+    """Compare the digests that a page of cm4vllm states with those in the files beside it."""
+    scored = result.accuracy.hash if result.accuracy else ""
+    stated = {key: str(result.measurements.get(f"{key}_sha256", "")) for key in ("model", "dataset")} | {"log": scored}
+    for key, label in _DIGESTS.items():
+        found = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
+        if found and stated[key] and found[1] != stated[key]:
+            what = "the README states another digest than the files beside it"
+            yield Fault(what, readme_of(result), label, found[1], stated[key])
 
 
 @check(

@@ -1,0 +1,83 @@
+"""The tables of docs/checks-published.md: what the checks find in whole rounds, by code and by folder, in Markdown.
+
+`python docs/tools/published_findings.py inference_results_v4.1 inference_results_v5.1 ...`, each the folder of a
+checked out repository of results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.tree_check import CheckedTree, check_tree
+
+__all__ = ["by_code", "by_folder", "covered"]
+
+
+def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
+    """Give what was checked in each round."""
+    yield from _table(
+        ("round", "files", "submissions", "results", "rules applied", *(f"{level}s" for level in Severity)),
+        (
+            (
+                name,
+                f"{sum(one.files for one in tree.submissions):,}",
+                len(tree.submissions),
+                f"{tree.coverage['results']:,}",
+                f"{tree.coverage['rules_applied']:,}",
+                *(f"{sum(one.severity is level for one in tree.findings):,}" for level in Severity),
+            )
+            for name, tree in trees
+        ),
+    )
+
+
+def by_code(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
+    """Give the number of findings of each code and severity in each round, errors first."""
+    counted = [Counter((one.severity, one.code) for one in tree.findings) for _, tree in trees]
+    order = sorted(set().union(*counted), key=lambda key: (list(Severity).index(key[0]), key[1]))
+    rows = ((f"`{code}`", level, *(one[level, code] for one in counted)) for level, code in order)
+    yield from _table(("code", "severity", *(name for name, _ in trees)), rows)
+
+
+def by_folder(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
+    """Give the errors of each submission, by code, with the number of its findings."""
+    yield from _table(
+        ("round", "folder", "code", "errors"),
+        (
+            (name, folder, f"`{code}`", count)
+            for name, tree in trees
+            for (folder, code), count in sorted(Counter(map(_place, _errors(tree))).items())
+        ),
+    )
+
+
+def _errors(tree: CheckedTree) -> Iterator[Finding]:
+    yield from (one for one in tree.findings if one.severity is Severity.ERROR)
+
+
+def _place(one: Finding) -> tuple[str, str]:
+    return "/".join(one.file.split("/")[:2]), one.code
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Check the trees in these folders, and print the tables."""
+    trees = []
+    for folder in map(Path, arguments):
+        tree = check_tree(folder)
+        rounds = Counter(one.round for one in tree.submissions if one.round)
+        trees.append((max(rounds, key=lambda name: rounds[name], default=folder.name), tree))
+    for table in (covered, by_code, by_folder):
+        print("\n".join(table(trees)), end="\n\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
