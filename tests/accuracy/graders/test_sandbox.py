@@ -156,6 +156,17 @@ def test_nothing_started_inside_outlives_it():
     assert mark not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
+def test_nothing_is_left_of_a_sandbox_that_is_ended_while_it_starts():
+    """Its first process waits for bwrap without a limit of time before it is bound to it."""
+    mark = f"mark{os.getpid()}"
+    for number in range(150):
+        with Sandbox(LIMITS).started(["true", mark]):
+            time.sleep(number % 30 / 5000)
+    time.sleep(0.2)
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
+    assert [line for line in listed.splitlines() if mark in line] == []
+
+
 def test_a_machine_without_bubblewrap_is_told_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     sandbox_lacks.cache_clear()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -132,7 +133,7 @@ class Sandbox:
         try:
             yield process, held
         finally:
-            process.kill()
+            _end(process)
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -144,7 +145,7 @@ class Sandbox:
         while process.poll() is None:
             if found := self._exceeded(_tree(process.pid, self.limits.processes)):
                 held.why = held.why or found
-                process.kill()
+                _end(process)
                 return
             time.sleep(_POLL_S)
 
@@ -154,6 +155,15 @@ class Sandbox:
         if sum(map(_memory, pids)) > self.limits.memory_bytes:
             return f"more than {self.limits.memory_bytes // MIB} MiB of memory"
         return ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End bwrap and, while it still stands in its group, the first process inside.
+
+    That one waits for bwrap before it is bound to its end: alone it would stay.
+    """
+    if process.returncode is None:  # its number is not another's yet
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _interpreter() -> dict[Path, str]:
