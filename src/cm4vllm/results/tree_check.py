@@ -29,8 +29,8 @@ from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, orde
 from cm4vllm.results.kept_findings import CheckedSubmission, keeping_folder, kept_findings, state_of_submission
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
-from cm4vllm.results.served_weights import with_weights
 from cm4vllm.results.submission_trees import read_submission, submission_folders
+from cm4vllm.results.weights_folder import with_weights
 from cm4vllm.rules import round_terms
 
 __all__ = ["CheckedTree", "check_tree", "report_checks"]
@@ -102,7 +102,7 @@ def check_tree(
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
 
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
-    for the results that `weights_of` names (results/served_weights.py). Raises UsageError where it names none, for an
+    for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, for an
     unknown round, and where `filters` names a submitter who is not in the tree: of those that it names all findings are
     returned. `keep` is a folder in which findings of large submissions are kept, and found again while the files are
     the same.

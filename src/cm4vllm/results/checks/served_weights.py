@@ -17,7 +17,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import is_strict
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, ServedWeights, Submission
-from cm4vllm.results.served_weights import published_model
+from cm4vllm.results.weights_folder import published_model
 
 __all__: list[str] = []
 
