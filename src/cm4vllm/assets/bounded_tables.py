@@ -40,7 +40,7 @@ _AGAIN = "copy or download the dataset again"
 
 
 class _Outcome(msgspec.Struct):
-    """What the process says: the rows, or why there are none."""
+    """The answer of the process: the rows, or the reason why there are none."""
 
     rows: list[dict[str, Any]] = []
     what: str = ""

@@ -1,4 +1,4 @@
-"""What a model folder says of itself: architecture, vocabulary, parameters, data type of the weights."""
+"""Facts read from a model folder: architecture, vocabulary, parameters, data type of the weights."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the headers of safetensors files state: bytes of the tensors are not read.
+    """Facts from the headers of safetensors files; the bytes of the tensors are not read.
 
-    `parameters` counts packed weights, too: it is None where config.json does not tell their bits.
+    `parameters` counts packed weights, too; it is None where config.json does not state their number of bits.
     `data_type` is that of quantised weights, otherwise that of most parameters; empty for one that has no name here.
     """
 

@@ -40,7 +40,7 @@ _CHUNK = 512
 
 
 class DatasetSettings(Record, frozen=True, kw_only=True):
-    """Which dataset: `source` is tiny, path or mlcommons; `benchmark` says which, and how many samples it must have.
+    """Choice of the dataset: `source` is tiny, path or mlcommons; `benchmark` names it and its number of samples.
 
     Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own
     for any other.
@@ -234,7 +234,7 @@ def check(settings: DatasetSettings) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a dataset file has to have: so many samples, None for any number, and these columns if it has answers."""
+    """Requirements of a dataset file: its number of samples (None: any number), and its columns if it has answers."""
 
     samples: int | None = None
     answers: bool = False

@@ -1,4 +1,4 @@
-"""Whether a model is a benchmark's own, by the digests that MLCommons publishes, or was quantised here from it."""
+"""Check that a model is the benchmark's own (by MLCommons' published digests) or was quantised here from it."""
 
 from __future__ import annotations
 

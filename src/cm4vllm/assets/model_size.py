@@ -1,4 +1,4 @@
-"""What a model's config.json says of its size: parameters, bytes of weights, bytes of keys and values.
+"""Size of a model by its config.json: parameters, bytes of weights, bytes of keys and values.
 
 Counts follow the modules of the model's own code in transformers: Llama and Mistral (grouped-query attention, gated
 MLP), Mixtral and gpt-oss (experts), DeepSeek V2 and V3 (multi-head latent attention, shared and routed experts).

@@ -44,7 +44,7 @@ _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pd
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Which model: `source` is tiny, dummy, path, hf, catalogue, mlcommons or served.
+    """Choice of the model: `source` is tiny, dummy, path, hf, catalogue, mlcommons or served.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a

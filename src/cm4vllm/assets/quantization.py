@@ -56,7 +56,7 @@ def schemes() -> dict[str, Scheme]:
 
 
 class QuantizationSettings(Record, frozen=True, kw_only=True):
-    """Which scheme for which model; `python` is one that has llm-compressor. `samples` are taken from the first on."""
+    """Scheme and model; `python` is a Python that has llm-compressor, `samples` the number of first samples used."""
 
     scheme: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION_SCHEME")] = "fp8-dynamic"
     kv_fp8: Annotated[bool, Key("CM_ML_MODEL_QUANTIZATION_KV_CACHE")] = False

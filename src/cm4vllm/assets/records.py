@@ -1,4 +1,4 @@
-"""What is known of a model and of a dataset, beside the files themselves."""
+"""Records of a model and of a dataset: the facts about them that their files do not state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDENTITY = "identity"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):
-    """How a model was quantised here: what calibration.md and measurements.json say.
+    """Description of a quantisation that was made here, for calibration.md and measurements.json.
 
     `weights`, `activations` and `kv_cache` say in words what each became, `formula` how; `layers` counts the layers
     whose weights were quantised and `layer_kinds` names their kinds. `starting_weights` are the files it began with.
@@ -62,12 +62,12 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether it is the tiny model that is trained here, quantised or not."""
+        """True for the tiny model that is trained here, quantised or not."""
         return STAND_IN_SOURCE in self.source
 
     @property
     def is_dummy(self) -> bool:
-        """Whether its weights are random: its answers mean nothing, and each has the length that it is asked for."""
+        """True for random weights: the answers mean nothing, and each has the length that was requested."""
         return DUMMY_SOURCE in self.source
 
 

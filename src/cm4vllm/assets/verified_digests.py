@@ -1,4 +1,4 @@
-"""Which files of a folder have the digests that are published for them: a file that stays as it was is read once."""
+"""Check of a folder's files against their published digests; a file that does not change is read only once."""
 
 from __future__ import annotations
 
