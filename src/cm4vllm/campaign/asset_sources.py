@@ -1,4 +1,4 @@
-"""Where a job's model and datasets come from, and how the model is quantised, as variations of the recipes for these.
+"""Sources of a job's model and datasets, and the model's quantisation, as variations of the recipes for these.
 
 The stand-ins, a tiny model and its own dataset, are used where nothing else was asked for, and only together: a real
 model would be measured on prompts that the benchmark does not have, the tiny model on prompts that it cannot answer.
@@ -41,17 +41,17 @@ class Sources:
 
     @property
     def dummy(self) -> bool:
-        """Whether the model has random weights."""
+        """True if the model has random weights."""
         return self.model.startswith(_DUMMY)
 
     @property
     def needs_sentence_model(self) -> bool:
-        """Whether the dataset's answers are split by nltk's trained model; those made here are split without one."""
+        """True if nltk's trained model splits the dataset's answers; answers made here are split without a model."""
         return self.dataset != _TINY
 
     @property
     def model_notes(self) -> tuple[str, ...]:
-        """What has to be done before the model can be downloaded."""
+        """Steps that the user has to take before the model can be downloaded."""
         entry = self._entry
         if entry is None or not entry.gate:
             return ()
@@ -64,7 +64,7 @@ class Sources:
 
     @property
     def model_brings(self) -> tuple[Brings, ...]:
-        """What the model's download brings, beyond what get,ml-model says of it."""
+        """Downloads and installations for the model, beyond those that get,ml-model states."""
         entry = self._entry
         if entry is None or not self.model.startswith("_mlcommons."):
             return ()

@@ -1,4 +1,4 @@
-"""What this version can run of what MLPerf's rules have: the one place that says so."""
+"""Benchmarks, compliance tests and graders that this version can run: no other module states them."""
 
 from __future__ import annotations
 

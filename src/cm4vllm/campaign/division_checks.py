@@ -1,4 +1,4 @@
-"""What a division asks of a job, checked before anything is downloaded, installed or started.
+"""Checks of a job against its division's rules, before anything is downloaded, installed or started.
 
 Each rule that can be known by then has a function here that says what is against it. A valid run is refused with all of
 them; a rehearsal goes on, names them, and makes no submission tree.
@@ -40,7 +40,7 @@ _ECC_KEYS = {"host": "host_memory_configuration", "accelerators": "accelerator_m
 
 @dataclass(frozen=True)
 class Fault:
-    """What is against a rule of the job's division, and what to do about it."""
+    """A breach of a rule of the job's division, and its remedy."""
 
     rule: DivisionRule
     found: str
@@ -108,13 +108,13 @@ class _Facts:
 
     @property
     def stated(self) -> Mapping[str, str]:
-        """What the system file states, empty without one."""
+        """The statements of the system file, empty without one."""
         path = str(self.env.get(_SYSTEM_FILE) or "")
         return read_system_file(typed_path(path)).stated if path else {}
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the model is served on other machines, so that this one shows nothing of them."""
+        """True if the model is served on other machines, about which this machine shows nothing."""
         servers = self.job.settings.api_server
         return bool(servers) and not any(runs_here(url) for url in base_urls(servers))
 

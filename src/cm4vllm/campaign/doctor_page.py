@@ -1,4 +1,4 @@
-"""What `doctor,mlperf` does: one page of what this machine can run, and of what is missing with what mends it.
+"""The page of `doctor,mlperf`: what this machine can run, what is missing, and the remedy for it.
 
 The page decides nothing itself. Benchmarks are those of `capabilities`, devices those of `serving.choice`, sums those
 of the fit advisor, and what is missing comes from the checks that a run makes too.
@@ -45,7 +45,7 @@ _LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
 
 
 class MachineSettings(Record, frozen=True, kw_only=True):
-    """Which round's benchmarks are listed."""
+    """The round whose benchmarks are listed."""
 
     round: input_types.Round = round_names()[-1]
 

@@ -1,4 +1,4 @@
-"""What the entry recipe does: the job that a command asks for, checked; its plan; its execution."""
+"""The entry recipe: it checks the job of a command, then plans or executes it."""
 
 from __future__ import annotations
 

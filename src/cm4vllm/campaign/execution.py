@@ -46,7 +46,7 @@ class Recipes(Protocol):
 
 
 class ScheduledJob(Protocol):
-    """What an execution needs to know of its job: `notes` are said first, `notices` are marks of every page."""
+    """The facts of a job that its execution needs: `notes` are shown first, `notices` mark every page."""
 
     @property
     def title(self) -> str: ...
@@ -73,7 +73,7 @@ class ScheduledJob(Protocol):
 
 
 class StepValues(Protocol):
-    """What only the run can tell of a schedule; `env` has what the steps so far have exported, `good` their names."""
+    """Values known only during the run: `env` has the exports of the steps so far, `good` their names."""
 
     env: dict[str, str]
     good: set[str]
@@ -116,7 +116,7 @@ def run_schedule(
 
 
 class Execution:
-    """What is known while the steps are taken."""
+    """The state of an execution while its steps run."""
 
     def __init__(
         self,

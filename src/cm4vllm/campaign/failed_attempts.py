@@ -1,4 +1,4 @@
-"""What failed and aborted attempts of a step left: kept aside in a folder of its own, and never counted."""
+"""Files of a step's failed and aborted attempts: kept aside in a folder of their own, and never counted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _is_below(out: Path, folder: Path) -> bool:
-    """Whether a folder lies below another, and is reached from there through plain folders only."""
+    """Tell whether a folder lies below another, and is reached from there through plain folders only."""
     if not folder.is_relative_to(out):
         return False
     parts = folder.relative_to(out).parts

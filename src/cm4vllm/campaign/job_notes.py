@@ -1,4 +1,4 @@
-"""What a job does otherwise than a user may expect: notes that plan and run show before anything is done."""
+"""Notes on a job's unexpected behaviour, which plan and run show before anything is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an earlier command left that a step need not make again: recognised by content, for each kind of product."""
+"""Results of an earlier command that a step need not make again: recognised by content, per kind of product."""
 
 from __future__ import annotations
 

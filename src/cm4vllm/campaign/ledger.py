@@ -52,7 +52,7 @@ _WHOLE_PATHS = 1
 
 
 class State(StrEnum):
-    """What has become of a step."""
+    """The outcome of a step."""
 
     PLANNED = "planned"
     RUNNING = "running"
@@ -64,7 +64,7 @@ class State(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """Whether the step's result is there."""
+        """True if the step's result exists."""
         return self in (State.DONE, State.KEPT)
 
 

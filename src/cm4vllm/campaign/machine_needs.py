@@ -1,4 +1,4 @@
-"""What the runs of a job may need of this machine's limits, as far as it is known before anything is started."""
+"""Needs of a job's runs against this machine's limits, as far as they are known before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What later recipes would refuse, refused by run and plan before anything is downloaded, installed or started."""
+"""Early checks of plan and run: they refuse whatever a later recipe would refuse, before anything is started."""
 
 from __future__ import annotations
 

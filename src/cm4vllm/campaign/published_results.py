@@ -37,7 +37,7 @@ _ROUND = env_keys(CampaignSettings)["round"]
 
 
 class PublishedResult(Record, frozen=True, kw_only=True):
-    """What was published of one scenario: samples/s and tokens/s of LoadGen's log, p99 latencies, ROUGE in percent."""
+    """Published figures of one scenario: samples/s and tokens/s of LoadGen's log, p99 latencies, ROUGE in percent."""
 
     scenario: Scenario
     tokens_per_second: float
@@ -92,7 +92,7 @@ class PublishedRun(Record, frozen=True, kw_only=True):
 
     @property
     def fit(self) -> tuple[str, ...]:
-        """What the fit advisor says of the model on these GPUs, beside what was published."""
+        """Lines of the fit advisor for the model on these GPUs, beside the published figures."""
         return tuple(fit_lines(self.settings, self.accelerator, self.accelerators))
 
 

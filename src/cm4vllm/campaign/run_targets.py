@@ -1,4 +1,4 @@
-"""What the LoadGen runs of a schedule aim at: a given target, or the step that measures or finds it."""
+"""Targets of a schedule's LoadGen runs: a given target, or the step that measures or finds it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Job:
 
     @property
     def no_tree(self) -> str:
-        """Why no submission tree is made, empty where one is."""
+        """The reason why no submission tree is made, empty if one is made."""
         if self.settings.rehearse:
             return f"{SIMULATED_NOTICE}: the server of --rehearse is simulated, and nothing that it gives is a result"
         if set(self.modes) != set(Mode):
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def proves_model(self) -> bool:
-        """Whether the model is to be compared with the benchmark's published digests."""
+        """True if the model is to be compared with the benchmark's published digests."""
         rule = division_rules(self.division, self.category).get(_MODEL_RULE)
         return rule is not None and all(fault.rule != rule for fault in self.faults)
 
@@ -176,7 +176,7 @@ class Job:
 
     @property
     def notices(self) -> list[str]:
-        """What every page and every record of the job must say of it, as far as it is known before its runs."""
+        """Statements that every page and record of the job must carry, as far as they are known before its runs."""
         return [
             *([SIMULATED_NOTICE] if self.settings.rehearse else []),
             *([REHEARSAL_NOTICE] if self.rehearsal else []),
@@ -184,7 +184,7 @@ class Job:
 
     @property
     def scores(self) -> bool:
-        """Whether accuracy runs are scored: the answers of a simulated server have no meaning."""
+        """True if accuracy runs are scored: the answers of a simulated server have no meaning."""
         return not self.settings.rehearse
 
     @property
@@ -193,18 +193,18 @@ class Job:
 
     @property
     def search_minutes(self) -> float:
-        """How long a search over server settings may take."""
+        """The minutes that a search over server settings may take."""
         return self.settings.search_minutes or SEARCH_MINUTES
 
     @property
     def searches_rate(self) -> bool:
-        """Whether the rates that are not given are searched for: in a valid run, unless the user says otherwise."""
+        """True if rates that are not given are searched for: in a valid run, unless the user says otherwise."""
         asked = self.settings.find_target_qps
         return not self.rehearsal if asked is None else asked
 
     @property
     def needs_sentence_model(self) -> bool:
-        """Whether nltk's trained model splits answers for the scores."""
+        """True if nltk's trained model splits answers for the scores."""
         return (
             self.scores
             and Mode.ACCURACY in self.modes

@@ -1,4 +1,4 @@
-"""What the job itself checks after a step: that the server is the one that it is taken for."""
+"""Checks of the job itself after a step: the server must be the expected one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the run can tell of a schedule: the values that steps take from those before, and which conditions hold."""
+"""Values known only during a run: the values that steps take from earlier steps, and the conditions that hold."""
 
 from __future__ import annotations
 

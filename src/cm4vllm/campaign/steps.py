@@ -1,4 +1,4 @@
-"""What a schedule is made of: steps, and how one depends on what those before it gave. Plain data, for JSON too."""
+"""The steps of a schedule, and their dependencies on the results of earlier steps. Plain data, for JSON too."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _SIMULATED = ("run,simulated-vllm-server", "run,vllm-server")
 
 
 class Product(StrEnum):
-    """What a step leaves that the same command keeps when it is given again."""
+    """A product of a step, kept when the same command is given again."""
 
     SERVER = "a server started by the job"
     RUN = "a LoadGen run"
@@ -71,19 +71,19 @@ class Product(StrEnum):
 
     @property
     def asks_server(self) -> bool:
-        """Whether it is made by asking the server."""
+        """True if it is made by requests to the server."""
         return self in (Product.RUN, Product.SEARCH)
 
 
 class Check(StrEnum):
-    """What the job itself checks after a step, in words."""
+    """A check of the job itself after a step, in words."""
 
     NAMED_MODEL = "the server serves the model that the job takes it for"
     VOCABULARY = "the server reads token ids as the model's tokenizer does"
 
 
 class Need(StrEnum):
-    """What must hold of earlier steps so that a step is run."""
+    """A condition on earlier steps: the step is run only if it holds."""
 
     ENDED_WELL = "ended well"
     TOO_SHORT = "ended too early to be valid"
@@ -140,7 +140,7 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
 
 
 class Duration(Record, frozen=True, kw_only=True):
-    """How long a step takes, and how that is known. `at_least` says that it may take longer."""
+    """The duration of a step, and its source. With `at_least` it may take longer."""
 
     seconds: float
     source: str
@@ -152,7 +152,7 @@ class Duration(Record, frozen=True, kw_only=True):
 
 
 class Brings(Record, frozen=True, kw_only=True):
-    """What a step downloads or installs beyond what its recipe states; `disk_bytes` is 0 where the size is not known.
+    """A step's download or installation beyond what its recipe states; `disk_bytes` is 0 if the size is not known.
 
     `how` is download, install or make; `source` says where the size comes from.
     """

@@ -1,4 +1,4 @@
-"""Where the live view is served as a page: what --serve takes."""
+"""The address at which the live view is served as a page: the value of --serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Address", "is_own"]
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the page is served: `host` is an address of this machine."""
+    """The page's address: `host` is an address of this machine."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether programs on this machine alone can reach it."""
+        """True if only programs on this machine can reach it."""
         return is_own(self.host)
 
 

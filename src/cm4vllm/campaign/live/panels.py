@@ -1,4 +1,4 @@
-"""What is shown of a status: panels of lines, in words. The terminal and the page draw the same ones."""
+"""Panels of text lines that show a status. The terminal and the page draw the same panels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDED = (State.DONE, State.KEPT, State.LEFT_OUT, State.FAILED, State.ABORTED)
 
 
 class Tone(StrEnum):
-    """How a line is meant."""
+    """The meaning of a line, which decides its colour."""
 
     PLAIN = "plain"
     MUTED = "muted"

@@ -18,7 +18,7 @@ INTERVAL_S = 1.0
 
 
 class JobState(StrEnum):
-    """What has become of the job. One that was killed still says that it is running."""
+    """The state of the job. A job that was killed is still recorded as running."""
 
     RUNNING = "running"
     DONE = "done"

@@ -26,7 +26,7 @@ _LABEL, _BAR = 9, 12
 
 
 class Drawing(Protocol):
-    """Where a view is drawn."""
+    """A surface on which a view is drawn."""
 
     def __call__(self, view: View) -> None: ...
 

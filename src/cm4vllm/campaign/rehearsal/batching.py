@@ -43,7 +43,7 @@ class Paged:
 
 
 class Batch:
-    """What a Paged server has to do: queries are added at any time and handled step by step, on any clock.
+    """The work of a Paged server: queries are added at any time and handled step by step, on any clock.
 
     A query is known by the number that `add` gives it. `answering` are those whose prompt is computed and whose answer
     is not whole; of the answer to query n, `left[n]` tokens are still to come. `used` tokens are in the KV cache,

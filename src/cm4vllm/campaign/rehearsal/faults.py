@@ -19,7 +19,7 @@ _WORD = re.compile(r"([a-z]+)@(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 
 class Kind(StrEnum):
-    """What a simulated server may do wrong."""
+    """A kind of fault that a simulated server can show."""
 
     DIE = "die"
     HANG = "hang"

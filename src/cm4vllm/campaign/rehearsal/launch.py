@@ -1,4 +1,4 @@
-"""What `run,simulated-vllm-server` does, and what a job refuses that is rehearsed on a simulated server."""
+"""The recipe `run,simulated-vllm-server`, and the options that a job rehearsed on a simulated server refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _REFUSED = {
 
 
 class SimulatedSettings(Record, frozen=True, kw_only=True):
-    """Which simulated server: its profile, the seed of its noise and answers, its faults, options of its own.
+    """Settings of a simulated server: its profile, the seed of its noise and answers, its faults, its options.
 
     `searched` are options by a search over server settings, which come after the others and so are used.
     """

@@ -1,4 +1,4 @@
-"""What a simulated server says at /metrics: vLLM's names, so that a run reads them as it reads vLLM's."""
+"""The /metrics page of a simulated server: it has vLLM's names, so that a run reads it like vLLM's page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Histogram:
 
 @dataclass
 class Counts:
-    """What the server has done; `late_s` is by how much it was late with a step at most: this machine was too slow."""
+    """Counts of the server's work; `late_s` is its longest delay of a step, caused by this machine being too slow."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0

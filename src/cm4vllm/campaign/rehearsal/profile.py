@@ -56,7 +56,7 @@ class Lengths(Record, frozen=True, kw_only=True):
 
     @property
     def fault(self) -> str:
-        """What is wrong with them, empty where nothing is."""
+        """The error in them, empty if they are correct."""
         rising = all(a < b for a, b in zip(self.shares, self.shares[1:], strict=False))
         if len(self.shares) != len(self.tokens) or len(self.shares) < 2 or not rising:
             return "shares and tokens are lists of the same length, and shares rise"
@@ -66,7 +66,7 @@ class Lengths(Record, frozen=True, kw_only=True):
 
 
 class ServerTimes(Record, frozen=True, kw_only=True):
-    """How long a step of the server takes: `step_s`, `each_s` more for each answer under way, `token_s` for each token
+    """Times of a server's step: `step_s`, `each_s` more for each answer under way, `token_s` for each token
     of a prompt; with `noise`, the standard deviation of its logarithm.
 
     A step has at most `max_num_seqs` answers and `max_num_batched_tokens` tokens; the KV cache holds `kv_tokens`.

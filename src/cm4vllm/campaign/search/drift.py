@@ -1,4 +1,4 @@
-"""Whether the server was as fast in one probe as in another: a search compares what it measured at different times."""
+"""Check that a server did not change its speed between the probes that a search compares."""
 
 from __future__ import annotations
 

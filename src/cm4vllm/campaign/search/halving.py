@@ -54,7 +54,7 @@ class HalvingPlan:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search came to: the number of the best candidate, and its evaluation in the last round that compares."""
+    """The result of a search: the number of the best candidate, and its evaluation in the last round that compares."""
 
     best: Evaluation
     as_it_is: Evaluation | None
@@ -159,7 +159,7 @@ class _Halving:
 
     @property
     def _overhead(self) -> float:
-        """What a measurement takes beside its own time, mostly the start of the server."""
+        """Seconds that a measurement takes beside its own time, mostly for the start of the server."""
         return statistics.fmean(one.overhead_s for one in self.made)
 
     def _needed(self, count: int, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Why a probe missed a limit, or came near to it, by the server's own metrics: its cause by name, and the numbers."""
+"""Causes of a probe's missed (or nearly missed) limit, by the server's own metrics: their names and numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records of a search over server settings say of how much better than the chosen setting another may be.
+"""Upper bounds for how much better than the chosen server setting another one may be, from a search's records.
 
 The true values are not known. Two things are recorded of a measurement: its own interval (the bracket of a rate that
 was searched for, or the parts of a measurement whose samples came at once), and how much measurements of one candidate

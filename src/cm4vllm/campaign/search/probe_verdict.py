@@ -39,7 +39,7 @@ _PARTS, _CERTAIN_SLOPE = 8, 4.5
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How long a probe issues queries, of which the first `warm_up_s` do not count; `full_s` is a full-length run's.
+    """Seconds in which a probe issues queries: the first `warm_up_s` do not count; `full_s` is a full-length run's.
 
     A probe that is `sure` is a full-length run: all its queries count, it passes at its end, and fails before only when
     more than `most_late` queries are late, with which it cannot pass any more.
@@ -120,7 +120,7 @@ class Judge:
 
     @property
     def window(self) -> Window:
-        """What is known for projections to a full-length run."""
+        """The probe's data for projections to a full-length run."""
         issued, ttft, tpot, latency = np.array(
             [
                 (
@@ -146,7 +146,7 @@ class Judge:
 
     @property
     def growing(self) -> bool:
-        """Whether the time to first token rises steadily, to more than its limit at the end of a full-length run."""
+        """True if the time to first token rises steadily, to more than its limit at the end of a full-length run."""
         limit = self._limits.get("TTFT")
         means = _part_means(
             [(one.issued_s, one.ttft_ms) for one in self._known if one.issued_s >= self._plan.warm_up_s], _PARTS

@@ -1,4 +1,4 @@
-"""What a probe says of a full-length run: at which rate would that run just keep a limit?
+"""Projection of a probe to a full-length run: the rate at which that run would just keep a limit.
 
 LoadGen's seeds fix the schedule of a run: the queries of a probe are the first ones of the full-length run, and the
 rest of that run is known, too. A short probe may meet a calm part of the schedule or a crowded one, so its own
@@ -74,7 +74,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Point:
-    """What one probe at `rate` says: a full-length run would just keep the limit at `edge`. `seconds` is its weight."""
+    """Projection of a probe at `rate`: a full-length run just keeps the limit at `edge`. Its weight is `seconds`."""
 
     rate: float
     edge: float

@@ -70,7 +70,7 @@ class Prober(Protocol):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How much is spent: seconds of each probe, of all probes together, and of all together with the full-length runs.
+    """Time to spend: seconds of each probe, of all probes together, and of all together with the full-length runs.
 
     The last is `runs` times a full-length run, and at least `budget_s`.
     """
@@ -89,7 +89,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to; see SearchRecord. `run` is the number of the full-length run that passed, 0 for none."""
+    """The result of a search; see SearchRecord. `run` is the number of the full-length run that passed, 0 for none."""
 
     rate: float
     confirmed: bool

@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 
 class Boundary(StrEnum):
-    """What lies just above the highest passing rate: latencies that rise slowly, or that leave all bounds."""
+    """Behaviour just above the highest passing rate: latencies that rise slowly, or that leave all bounds."""
 
     SMOOTH = "smooth"
     CLIFF = "cliff"
@@ -29,7 +29,7 @@ class Boundary(StrEnum):
 
 
 class LimitRecord(Record, frozen=True, kw_only=True):
-    """How a probe stands to one limit.
+    """A probe's latencies compared with one limit.
 
     `over` of the probe's counted queries were over it; `within` is the share that was not, in [0..1], with its 95 %
     Wilson interval from `low` to `high`. `p99_ms` is taken as LoadGen takes it.
@@ -159,7 +159,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
 
     @property
     def _run_words(self) -> str:
-        """What the runs are that decide: those of a rehearsal may be too short for LoadGen's early-stopping test."""
+        """Name of the deciding runs: those of a rehearsal may be too short for LoadGen's early-stopping test."""
         if not self.rehearsal:
             return "a full-length run"
         made = [one for one in self.probes if one.sure and one.rate == self.rate]

@@ -75,7 +75,7 @@ class Space:
 
     @property
     def restarts(self) -> bool:
-        """Whether the server is started again for another candidate."""
+        """True if the server is started again for another candidate."""
         return any(axis.option.restart for axis in self.axes)
 
     def candidates(self, as_it_is: Candidate) -> tuple[Candidate, ...]:

@@ -1,4 +1,4 @@
-"""What `find,mlperf,inference,server-settings` does: the search over server settings, its record, and its table."""
+"""The recipe `find,mlperf,inference,server-settings`: the search over server settings, its record and table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INPUTS_FILE = "inputs.sha256"
 
 
 class SettingsInputs(Record, frozen=True, kw_only=True):
-    """What the recipe reads of its environment beside what a server and a run do."""
+    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
 
     search: input_types.Search
     minutes: input_types.SearchMinutes = None

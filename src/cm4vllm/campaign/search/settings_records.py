@@ -32,7 +32,7 @@ TRIAL = -1
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """What a server did in one scenario, in `unit`: the more the better.
+    """A server's performance in one scenario, in `unit`: more is better.
 
     Of a rate that was searched for, `low` is the highest probed rate that passed and `high` the lowest one above it
     that failed, each None where there was none. Of samples that come at once they are the 95 % interval of `value` by
@@ -47,7 +47,7 @@ class Score(Record, frozen=True, kw_only=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether `value` is the one end of a bracket whose other end was not found."""
+        """True if `value` is the one end of a bracket whose other end was not found."""
         return (self.low is None) is not (self.high is None)
 
 
@@ -72,12 +72,12 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     @property
     def kept_limits(self) -> bool:
-        """Whether it passed at some rate in each scenario whose rate was searched for: else `value` is only a bound."""
+        """True if it passed at some rate in each scenario whose rate was searched for; else `value` is only a bound."""
         return all(one.low is not None or one.high is None for one in self.scenarios)
 
     @property
     def overhead_s(self) -> float:
-        """What was not measuring."""
+        """Seconds in which nothing was measured."""
         return max(0.0, self.took_s - self.seconds * len(self.scenarios))
 
 
