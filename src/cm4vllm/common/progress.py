@@ -1,8 +1,8 @@
-"""What is being done and how far it is: a live line on a terminal, plain lines elsewhere.
+"""Progress of the current steps: a live line on a terminal, plain lines elsewhere.
 
-What is in progress can be read at any time: `under_way` gives the steps that have begun and not ended, each with what
-it last said of itself in words and as data, and `warnings` what the user was warned of. A view that shows them draws
-instead of the live line (`drawn_by_a_view`).
+The steps in progress can be read at any time: `under_way` gives those that have begun and not ended, each with its
+last report in words and as data, and `warnings` gives all warnings so far. A view that shows them draws instead of
+the live line (`drawn_by_a_view`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which names of environment variables, flags and keys say that their value is a secret."""
+"""Names of environment variables, flags and keys whose value is a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a text is spelled in other texts: JSON, URLs, pages, CSV, a shell's words."""
+"""Escapes of a text inside other texts: JSON, URLs, pages, CSV, a shell's words."""
 
 from __future__ import annotations
 

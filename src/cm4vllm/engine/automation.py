@@ -1,4 +1,4 @@
-"""What `cm` calls: the actions of the automations `script` and `cache`."""
+"""Actions of the automations `script` and `cache`, which `cm` calls."""
 
 from __future__ import annotations
 

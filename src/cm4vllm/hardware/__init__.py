@@ -1,1 +1,1 @@
-"""What the machine is: host, CPU, memory, disk and GPU detection, and the system description of a submission."""
+"""Detection of host, CPU, memory, disk and GPUs, and the system description of a submission."""

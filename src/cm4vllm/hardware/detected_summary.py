@@ -1,4 +1,4 @@
-"""What was detected, in a few lines for a person, and what was not."""
+"""Summary of the detected hardware in a few lines for a person, with all that was not detected."""
 
 from __future__ import annotations
 

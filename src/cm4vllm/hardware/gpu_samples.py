@@ -1,4 +1,4 @@
-"""What NVIDIA's GPUs of this machine do through a run: utilisation, power, memory, temperature, clock, by NVML."""
+"""Samples of this machine's NVIDIA GPUs during a run: utilisation, power, memory, temperature, clock, by NVML."""
 
 from __future__ import annotations
 

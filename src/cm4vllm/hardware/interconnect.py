@@ -1,4 +1,4 @@
-"""How GPUs reach each other: the words of a system description for what the driver shows."""
+"""Links between GPUs: the driver's report in the words of a system description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine allows a program: open files, local ports, shared memory, memory. Read from the kernel."""
+"""Limits of this machine for a program: open files, local ports, shared memory, memory. Read from the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVML was asked and what it answered, as JSON: made on a machine with GPUs, replayed in tests without one.
+"""Recorded calls of NVML and its answers, as JSON: made on a machine with GPUs, replayed in tests without a GPU.
 
     {"source": "...", "answers": {"nvmlDeviceGetName(gpu0)": "NVIDIA L40S", ...}}
 

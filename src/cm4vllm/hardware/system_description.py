@@ -117,7 +117,7 @@ _STACK = ("torch", "transformers", "triton", "flashinfer-python", "flash-attn", 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemAsked:
-    """What the description is for.
+    """The subject of a system description.
 
     `vllm` is the version of a server that is vLLM, `software` the name of one that may be another, both empty where
     there is none, and `packages` has the versions of its others. `used` names the GPUs or

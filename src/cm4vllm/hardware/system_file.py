@@ -90,7 +90,7 @@ _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SystemFile:
-    """What a system file states, and which of that stands against the table of known hardware."""
+    """Statements of a system file, and those that differ from the table of known hardware."""
 
     stated: Mapping[str, str]
     confirmed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How long processors and GPUs were slowed down during a run: counters of the kernel and of NVML, before and after."""
+"""Time in which processors and GPUs were slowed down during a run, by counters of the kernel and of NVML."""
 
 from __future__ import annotations
 

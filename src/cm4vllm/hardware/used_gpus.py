@@ -1,4 +1,4 @@
-"""Which of the machine's GPUs a server uses, by UUID."""
+"""The GPUs of this machine that a server uses, by UUID."""
 
 from __future__ import annotations
 

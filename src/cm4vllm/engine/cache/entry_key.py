@@ -1,4 +1,4 @@
-"""What the cache knows a run by: all that it declares to depend on, and a digest of what the recipe does."""
+"""The key of a run in the cache: all dependencies that it declares, and a digest of the recipe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(cm4vllm.__file__))
 
 
 class Identity(Value):
-    """What makes two runs of a script the same, versions aside. `recipe` is the digest of what the script does."""
+    """Identity of a script's run, versions aside: runs with equal identities are the same. `recipe` is a digest."""
 
     script: str
     recipe: str

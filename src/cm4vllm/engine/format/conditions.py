@@ -1,4 +1,4 @@
-"""When a dependency, or a change of one, takes part: enable_if_env, skip_if_env and their `any` forms."""
+"""Conditions of a dependency, or of a change to one: enable_if_env, skip_if_env and their `any` forms."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ BRING_KEYS = frozenset(Bring._fields)
 
 
 class Layer(Value):
-    """What the meta itself, each variation and each version can say alike."""
+    """The keys that the meta itself, each variation and each version can have alike."""
 
     env: Raw
     default_env: Raw

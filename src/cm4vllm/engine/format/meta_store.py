@@ -1,7 +1,7 @@
-"""What was read of metas before, kept in the CM home: to parse YAML takes as long as all else about a script.
+"""Store of parsed metas in the CM home: parsing YAML takes as long as everything else about a script.
 
-Metas are files of their own, in the binary form in which Python keeps bytecode; what all scripts are called is one file
-more, so that an unknown tag does not cost reading every meta. Each holds as long as size and times of the meta's files
+Each meta is a file, in the binary form in which Python keeps bytecode; the names of all scripts are in one more file,
+so that an unknown tag does not cost reading every meta. Each holds as long as size and times of the meta's files
 are what they were: one that changed moments ago is not kept, for it could change once more within the clock's tick and
 look the same. What cannot be read, or does not fit, counts as absent: the meta itself is read.
 """

@@ -62,7 +62,7 @@ class Catalogue:
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """What every readable script is called; of two with one UID the first in the order of the repositories."""
+        """Names of every readable script; of two scripts with one UID, the first in the order of the repositories."""
         found: dict[str, Summary] = {}
         for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
             if one.automation_uid == SCRIPT_AUTOMATION[1]:

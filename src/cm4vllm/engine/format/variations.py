@@ -1,4 +1,4 @@
-"""Which variations of a script are on, and in which order they apply."""
+"""Choice of a script's variations, and the order in which they apply."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run would do, found out without running anything, with what it brings and costs."""
+"""Plan of a run, made without running anything: its steps, downloads, installations and times."""

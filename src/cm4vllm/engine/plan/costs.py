@@ -1,4 +1,4 @@
-"""What scripts bring onto the machine, as their metas declare it: for the plan."""
+"""Downloads and installations of scripts, as their metas declare them: for the plan."""
 
 from __future__ import annotations
 

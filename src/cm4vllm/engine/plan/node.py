@@ -16,7 +16,7 @@ __all__ = ["Node", "Status"]
 
 
 class Status(StrEnum):
-    """What a run would do with a script."""
+    """The action of a run for a script."""
 
     CACHED = "cached"
     REUSED = "made above"

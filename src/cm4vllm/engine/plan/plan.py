@@ -1,4 +1,4 @@
-"""What a run would do, found out without running anything of any script but its hook `plan`, and without writing.
+"""Plan of a run, made without writing, and without running any code of a script but its hook `plan`.
 
 The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
 its keys become facts (`run_facts.py`), and whatever depends on one says so. A script without customize.py and run.sh

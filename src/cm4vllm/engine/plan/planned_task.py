@@ -31,7 +31,7 @@ def vocabulary_of(script: ScriptMeta) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """What a script returns: `known` values, keys that it may or will set, and patterns of keys that it may set."""
+    """Return values of a script: `known` values, keys that it may or will set, and patterns of keys that it may set."""
 
     known: Mapping[str, Any] = field(default_factory=dict)
     open: frozenset[str] = frozenset()
@@ -78,12 +78,12 @@ class PlannedTask:
 
     @property
     def wanted(self) -> Wanted:
-        """What was asked for, the default version aside."""
+        """The requested version or range, without the default version."""
         return self.asked.wanted
 
     @property
     def is_kept(self) -> bool:
-        """Whether what the script makes is kept in the cache."""
+        """True if the script's result is kept in the cache."""
         return self.task.is_cached and not flag(self.request.inputs, "prepare")
 
     def settle_version(self) -> str:

@@ -1,4 +1,4 @@
-"""What a recipe's own code will do, as the hook `plan` of its customize.py says: which keys it sets, what it runs.
+"""Plan of a recipe's own code, by the hook `plan` of its customize.py: the keys that it sets, the scripts it runs.
 
     def plan(i):
         return {"return": 0, "env": {"CM_KEY": "value"}, "steps": [{"name": "model", "tags": "get,ml-model,_tiny"}]}
@@ -66,7 +66,7 @@ class PlannedStep(Value):
 
 
 class CodePlan(Value):
-    """What the code of a recipe will do: the keys that it sets, and the scripts that it runs, in their order.
+    """Plan of a recipe's code: the keys that it sets, and the scripts that it runs, in their order.
 
     `is_whole` is False where the hook does not state it; `adr` is None where it is the caller's.
     """

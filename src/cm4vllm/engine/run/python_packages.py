@@ -44,7 +44,7 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class PipOptions:
-    """How pip is called; empty texts leave its configuration as it is."""
+    """Options of a pip call; empty texts leave pip's configuration as it is."""
 
     index_url: str = ""
     extra_index_url: str = ""

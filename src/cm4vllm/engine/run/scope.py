@@ -1,4 +1,4 @@
-"""What the steps of one run read and change, and which part the caller gets back."""
+"""Environment and state that the steps of one run read and change, and the part that the caller gets back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Outcome", "Scope", "completed", "remarks"]
 
 
 class Outcome(Value):
-    """What a script handed back. `new_env` and `new_state` are what its caller gets."""
+    """The result of a script. `new_env` and `new_state` are the parts that its caller gets."""
 
     env: Env
     state: dict[str, Any]

@@ -49,7 +49,7 @@ OS_INFO: Mapping[str, Any] = {
 
 
 class _Artifact:
-    """What hooks get as i['artifact']."""
+    """The object that hooks get as i['artifact']."""
 
     def __init__(self, path: str, meta: dict[str, Any]) -> None:
         self.path = path
@@ -97,7 +97,7 @@ def hook_input(run: Run) -> dict[str, Any]:
 
 
 class Run(Value):
-    """What every step gets: the session, what is settled, and what changes."""
+    """Input of every step: the session, the settled values, and those that change."""
 
     session: Session
     task: Task

@@ -43,7 +43,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Store(Protocol):
-    """What keeps the results of scripts whose metas ask for it: the cache."""
+    """A store for the results of scripts whose metas ask for it: the cache."""
 
     def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
         """Return what was kept of a task, or run it and keep what it gives."""
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def guardian(self) -> Guardian:
-        """What ends the native commands under way if this process is killed."""
+        """The guardian, which ends the running native commands if this process is killed."""
         if self._guardian is None:
             from cm4vllm.engine.run.shell_script import Guardian  # a hit of the cache starts no command
 
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def output(self) -> IO[str]:
-        """Where a script's own output goes: not to standard output when that carries the result as JSON."""
+        """The stream for a script's own output: not standard output if that carries the result as JSON."""
         return sys.stderr if self.as_json else sys.stdout
 
     def tell(self, text: str, *, detail: bool = False) -> None:

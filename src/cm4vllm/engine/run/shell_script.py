@@ -51,7 +51,7 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
 
 
 class _Output:
-    """What a command prints: passed on line by line, kept in a log, and its last lines remembered."""
+    """Output of a command: passed on line by line, kept in a log, and its last lines remembered."""
 
     def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)

@@ -1,1 +1,1 @@
-"""What `cm` offers around scripts: lint, doctor, help, find, test, docker, add, register."""
+"""Tools of `cm` around scripts: lint, doctor, help, find, test, docker, add, register."""

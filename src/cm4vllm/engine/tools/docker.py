@@ -52,7 +52,7 @@ _OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a recipe's container is made of: base image, words of the command, and words for `docker run`."""
+    """Parts of a recipe's container: base image, words of the command, and words for `docker run`."""
 
     script: ScriptMeta
     image: str

@@ -1,8 +1,8 @@
-"""Which scripts an action is about; `cm find script`; `cm test script`, which runs the test inputs that metas give.
+"""Selection of an action's scripts; `cm find script`; `cm test script`, which runs the test inputs of metas.
 
 cmind's own search compares each artifact of its index with all before it, reads the metas that it finds with YAML's
-slow parser, and reads every meta of every repository when nothing has the tags. What is found here is the same,
-without that.
+slow parser, and reads every meta of every repository when nothing has the tags. This search finds the same scripts
+without that work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a script is, in words: for --help and `cm show script`."""
+"""Description of a script in words, for --help and `cm show script`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a run leaves on request, so that others can see or repeat it: --save_env, --shell, --debug_script, --repro,
---dump_version_info, --print_versions and --print_readme. Nothing of it holds a secret.
+"""Files and output of a run on request, so that others can see or repeat it: --save_env, --shell, --debug_script,
+--repro, --dump_version_info, --print_versions and --print_readme. None of them holds a secret.
 """
 
 from __future__ import annotations
