@@ -1,4 +1,4 @@
-"""When two runs are the same: by content (digests, versions, settings), not by where things lie or when they began."""
+"""Identity of runs: by content (digests, versions, settings), not by the places of files or the time of the start."""
 
 from __future__ import annotations
 

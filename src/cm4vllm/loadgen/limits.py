@@ -1,4 +1,4 @@
-"""What a run may need of the machine's limits, and how many processes its client has for that.
+"""A run's needs against the machine's limits, and the number of processes that its client gets.
 
 Each request that is open has a connection: a file descriptor in the client, one in the server, and over TCP a local
 port. A run that cannot get what it may need is refused before it begins.
@@ -33,7 +33,7 @@ _MOST_OPEN = 2**32
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What bounds the requests of a run that are open at once.
+    """Bounds on the number of a run's requests that are open at once.
 
     `fixed` is their number where no rate has a part in it. Else LoadGen issues queries at the run's rate, for
     `duration_s` and `count` at least (None: not known), and within the latency limits none is open for longer than
@@ -111,7 +111,7 @@ def _setting(conf: str, key: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a run asks of the machine: `open` requests at once, over `servers` of `api_processes` each.
+    """A run's demand on the machine: `open` requests at once, over `servers` of `api_processes` each.
 
     `title` names the run, `why` says what bounds `open`. `api_processes` is 0 where the job starts no server. `kept` is
     how many connections to each server a worker has beside those in use. `tcp` is False for Unix sockets.
@@ -149,7 +149,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a run gets, and what each of its processes may need: `workers` of the client, files, ports, memory."""
+    """Needs of a run and of each of its processes: `workers` of the client, files, ports, memory."""
 
     demand: Demand
     workers: int
@@ -174,7 +174,7 @@ class Needs:
 
     @property
     def words(self) -> str:
-        """What the run may need, in one sentence."""
+        """The run's needs in one sentence."""
         demand = self.demand
         return f"{demand.title} may have {demand.open:,} requests open at once ({demand.why}): {self.files_in_words}"
 

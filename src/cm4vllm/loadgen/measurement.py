@@ -62,7 +62,7 @@ _DIFFERENCES = 4
 
 
 class RunInputs(Record, frozen=True, kw_only=True):
-    """What the recipes read from their environment. Paths are those of records that other recipes wrote."""
+    """Inputs that the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
     scenario: input_types.Scenario
     mode: Annotated[str, Key("CM_MLPERF_LOADGEN_MODE")]
@@ -253,7 +253,7 @@ def require_given(**values: str) -> None:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a folder holds of a run made before: its record where it can be kept, else why it cannot.
+    """An earlier run in a folder: its record if the run can be kept, else the reason why it cannot.
 
     Both are empty where there is none.
     """

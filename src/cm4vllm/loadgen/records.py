@@ -95,7 +95,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def notices(self) -> list[str]:
-        """What every page and every record of the run must say of it."""
+        """Statements about the run that every page and record of it must carry."""
         simulated = self.server.simulated is not None
         return [
             *([SIMULATED_NOTICE] if simulated else []),
@@ -111,7 +111,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def logs_answers(self) -> bool:
-        """Whether LoadGen logs answers themselves: in an accuracy run, and in that of a compliance test."""
+        """True if LoadGen logs the answers themselves: in an accuracy run, and in that of a compliance test."""
         return self.mode is Mode.ACCURACY or bool(self.audit_config)
 
     @property
@@ -154,7 +154,7 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
 
 
 class SelfCheck(Record, frozen=True, kw_only=True):
-    """What the client can do by itself, measured before the run against a server in memory.
+    """The client's own capacity, measured before the run against a server in memory.
 
     It answers `tokens` tokens a query at once. Server: queries came at `qps`; `added_ttft` is the time to first token,
     all of it the client's and that server's. Offline: queries followed each other as fast as they could.
@@ -206,7 +206,7 @@ class TextCounts(Record, frozen=True, kw_only=True):
 
 
 class ClientRecord(Record, frozen=True, kw_only=True):
-    """What the client saw. `failures` holds one line for each kind of failure, with its count.
+    """The client's record of a run. `failures` holds one line for each kind of failure, with its count.
 
     `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
     fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
@@ -233,7 +233,7 @@ class ClientRecord(Record, frozen=True, kw_only=True):
 
 
 class MachineLoad(Record, frozen=True, kw_only=True):
-    """What this machine did during a run, in processor-seconds of all its processors (proc(5), /proc/stat).
+    """Work of this machine during a run, in processor-seconds of all its processors (proc(5), /proc/stat).
 
     `busy_s` is all work, `own_s` that of the client's processes and of the server's, None where those are not known.
     `stolen_s` is what the hypervisor gave to others while this machine had work. `throttled` says which processors and
@@ -272,7 +272,7 @@ class MachineLoad(Record, frozen=True, kw_only=True):
 
 
 class Piece(Record, frozen=True, kw_only=True):
-    """What one LoadGen process got of an accuracy run that was stopped and went on: its answers, and their digest.
+    """One LoadGen process's part of an accuracy run that was stopped and continued: its answers, and their digest.
 
     `duration_s` is the time from its first query to its last answer.
     """
@@ -331,7 +331,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Why this run is no valid result, whatever LoadGen says of it: a failed request is work that was not done."""
+        """Reasons why this run is no valid result, even if LoadGen says VALID: a failed request is work not done."""
         failed = self.client.failed
         found = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
         reused = self.server_metrics.reused if self.server_metrics else ""

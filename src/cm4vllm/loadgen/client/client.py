@@ -65,7 +65,7 @@ class FinishCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """What the client has counted so far."""
+    """Counts of the client so far."""
 
     requests: int = 0
     completed: int = 0

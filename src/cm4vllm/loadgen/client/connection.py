@@ -36,7 +36,7 @@ class ResponseHandler(Protocol):
 
 
 class Address:
-    """Where a server listens: resolved once, so that no connection waits for a name lookup.
+    """The address of a server: resolved once, so that no connection waits for a name lookup.
 
     `headers` are sent with each request beside those that the client needs.
     """
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def closed_because(self) -> str:
-        """Why a connection without a request is closed."""
+        """The reason why a connection without a request is closed."""
         return "the server sent data without a request" if self._unasked else "the server closed the connection"
 
     def close(self) -> None:

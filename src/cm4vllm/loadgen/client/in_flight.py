@@ -39,7 +39,7 @@ class FirstTokenSink(Protocol):
 
 
 class Sender(Protocol):
-    """What sends a request and receives its end: the client."""
+    """The sender of a request, which also receives its end: the client."""
 
     @property
     def limits(self) -> AnswerLimits: ...

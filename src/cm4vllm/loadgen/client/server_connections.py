@@ -1,4 +1,4 @@
-"""What the client knows of one server: its idle connections, and how much is open on the others."""
+"""A client's connections to one server: the idle ones, and the number of requests open on the others."""
 
 from __future__ import annotations
 

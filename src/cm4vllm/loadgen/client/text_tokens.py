@@ -29,7 +29,7 @@ _KEPT, _KEPT_CHARACTERS = 1000, 1 << 22
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker reads answers: in which dialect, with the tokenizer in which file.
+    """A worker's settings for reading answers: the dialect, and the file of the tokenizer.
 
     With `every` the ids of each answer are wanted, as in an accuracy run; otherwise counts alone.
     """
@@ -50,7 +50,7 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
 
 
 class Texts:
-    """What one worker makes of the texts that it receives."""
+    """Counts and token ids that one worker derives from the texts that it receives."""
 
     def __init__(self, settings: TextSettings) -> None:
         from tokenizers import Tokenizer

@@ -91,7 +91,7 @@ def whole_text(body: bytes, prompt_tokens: int, limits: AnswerLimits, dialect: D
 
 
 class _Parts:
-    """What has been read of an answer: the documents that make it up are added in order."""
+    """The part of an answer read so far; the answer's documents are added in order."""
 
     __slots__ = ("pieces", "reason", "usage")
 

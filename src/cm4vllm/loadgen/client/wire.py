@@ -60,7 +60,7 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn and sent: `stream_interval` 0 asks for a whole answer, k for a chunk every k tokens.
+    """Sampling and sending of tokens: `stream_interval` 0 asks for a whole answer, k for a chunk every k tokens.
 
     Greedy without more, as in the reference (mlcommons/inference language/llama3.1-8b/SUT_VLLM.py). `top_k` -1 takes
     all tokens; without a `seed` the server draws as it likes. `stop` are texts that end an answer, which keeps them.
@@ -175,7 +175,7 @@ def _document(raw: bytes | bytearray) -> _Document:
 
 
 class _Parts:
-    """What has been read of an answer: the documents that make it up are added in order."""
+    """The part of an answer read so far; the answer's documents are added in order."""
 
     __slots__ = ("reason", "tokens", "usage")
 

@@ -72,7 +72,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker counted and measured in the whole run."""
+    """Counts and measurements of a worker in the whole run."""
 
     counts: Counts
     process: ProcessRecord

@@ -50,7 +50,7 @@ WholeAnswer = tuple[int, int, int, bool]
 
 
 class Receiver(Protocol):
-    """Where the answers go; called in the reading thread."""
+    """Receiver of the answers; called in the reading thread."""
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         """These queries' first tokens came, each of count 1, or 0 where it is not known."""

@@ -1,1 +1,1 @@
-"""What LoadGen writes: its logs read into typed values, and the calculations that it makes with them."""
+"""LoadGen's logs: read into typed values, with the calculations that LoadGen makes with them."""

@@ -1,4 +1,4 @@
-"""When LoadGen issues the queries of a Server run: the same times to the nanosecond, without LoadGen.
+"""Issue times of a Server run's queries: LoadGen's own times to the nanosecond, computed without LoadGen.
 
 The arithmetic is that of mlcommons/inference, loadgen/loadgen.cc, GenerateQueries and ScheduleDistribution: a Mersenne
 twister seeded with schedule_rng_seed, and libstdc++'s exponential distribution, whose times are cut to whole

@@ -120,7 +120,7 @@ class DetailLog:
         return self.count(key) if key in self.values else None
 
     def is_defined(self, key: str) -> bool:
-        """Whether the log has a value for `key`: where a figure cannot be computed, LoadGen writes NaN or Infinity."""
+        """Tell whether the log has a value for `key`: LoadGen writes NaN or Infinity for a figure it cannot compute."""
         return key in self.values and self.values[key] not in _UNDEFINED
 
     def is_undefined(self, key: str) -> bool:
@@ -208,7 +208,7 @@ def _entries(path: Path) -> Iterator[_Entry]:
 
 
 def _damaged(line: bytes) -> bool:
-    """Whether a line without the prefix was an entry once: the rest of one, or its beginning.
+    """Tell whether a line without the prefix is part of a damaged entry: its beginning or its rest.
 
     Zeros are what a file system gives for a part that was never written, or was truncated by a second writer.
     """

@@ -31,7 +31,7 @@ class LoggedFigure:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which keys hold a figure, its name, its unit, and its divisor."""
+    """The keys that hold a figure, its name, its unit, and its divisor."""
 
     key: re.Pattern[str]
     name: str

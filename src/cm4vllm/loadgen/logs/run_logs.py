@@ -41,7 +41,7 @@ _AGAIN = "remove the run's folder and run it again"
 
 @dataclass(frozen=True)
 class PerformanceResult:
-    """What LoadGen says of one performance run.
+    """LoadGen's result of one performance run.
 
     `scenario` is LoadGen's own. `samples_per_second` and `tokens_per_second` are those the rules compare: all samples
     over the whole run in Offline, completed ones in Server. In Server, LoadGen divides one sample less by the same time

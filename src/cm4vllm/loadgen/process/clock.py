@@ -1,4 +1,4 @@
-"""Whether the clock was set during a run: LoadGen reads the time of day, and its times then mean nothing.
+"""Check that the clock was not set during a run: LoadGen reads the time of day, and its times would mean nothing.
 
 LoadGen takes std::chrono's system clock (loadgen/utils.h, PerfClock is the high-resolution clock, which is that one in
 libstdc++). A clock that is slowed down or sped up by NTP changes the monotonic clock alike, so that the difference

@@ -1,4 +1,4 @@
-"""What is known of a LoadGen run under way: the messages of its process, its log and the metrics of the server."""
+"""Status of a running LoadGen test, from the messages of its process, its log and the metrics of the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """What LoadGen has planned for a run: samples, None where it is not known before the end, and seconds at least."""
+    """LoadGen's plan for a run: its samples (None if their number is not known before the end), its least seconds."""
 
     samples: int | None
     seconds: float

@@ -1,4 +1,4 @@
-"""How busy the machine was during a run: what server, client and others used of it, and whether it was slowed down."""
+"""Load of the machine during a run: the shares of server, client and others, and slowed-down processors."""
 
 from __future__ import annotations
 

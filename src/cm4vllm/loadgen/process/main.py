@@ -244,7 +244,7 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
 
 
 def _measures(test: Any, limits: LatencyLimits | None) -> bool:
-    """Whether LoadGen measures token latencies, with these limits where there are any (mlperf.conf has ms, it ns)."""
+    """Tell whether LoadGen measures token latencies, and with these limits if any (mlperf.conf has ms, LoadGen ns)."""
     if limits is None or limits.ttft_ms is None or limits.tpot_ms is None:
         return bool(test.use_token_latencies)
     expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)

@@ -11,7 +11,7 @@ __all__ = ["Answers", "Checked", "Ended", "Failed", "FirstFailure", "Latencies",
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="progress"):
-    """How far the run is: samples answered, of a total where it is known, seconds since the test began, tokens.
+    """Progress of the run: samples answered, their total if known, seconds since the test began, tokens.
 
     `waiting` samples were issued and have no answer yet. `latencies` are those of a performance run whose first tokens
     are reported.

@@ -19,8 +19,8 @@ __all__ = ["RunServers"]
 
 @dataclass
 class RunServers:
-    """What the servers reported of themselves when the run began, and which restarts `accepted` are; without servers
-    at --api_server, and for those that were not asked when they were probed, all of it is empty.
+    """The servers' reports about themselves when the run began, and the `accepted` restarts. All are empty without
+    servers at --api_server, and for servers that were not asked for a report when they were probed.
     """
 
     server: ServerRecord

@@ -38,7 +38,7 @@ class LatencyStatus(Record, frozen=True, kw_only=True):
 
 
 class ServerStatus(Record, frozen=True, kw_only=True):
-    """What the server's metrics last said: requests now, and what it counted since the run began.
+    """The server's last metrics: its requests now, and its counts since the run began.
 
     `kv_cache_usage` is in [0..1].
     """

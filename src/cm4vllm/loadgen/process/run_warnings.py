@@ -1,4 +1,4 @@
-"""What a user should know of a run that has just ended: each warning with its cause, from the record of the run."""
+"""Warnings about a run that has just ended, each with its cause, from the record of the run."""
 
 from __future__ import annotations
 

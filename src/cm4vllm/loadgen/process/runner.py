@@ -115,7 +115,7 @@ def run(
 
 @dataclass
 class _Attempt:
-    """When a run began, and what its client did, as far as that is known."""
+    """The start of a run, and its client's record as far as it is known."""
 
     started_at: str
     client: ClientRecord | None = None
@@ -193,7 +193,7 @@ def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Pa
 
 
 def _is_here(server: ServerRecord) -> bool:
-    """Whether the servers run on this machine, whose GPUs are then theirs."""
+    """Tell whether the servers run on this machine, and so use its GPUs."""
     return server.simulated is None and all(
         is_loopback(urlsplit(endpoint).hostname or "localhost") for endpoint in server.endpoints
     )
