@@ -39,7 +39,7 @@ _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 
 
 class ServerSettings(Record, frozen=True, kw_only=True):
-    """How a server is started. `port` 0 takes a free one; `extra` are further words for `vllm serve`, as in a shell.
+    """Settings of a server's start. `port` 0 takes a free port; `extra` are more words for `vllm serve`, as in a shell.
 
     What is not set is left to the preset, and to vLLM where the preset does not set it. `kv_cache_gib` and
     `cpu_binding` are settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds

@@ -1,4 +1,4 @@
-"""Whether the servers of a run, whose processes are up, still respond: judged at each sample of their metrics.
+"""Check that a run's servers, whose processes are up, still respond: made at each sample of their metrics.
 
 A server is stuck when, in several samples in a row,
 

@@ -52,7 +52,7 @@ _AMX_LINE = "import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)\n"
 
 @dataclass(frozen=True)
 class Variant:
-    """How vLLM is installed for one kind of device: the distribution, and the release unless another is asked for.
+    """Installation of vLLM for one kind of device: the distribution, and the release unless another is requested.
 
     `space_bytes` is what the environment takes on the disk, and again while its packages are unpacked. `python` is
     the only version of Python that there are wheels for; empty where it does not matter.
@@ -85,7 +85,7 @@ VARIANTS = {
 
 
 class InstallSettings(Record, frozen=True, kw_only=True):
-    """Which vLLM is installed. `wheel` is a file or a URL that takes the place of the release.
+    """Choice of the vLLM to install. `wheel` is a file or a URL that takes the place of the release.
 
     With `index_url` nothing else is asked; `extra_index_url` is asked too, before the variant's own index.
     """

@@ -1,4 +1,4 @@
-"""What `run,vllm-server` does: start a server for a model, or check one that runs already; then wait, or go on."""
+"""The recipe `run,vllm-server`: it starts a server for a model or checks a running one, then waits or returns."""
 
 from __future__ import annotations
 

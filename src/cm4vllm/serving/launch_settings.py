@@ -33,7 +33,7 @@ __all__ = [
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
-    """Which server: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
+    """The servers to use: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
 
     `max_model_len` is used for a server at `api_server` that does not report its own. `api` auto asks a server started
     here for tokens only where its vLLM can, a server at `api_server` in the OpenAI format. `device` is what a server
@@ -76,7 +76,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
 
     @property
     def patience_s(self) -> float:
-        """How long a server may take until it serves, in seconds."""
+        """The seconds that a server may take until it serves."""
         return READY_TIMEOUT_S if self.ready_timeout_s is None else self.ready_timeout_s
 
 

@@ -1,4 +1,4 @@
-"""What a server's log tells: the lines that say why it failed, what to do, and how far a start is."""
+"""A server's log: the lines that show why it failed, the remedy, and the progress of its start."""
 
 from __future__ import annotations
 

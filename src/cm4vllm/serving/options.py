@@ -56,7 +56,7 @@ Options = Mapping[str, Option]
 
 
 class Renamed(Record, frozen=True, kw_only=True):
-    """What became of an option of earlier releases: the words that say the same now, or none, and why."""
+    """Replacement of an option of earlier releases: the words with the same meaning now, or none, and the reason."""
 
     option: str
     now: list[str] = []
@@ -177,7 +177,7 @@ def _nearest(name: str, options: Options) -> str:
 
 
 def _optional(option: Option) -> bool:
-    """Whether the option may stand alone although the help shows a value: only short ones of vLLM's do."""
+    """Tell whether the option may stand alone although the help shows a value: only short options of vLLM do."""
     return not option.name.startswith("--")
 
 

@@ -95,7 +95,7 @@ def reachable(host: str) -> str:
 
 
 def listens(endpoint: str) -> bool:
-    """Whether something accepts connections at http://host:port."""
+    """Tell whether something accepts connections at http://host:port."""
     found = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
     try:
         with socket.create_connection((found[1], int(found[2])) if found else ("", 0), timeout=1):

@@ -1,4 +1,4 @@
-"""What is known of the server that a run measured."""
+"""Records of the server that a run measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Api(StrEnum):
 
 
 class Prompts(StrEnum):
-    """How prompts go to a server: as their token ids, as text, or as a message of a conversation."""
+    """The form of prompts sent to a server: their token ids, text, or a message of a conversation."""
 
     IDS = "ids"
     TEXT = "text"
@@ -51,7 +51,7 @@ class Prompts(StrEnum):
 
 
 class Dialect(Record, frozen=True, kw_only=True):
-    """How a server is asked that gives text and no token ids.
+    """The request format of a server that returns text but no token ids.
 
     `usage` tells whether it counts tokens, `done` whether its streams end with [DONE]. `left_out` are parameters of a
     request that it refuses.
@@ -64,7 +64,7 @@ class Dialect(Record, frozen=True, kw_only=True):
 
     @property
     def open_only(self) -> list[str]:
-        """Why results of this server can only be of the open division; nothing where they need not."""
+        """Reasons why results of this server can only be of the open division; empty if there are none."""
         reasons = [] if self.usage else ["the server reports no token counts (usage)"]
         if self.prompts is Prompts.CHAT:
             reasons.append(
@@ -74,7 +74,7 @@ class Dialect(Record, frozen=True, kw_only=True):
 
 
 class Simulation(Record, frozen=True, kw_only=True):
-    """What a simulated server stands for: a profile of this `sha256`, and the MLPerf keys of its `system` description.
+    """The simulation of a server: a profile with this `sha256`, and the MLPerf keys of its `system` description.
 
     `source` says where the profile's figures come from, `faults` which the server was asked for.
     """
@@ -89,7 +89,7 @@ class Simulation(Record, frozen=True, kw_only=True):
 
 
 class ServerIdentity(Record, frozen=True, kw_only=True):
-    """What a server that the job did not start reports of itself, by name; the order of its answers does not count.
+    """Reports of a server that the job did not start about itself, by name; the order of its answers does not count.
 
     `process_started_s` is when its process started, in seconds since 1970; None where it reports none, or where several
     processes answer at its address.

@@ -1,4 +1,4 @@
-"""What a server asks for with each request: a key and further headers, which stand in variables of the environment.
+"""Credentials that a server needs with each request: a key and headers, read from environment variables.
 
 Records and settings hold the names of the variables alone. Every process that sends requests reads the values itself.
 """

@@ -1,4 +1,4 @@
-"""What running servers report of themselves, and its changes: another server, or one that was started again."""
+"""Reports of running servers about themselves, and their changes: another server, or a restarted one."""
 
 from __future__ import annotations
 

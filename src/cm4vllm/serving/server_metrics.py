@@ -82,7 +82,7 @@ class MetricsSample(Record, frozen=True, kw_only=True):
 
 
 class Timing(Record, frozen=True, kw_only=True):
-    """How long requests were in one phase. `p99_at_most_ms` is the upper edge of the bucket that holds the percentile.
+    """Times of requests in one phase. `p99_at_most_ms` is the upper edge of the bucket that holds the percentile.
 
     It is None where that bucket has no upper edge.
     """
@@ -93,7 +93,7 @@ class Timing(Record, frozen=True, kw_only=True):
 
 
 class ServerMetrics(Record, frozen=True, kw_only=True):
-    """What the server did in one run: counts are those of the run alone. `missed` looks had no answer.
+    """The server's metrics of one run: counts are those of the run alone. `missed` samples had no answer.
 
     `speed` is that of its steps; None where too few samples tell.
     """
@@ -118,7 +118,7 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
 
     @property
     def reused(self) -> str:
-        """Why the rules do not allow this run, empty when they do (inference_rules, Caching)."""
+        """The reason why the rules do not allow this run, empty if they do (inference_rules, Caching)."""
         if not self.prefix_cache_hits and not self.cached_prompt_tokens:
             return ""
         return (
@@ -158,7 +158,7 @@ class MetricsWatch:
 
     @property
     def process_starts(self) -> dict[str, list[float]]:
-        """When the processes of the servers started, by endpoint: each change of what they report, in its order."""
+        """Start times of the servers' processes, by endpoint: each change that they report, in order."""
         return self._starts
 
     @property
@@ -344,7 +344,7 @@ def _edge(text: str) -> float | None:
 
 
 def _typed(line: str) -> bool:
-    """Whether a line says of what type a metric that we want is."""
+    """Tell whether a line states the type of a metric that is read here."""
     return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
 
 

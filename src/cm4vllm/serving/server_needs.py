@@ -1,4 +1,4 @@
-"""What a vLLM server with given options needs of the machine's limits: processes that hold connections, shared memory.
+"""A vLLM server's needs against the machine's limits: processes that hold connections, shared memory.
 
 Read in vLLM 0.32.0: entrypoints/cli/serve.py, v1/executor/multiproc_executor.py,
 distributed/device_communicators/shm_broadcast.py.

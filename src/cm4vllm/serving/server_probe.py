@@ -1,4 +1,4 @@
-"""Whether what answers at an address is a server that can be measured: asked before anything is built on it."""
+"""Probe of an address: checks that a server answers there that can be measured, before anything depends on it."""
 
 from __future__ import annotations
 

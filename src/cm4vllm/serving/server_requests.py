@@ -1,4 +1,4 @@
-"""Where a server is asked, and one question to it over HTTP: for all that talks to servers before and beside a run."""
+"""A server's address, and a single HTTP request to it, for all requests before and beside a run."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
 class Site(NamedTuple):
-    """Where and how a server is asked: its base URL, the file of certificates that it is checked against, its key."""
+    """Access to a server: its base URL, the file of certificates that it is checked against, its key."""
 
     endpoint: str
     ca_file: str = ""

@@ -1,4 +1,4 @@
-"""How steady a server was through a run: the time of its steps, beside what the number of its requests explains.
+"""Steadiness of a server during a run: its steps' times, beyond the part that the number of requests explains.
 
 Each step of the engine gives every running request one token, and takes the longer, the more of them there are. So the
 time of a step is running requests / (tokens/s), and a line over the number of requests describes it. What deviates from
@@ -59,12 +59,12 @@ class Speed(Record, frozen=True, kw_only=True):
 
     @property
     def slowed(self) -> bool:
-        """Whether a part of the run was slower than the number of requests explains."""
+        """True if a part of the run was slower than the number of requests explains."""
         return self.parts >= LEAST_PARTS and self.slowest < SLOW and 1 - self.slowest > TIMES * self.scatter
 
     @property
     def words(self) -> str:
-        """What was slower and when; empty where nothing was."""
+        """The slower parts and their times in words; empty if there were none."""
         if not self.slowed:
             return ""
         return (

@@ -1,4 +1,4 @@
-"""Which vLLM: for the accelerator that was detected, or one that is installed already."""
+"""Choice of the vLLM: for the detected accelerator, or one that is installed already."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KFD = Path("/dev/kfd")
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """What was requested, and what was detected. `variant` and `version` are empty where nothing was requested."""
+    """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested."""
 
     variant: input_types.VllmVariant = ""
     version: input_types.VllmVersion = ""

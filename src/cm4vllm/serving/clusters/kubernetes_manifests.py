@@ -37,7 +37,7 @@ _START_TIMEOUT_S = 1800
 
 
 class PodSettings(Record, frozen=True, kw_only=True):
-    """What a cluster has to know beside the server's own arguments.
+    """Settings for a cluster, beside the server's own arguments.
 
     `model` is a hub id, or `pvc://CLAIM/PATH` for a model that lies on a volume. `gpu_resource` is the name under which
     the cluster's device plugin offers GPUs. `start_timeout_s` is how long a pod may load before it is started again.

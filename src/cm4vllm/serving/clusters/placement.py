@@ -1,4 +1,4 @@
-"""Which cores or GPUs each server on one machine gets, and each of its workers."""
+"""Assignment of cores or GPUs to each server on one machine, and to each of its workers."""
 
 from __future__ import annotations
 

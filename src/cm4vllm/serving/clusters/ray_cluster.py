@@ -83,7 +83,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """What a cluster said: its nodes, and the address of the node of each worker, None where they do not fit."""
+    """A cluster's answer: its nodes, and the address of each worker's node, None if the workers do not fit."""
 
     nodes: list[Node]
     placed: list[str] | None = None

@@ -1,1 +1,1 @@
-"""Whether a model fits a machine, and with which layout: asked before anything is loaded."""
+"""The fit of a model on a machine, and the best layout: computed before anything is loaded."""

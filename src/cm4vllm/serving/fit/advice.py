@@ -1,4 +1,4 @@
-"""What `advise,vllm-fit` does, and the check of the host's memory before a server is started."""
+"""The recipe `advise,vllm-fit`, and the check of the host's memory before a server is started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODEL_LEN, _BATCHED_TOKENS = 2048, 2048
 
 
 class AdviceSettings(Record, frozen=True, kw_only=True):
-    """Which model on which machine. `model` is a name of the catalogue, a folder or a config.json.
+    """The model and the machine. `model` is a name of the catalogue, a folder or a config.json.
 
     `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each.
     """

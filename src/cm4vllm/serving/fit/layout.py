@@ -1,4 +1,4 @@
-"""Whether a model fits a machine, and how it is best laid out there: arithmetic before anything is loaded.
+"""The fit of a model on a machine, and its best layout there: arithmetic before anything is loaded.
 
     memory of a GPU x utilisation = weights / (TP x PP) + working memory + KV cache
 
@@ -36,9 +36,9 @@ _KV_BYTES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is to be served where. `gpus` 0 is the CPU backend, whose `memory_bytes` are those free of the host.
+    """The model to serve and the machine. `gpus` 0 is the CPU backend; its `memory_bytes` are the host's free bytes.
 
-    `weight_bytes` are the checkpoint's own where it is there, 0 to compute them. `tensor_parallel` and
+    `weight_bytes` are the checkpoint's own if it exists, 0 to compute them. `tensor_parallel` and
     `pipeline_parallel` 0 are chosen. `max_num_seqs` 0 is chosen.
     """
 
