@@ -1,4 +1,4 @@
-"""What cmind loads for `cm <action> cache`: a shell over cm4vllm.engine."""
+"""The module that cmind loads for `cm <action> cache`: it only calls cm4vllm.engine."""
 
 import importlib.util
 import os

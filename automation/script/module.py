@@ -1,4 +1,4 @@
-"""What cmind loads for `cm <action> script`: a shell over cm4vllm.engine.
+"""The module that cmind loads for `cm <action> script`: it only calls cm4vllm.engine.
 
 cmind executes this file again on every call, and shows the docstrings of these methods for --help.
 """

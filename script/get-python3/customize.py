@@ -1,4 +1,4 @@
-"""Which Python recipes use: the one given, or the one that runs cm."""
+"""Choice of the Python that recipes use: the given one, or the one that runs cm."""
 
 from typing import Any
 
