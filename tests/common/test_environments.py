@@ -28,6 +28,14 @@ def test_a_machine_without_a_network_is_named_as_the_cause():
     )
 
 
+def test_a_constraint_of_the_user_does_not_hide_that_an_index_cannot_be_reached(tmp_path):
+    constraint = tmp_path / "constraint.txt"
+    constraint.write_text("cm4vllm-none<2\n")
+    with pytest.raises(InstallError) as failed:
+        checked(pip("--retries=1", f"--index-url={INDEX}", "-c", str(constraint), "cm4vllm-none==1"), "no")
+    assert failed.value.cause == "pip has no connection to the package index: [Errno 111] Connection refused"
+
+
 def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_path):
     with pytest.raises(InstallError) as failed:
         checked(pip("--no-index", f"--find-links={tmp_path}", "cm4vllm-none==1"), "it cannot be installed")

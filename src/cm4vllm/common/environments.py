@@ -126,9 +126,12 @@ _BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)'
 
 
 def _no_connection(said: str) -> str:
-    """Return why pip reached no index, where it then found no file; empty for other failures."""
+    """Return why pip reached no index, where it then found no file; empty for other failures.
+
+    With a constraint in pip's settings it says ResolutionImpossible of a package that no index has.
+    """
     broken = _BROKEN.findall(said)
-    if not broken or "from versions: none" not in said:
+    if not broken or not ("from versions: none" in said or "ResolutionImpossible" in said):
         return ""
     reason = str(broken[-1]).rpartition("connection: ")[2]
     return reason.strip("'\"")[:300]
