@@ -155,7 +155,7 @@ def test_whatever_lies_there_a_staged_folder_takes_its_place_and_leaves_nothing(
 AS_ANOTHER_USER = """
 import os, shutil, sys, tempfile
 from pathlib import Path
-from cm4vllm.common import plain_text
+from cm4vllm.common import terminal_text
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import staged_folder, write_text
 os.setgroups([]), os.setgid(65534), os.setuid(65534)  # after the imports: Python may lie where only root reads

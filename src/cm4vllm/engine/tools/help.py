@@ -187,7 +187,17 @@ def _dependencies(script: ScriptMeta, phases: Iterable[str]) -> list[str]:
     seen: dict[tuple[str, str], None] = {}
     for phase, dependency in rows:
         seen.setdefault((phase, _dependency(dependency)))
-    return _columns((("" if phase == "deps" else f"{phase}: ") + text, "") for phase, text in seen)
+    return [
+        f"  {line}"
+        for phase, text in seen
+        for line in textwrap.wrap(
+            ("" if phase == "deps" else f"{phase}: ") + text,
+            _terminal_width() - 4,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
 
 
 def _dependency(dependency: Dependency) -> str:
