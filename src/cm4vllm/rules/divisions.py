@@ -1,4 +1,4 @@
-"""What the divisions ask for: their rules, and the speculative decoding that a benchmark allows in them."""
+"""The rules of each division, and the speculative decoding that a benchmark allows in it."""
 
 from __future__ import annotations
 

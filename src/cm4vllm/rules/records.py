@@ -1,4 +1,4 @@
-"""What the lookup of MLPerf's rules returns: targets, limits, generation, and the terms of rounds, benchmarks and runs.
+"""The results of a lookup of MLPerf's rules: targets, limits, generation, and the terms of rounds, benchmarks and runs.
 
 They travel in the settings and in the records of runs; the numbers in them are those of the tables.
 """
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class AccuracyTarget(Record, frozen=True, kw_only=True):
-    """What a closed result must reach: `lower` <= `metric` <= `upper`; None stands for no bound.
+    """The range that a closed result must reach: `lower` <= `metric` <= `upper`; None stands for no bound.
 
     `label` is the key in accuracy.txt, `metric` the checker's name of it. `reference` is what the reference
     implementation reached. Open results may miss a target; then they say so. A `total` is summed over the samples, and
@@ -81,7 +81,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken each time: also where the choice is cut to that one."""
+        """True if the most likely token is taken each time: also where the choice is cut to that token."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
@@ -219,20 +219,20 @@ class Terms(Record, frozen=True, kw_only=True):
 
     @property
     def paced(self) -> bool:
-        """Whether LoadGen issues queries at a rate of its own, whatever the server does."""
+        """True if LoadGen issues queries at a rate of its own, independent of the server's answers."""
         return self.arrivals is Arrivals.POISSON
 
     @property
     def at_once(self) -> bool:
-        """Whether LoadGen issues all samples in one query, so that the client bounds what is in flight."""
+        """True if LoadGen issues all samples in one query, so that the client limits the requests in flight."""
         return self.arrivals is Arrivals.AT_ONCE
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each query follows the answer to the one before it."""
+        """True if each query follows the answer to the previous query."""
         return self.arrivals is Arrivals.ONE_BY_ONE
 
     @property
     def needs_rate(self) -> bool:
-        """Whether a target rate must be known: for the pace of the queries, or for the size of a performance run."""
+        """True if a target rate must be known: for the pace of the queries, or for the size of a performance run."""
         return self.rate is RateUse.PACES or (self.rate is RateUse.SIZES and self.mode is Mode.PERFORMANCE)

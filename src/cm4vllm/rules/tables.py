@@ -41,7 +41,7 @@ _DATA = Path(__file__).with_name("data")
 
 
 class Arrivals(StrEnum):
-    """How LoadGen issues its queries: all samples in one, at the times of a Poisson process, or one by one."""
+    """The times at which LoadGen issues queries: all samples at once, by a Poisson process, or one after the other."""
 
     AT_ONCE = "at-once"
     POISSON = "poisson"
@@ -49,7 +49,7 @@ class Arrivals(StrEnum):
 
 
 class RateUse(StrEnum):
-    """What LoadGen does with the target rate: computes the size of the run, paces its queries, or nothing."""
+    """LoadGen's use of the target rate: to compute the size of the run, to pace its queries, or none."""
 
     SIZES = "sizes"
     PACES = "paces"

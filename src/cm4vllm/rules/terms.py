@@ -56,7 +56,7 @@ _LENGTHS = "LENGTHS"
 
 
 class _Cell(NamedTuple):
-    """What entries of the tables are asked for; without a scenario or a mode, those of any."""
+    """The round, benchmark, scenario and mode of a lookup in the tables; None stands for any scenario or mode."""
 
     round_name: str
     benchmark: str
@@ -235,7 +235,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
 
 
 def issues_equally(round_name: str, benchmark: str) -> bool:
-    """Whether a benchmark's performance runs must issue every sample of the dataset equally often.
+    """Return True if a benchmark's performance runs must issue every sample of the dataset equally often.
 
     Raises UsageError when the round is unknown.
     """
