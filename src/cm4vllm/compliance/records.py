@@ -42,5 +42,5 @@ class ComplianceRecord(Record, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What each failed check found, in words."""
+        """The name of each failed check and what the check observed."""
         return tuple(f"{check.name}: {check.found}" for check in self.checks if check.passed is False)

@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed."""
         return all(check.passed is not False for check in self.checks)
 
     @property
