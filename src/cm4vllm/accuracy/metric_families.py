@@ -39,7 +39,7 @@ _EXACT: Mapping[str, Callable[[str, str], float]] = {"qa_em": answered, "niah_em
 
 @dataclass(frozen=True)
 class Samples:
-    """What is scored: the text of each answer, and the row of the dataset that it belongs to.
+    """The input of a metric: the text of each answer, and the row of the dataset that the answer belongs to.
 
     `seed` draws the pairs that are verified, `workers` are the processes to use. `graders` are those that are ready, by
     name: a metric that another would judge is left out.

@@ -55,7 +55,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scorer:
-    """How a benchmark's reference script computes its scores, and how it writes them.
+    """The scores that a benchmark's reference script computes, and the form in which it writes them.
 
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
     checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is

@@ -1,4 +1,4 @@
-"""How texts are split into sentences: nltk's Punkt, with its English model where the reference script uses it.
+"""Splits texts into sentences: nltk's Punkt, with its English model where the reference script uses it.
 
 The model is data that nltk does not bring along. It is installed once, before a run, by the recipe get,nltk-data, and
 only that one version of it is taken: another one could split differently and so change ROUGE-Lsum.

@@ -23,7 +23,7 @@ HOW_TO_FETCH = "hf download livecodebench/code_generation_lite --repo-type=datas
 
 
 class ProblemIndex(Record, frozen=True, kw_only=True):
-    """Where each problem lies: file, first byte and bytes of its line, by its question_id. `files` have SHA-256s."""
+    """The place of each problem, by its question_id: file, first byte and bytes of its line. `files` have SHA-256s."""
 
     folder: str
     files: dict[str, str]

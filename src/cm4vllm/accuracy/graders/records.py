@@ -27,7 +27,7 @@ class GraderRecord(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """What became of one answer: `right` is None for one that the official script leaves out of its count.
+    """The grade of an answer: `right` is None for an answer that the official script leaves out of its count.
 
     `held` says that a limit of the sandbox ended it; it counts as wrong.
     """

@@ -43,7 +43,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What the programs of one sandbox may take; `seconds` are of the clock, for each answer."""
+    """The limits on the programs of one sandbox; `seconds` are wall-clock time for each answer."""
 
     seconds: float = 60.0
     memory_bytes: int = 2048 * MIB
