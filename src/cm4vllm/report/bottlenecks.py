@@ -1,4 +1,4 @@
-"""What bound a performance run, and which option would move it: computed from evidence, silent where it is not enough.
+"""The bottleneck of a performance run and the option that would move it: computed from evidence, else not named.
 
 The evidence is the server's own metrics through the run, the client's self-check, and LoadGen's percentiles against
 their limits. A cause is named only where its numbers stand out; what no rule below covers is not explained.
@@ -48,7 +48,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Why:
-    """What bound a run in one sentence, which option would move it, and the numbers that say so, with their source."""
+    """The bottleneck of a run in one sentence, the option that would move it, and its evidence with the source."""
 
     cause: Cause
     words: str
@@ -81,7 +81,7 @@ class _Seen:
 
     @property
     def all_running(self) -> bool:
-        """Whether about as many requests ran as the server allows: it is sampled between its steps."""
+        """True if about as many requests ran as the server allows: it is sampled between its steps."""
         return self.sequences is not None and self.metrics.running_max >= NEARLY * self.sequences
 
     @property

@@ -1,4 +1,4 @@
-"""What can be said of a campaign in a few lines: what holds, what does not, and what is not known."""
+"""The verdict on a campaign in a few lines: the claims that hold, that do not hold, and that are unknown."""
 
 from __future__ import annotations
 

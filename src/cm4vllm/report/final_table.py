@@ -1,4 +1,4 @@
-"""What ends a campaign: details, the table of what was measured, where the page is, and what to do next.
+"""The last lines of a campaign: details, the table of the measured results, the page's address, and the next step.
 
 On a terminal it has colour, elsewhere it is aligned plain text.
 """

@@ -1,4 +1,4 @@
-"""How numbers, commands and folders are put into words, the same on every page."""
+"""Formats numbers, commands and folders as text, in the same way on every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader of a job's last lines can do next, in one line."""
+"""The next step that the last lines of a job recommend to the reader, in one line."""
 
 from __future__ import annotations
 

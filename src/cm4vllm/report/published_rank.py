@@ -43,7 +43,7 @@ class Rank(NamedTuple):
 
     @property
     def ties(self) -> str:
-        """Who else has the place, to stand after its words; empty where there is no tie."""
+        """The number of other results that share the place, as words to follow it; empty where there is no tie."""
         return f" (shared with {self.shared} other{'' if self.shared == 1 else 's'})" if self.shared else ""
 
 
@@ -68,7 +68,7 @@ class Standing(Record, frozen=True, kw_only=True):
 
 
 class LeftOut(Record, frozen=True, kw_only=True):
-    """How many published results of the same benchmark and scenario were not compared, and why."""
+    """The number of published results of the same benchmark and scenario that were not compared, and the reasons."""
 
     round: str
     why: str

@@ -1,4 +1,4 @@
-"""What the pages, the README texts and the final table show: checked results, and what is known beside them."""
+"""The contents of the pages, the README texts and the final table: checked results, and facts about them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Report:
 
     @property
     def mapped(self) -> bool:
-        """Whether the model is not the benchmark's own, and so only mapped to it (open division)."""
+        """True if the model is not the benchmark's own, and so only mapped to it (open division)."""
         return self.model.name != self.benchmark.name
 
     @property

@@ -1,4 +1,4 @@
-"""How a reader repeats the runs: the commands that give them the same program, and the versions that it ran with."""
+"""The steps to repeat the runs: the commands that install the same program, and the versions that it ran with."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class SummaryScore(Record, frozen=True, kw_only=True):
 
 
 class SummaryWhy(Record, frozen=True, kw_only=True):
-    """What bound the run, which option would move it, and the evidence."""
+    """The bottleneck of the run, the option that would move it, and the evidence."""
 
     cause: str
     words: str

@@ -1,4 +1,4 @@
-"""What a results folder puts into a submission tree: its records, and the pages that this package renders of them."""
+"""The files of a results folder that go into a submission tree: its records, and the pages made from them."""
 
 from __future__ import annotations
 
