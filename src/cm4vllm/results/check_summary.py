@@ -1,4 +1,4 @@
-"""What the check of a tree prints: counts by submission, the errors of each, then warnings and notes.
+"""The printed summary of the check of a tree: counts by submission, the errors of each, then warnings and notes.
 
 No line has more than WIDTH columns. A path is named below its submission, whose name stands once above.
 """

@@ -196,5 +196,5 @@ def _same_run(logs: list[LogMarks]) -> dict[int, int]:
 
 
 def _apart(one: LogMarks, other: LogMarks) -> bool:
-    """Whether two logs may not be of one run. Within a submission, LOG-TWICE is of the runs of results."""
+    """Return True if two logs may not be of one run. Within a submission, LOG-TWICE is of the runs of results."""
     return one.submitter != other.submitter or (one.test and other.test and one.system != other.system)

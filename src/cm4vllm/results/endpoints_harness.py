@@ -35,7 +35,7 @@ _PERCENTILES = {"p50": "50.0", "p90": "90.0", "p95": "95.0", "p97": "97.0", "p99
 
 
 def is_endpoints(folder: Path) -> bool:
-    """Whether the result in `folder` was measured by the endpoints harness."""
+    """Return True if the result in `folder` was measured by the endpoints harness."""
     return (folder / SUMMARY).is_file()
 
 

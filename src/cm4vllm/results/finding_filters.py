@@ -1,4 +1,4 @@
-"""Which findings are shown: those of some submitters, codes and severities."""
+"""Filters of the findings that are shown: by submitter, code and severity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Filters"]
 
 @dataclass(frozen=True)
 class Filters:
-    """What is asked for; empty: all. `submitters` are names, or division/name; they are checked alone."""
+    """The requested filters; empty: all. `submitters` are names, or division/name; they are checked alone."""
 
     submitters: tuple[str, ...] = ()
     codes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a check finds: a stable code, how bad it is, where, what was found and expected, the rule, and what to do."""
+"""The finding of a check: a stable code, severity, place, observed and expected values, the rule, and a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold, and where that is stated: a file of mlcommons, a policy, or this project's own design."""
+    """A requirement and the source that states it: a file of mlcommons, a policy, or this project's own design."""
 
     text: str
     source: str

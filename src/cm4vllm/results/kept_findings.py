@@ -26,7 +26,7 @@ _LARGE = 400
 
 
 class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """What was checked, how many results it has, and all that was found in it. `round` is empty for an unknown one.
+    """The findings of one check of a submission, and its number of results. `round` is empty for an unknown round.
 
     `covered` is the number of the results that the rules were applied to, `files` that of the files; `logs` is what
     tells its runs from those of other submissions.
@@ -47,7 +47,7 @@ class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many errors, warnings and notes were found."""
+        """The numbers of errors, warnings and notes."""
         return tuple(sum(one.severity is level for one in self.findings) for level in Severity)
 
 

@@ -1,4 +1,4 @@
-"""What was measured: submissions, their systems and results, every figure with its unit and where it was read.
+"""Measured results: submissions, their systems and results, every figure with its unit and the file it was read from.
 
 The same objects stand for our own run folders (run_folders) and for any submission tree (trees). None and empty stand
 for what is not known; what could not be read is a finding among the submission's `problems`.
@@ -47,7 +47,7 @@ Q = TypeVar("Q", bound=Quantity)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was read: a file, by its path below the root of what was read, and a field in it."""
+    """The source of a value: a file, by its path below the root of the tree or folder, and a field in it."""
 
     file: str
     field: str
@@ -121,7 +121,7 @@ class Latency:
 
     @property
     def met(self) -> bool | None:
-        """Whether the percentile is below the limit (the checker compares with <); None where there is no limit."""
+        """True if the percentile is below the limit (the checker compares with <); None where there is no limit."""
         return None if self.limit is None else self.p99 < self.limit
 
     @property
@@ -177,7 +177,7 @@ class Performance:
 
     @property
     def valid(self) -> bool:
-        """Whether LoadGen calls the result valid, and nothing is known against the run."""
+        """True if LoadGen calls the result valid, and our record of the run names no fault."""
         return self.loadgen_valid and not self.faults
 
     @property
@@ -187,12 +187,12 @@ class Performance:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What our record of the run has against it."""
+        """The faults that our record of the run names."""
         return self.run.faults if self.run else ()
 
     @property
     def client_doubts(self) -> tuple[str, ...]:
-        """What makes our client doubtful as an instrument in this run."""
+        """The reasons to doubt our client as an instrument in this run."""
         return tuple(client_doubts(self.run)) if self.run else self.conditions.doubts
 
     @property
@@ -237,7 +237,7 @@ class Performance:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each query followed the answer before it: LoadGen was then given a latency, not a rate."""
+        """True if each query followed the answer to the previous query: LoadGen then has a target latency, no rate."""
         return self.terms is not None and self.terms.one_by_one
 
     @property
@@ -258,7 +258,7 @@ class Performance:
 
     @property
     def target_source(self) -> str:
-        """Where the target QPS of our run comes from."""
+        """The source of the target QPS of our run."""
         if self.run is None or not self.run.settings.target_qps:
             return "LoadGen's default"
         return self.run.settings.target_qps_source or "its source is not stated"
@@ -299,7 +299,7 @@ class Accuracy:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What our record of the run has against it."""
+        """The faults that our record of the run names."""
         return self.run.faults if self.run else ()
 
 
@@ -312,7 +312,7 @@ class ComplianceTest:
     record: ComplianceRecord
 
     def belongs_to(self, run: RunRecord) -> bool:
-        """Whether it was made with the model, server and LoadGen of a performance run, on its dataset or the test's."""
+        """Return True if the test used the run's model, server and LoadGen, and the run's dataset or the test's own."""
         test = audit(self.record.test, self.record.benchmark)
         return self._made_with(self.run, test) == self._made_with(run, test)
 
@@ -367,12 +367,12 @@ class Result:
 
     @property
     def mapped(self) -> bool:
-        """Whether the model is not the benchmark's own, and only mapped to it (open division)."""
+        """True if the model is not the benchmark's own, and only mapped to it (open division)."""
         return self.benchmark not in (self.model, benchmark_of(self.round, self.model, {}))
 
     @property
     def covered(self) -> bool:
-        """Whether the rules of its benchmark were applied to what was measured."""
+        """True if the rules of its benchmark were applied to the result."""
         return not self.uncovered and self.performance is not None
 
     @property
@@ -416,7 +416,7 @@ class ServedWeights:
 
 @dataclass(frozen=True)
 class Submission:
-    """What one submitter measured in one round and division. `root` is the folder that files are named from.
+    """The results of one submitter in one round and division. `root` is the folder that files are named from.
 
     `round` is empty where neither the records nor the seeds of the logs tell it. `campaign` is the record of the
     command that made our own runs. `weights` are those at hand while a tree is checked; `listing` holds the files of a

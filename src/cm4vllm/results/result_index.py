@@ -88,7 +88,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What names the result among all: its folder; `system` is what the description calls it, as it may others.
+        """The unique name of the result: its folder. `system` is the name in the description, which others may share.
 
         An index of before names no folder: there its file stands for it.
         """

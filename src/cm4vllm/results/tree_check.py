@@ -83,7 +83,7 @@ class CheckedTree:
 
     @property
     def coverage(self) -> dict[str, int]:
-        """How many results there are, and to how many of them the rules of a benchmark were applied."""
+        """The number of results, and the number of those to which the rules of a benchmark were applied."""
         return {
             "results": sum(one.results for one in self.submissions),
             "rules_applied": sum(one.covered for one in self.submissions),

@@ -1,4 +1,4 @@
-"""How far a figure of one run may be from what the same run, made longer, would give: intervals and differences.
+"""The uncertainty of a figure of one run, compared with the same run made longer: intervals and differences.
 
 The run is cut into parts that follow each other, equal in time for a rate and in samples for a latency, and parts are
 drawn with replacement (block bootstrap, Kuensch 1989): samples that waited in the same queue stay together, so that
@@ -61,7 +61,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Verdict(StrEnum):
-    """Whether two figures differ by more than their uncertainty."""
+    """Return True if two figures differ by more than their uncertainty."""
 
     SAME = "same"
     REAL = "real"

@@ -139,7 +139,7 @@ def served_tokens(result: Result) -> float | None:
 
 
 def _is_int64(part: Accuracy) -> bool:
-    """Whether the answers in the log, or in what truncation left of it, have zero in every second 32-bit word."""
+    """Return True if the answers in the log, complete or truncated, have zero in every second 32-bit word."""
     try:
         with opened(part.folder / ACCURACY_LOG) as file:
             head = file.read(MAX_LOG)

@@ -1,4 +1,4 @@
-"""What a published accuracy run states of its answers: counts, scores and samples, each stated once and alike."""
+"""Checks the answers of a published accuracy run: counts, scores and samples, each stated once and alike."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def lengths(submission: Submission) -> Iterator[Fault]:
 
 
 def _own_models_alone(submission: Submission) -> bool:
-    """Whether the division of a submission has the rule MODEL, in whatever category."""
+    """Return True if the division of a submission has the rule MODEL, in any category."""
     return any(
         submission.division == division and "MODEL" in rules.division_rules(division, category)
         for division in rules.Division

@@ -1,4 +1,4 @@
-"""What a check is: a function over a submission that gives faults, registered with a code, a rule and a remedy."""
+"""The form of a check: a function over a submission that gives faults, registered with a code, a rule and a remedy."""
 
 from __future__ import annotations
 

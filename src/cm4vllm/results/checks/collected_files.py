@@ -1,4 +1,4 @@
-"""What a script collected beside a result, of its processors and packages, against the description of the system."""
+"""Compares processors and packages, as a script collected them beside a result, with the description of the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules are applied to: there are results, their round is known, and the rules have their benchmarks."""
+"""Checks that rules can be applied: there are results, their round is known, and the rules have their benchmarks."""
 
 from __future__ import annotations
 

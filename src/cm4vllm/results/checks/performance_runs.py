@@ -21,7 +21,7 @@ _LOADGEN_ERROR = ("LoadGen error", "LoadGen counted")
 
 
 def is_strict(submission: Submission) -> bool:
-    """Whether the rules of the closed division hold, as they do in the network division."""
+    """Return True if the rules of the closed division hold, as they do in the network division."""
     return submission.division != Division.OPEN
 
 
@@ -156,7 +156,7 @@ def metric(submission: Submission) -> Iterator[Fault]:
 
 
 def _counts_tokens(result: Result) -> bool:
-    """Whether LoadGen counts the tokens of the benchmark: it does where the benchmark has limits on TTFT and TPOT."""
+    """Return True if LoadGen counts the tokens of the benchmark: only where it has limits on TTFT and TPOT."""
     found = (terms_of(result.round, result.benchmark, one, Mode.PERFORMANCE) for one in rules.Scenario)
     return any(one and one.limits and one.limits.ttft_ms for one in found)
 

@@ -72,7 +72,7 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
 
 
 def _same_dataset(one: RunRecord, other: RunRecord) -> bool:
-    """Whether the rules give two runs one dataset: performance runs may have one of their own."""
+    """Return True if the rules give two runs one dataset: performance runs may have one of their own."""
     return one.settings.terms.samples == other.settings.terms.samples
 
 

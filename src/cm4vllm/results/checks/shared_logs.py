@@ -25,7 +25,7 @@ def base_of(result: Result) -> str:
 
 
 def is_inferred(submission: Submission, result: Result) -> bool:
-    """Whether the result is inferred from the log of another scenario, as an edge system may do."""
+    """Return True if the result is inferred from the log of another scenario, as an edge system may do."""
     system = submission.system(result.system)
     run = result.performance
     return bool(

@@ -1,4 +1,4 @@
-"""What our runs need before a submission tree is made of them."""
+"""Checks of our runs before a submission tree is made of them."""
 
 from __future__ import annotations
 

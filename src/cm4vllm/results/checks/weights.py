@@ -1,4 +1,4 @@
-"""What a tree states of the weights that were served: against the model's name, the system's and calibration.md."""
+"""Compares the weights that a tree states with the model's name, the system's name and calibration.md."""
 
 from __future__ import annotations
 
