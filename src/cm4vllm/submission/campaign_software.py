@@ -75,7 +75,7 @@ print(json.dumps([platform.python_version(), {{name: one.version for name, one i
 
 
 class SoftwareRecord(Record, frozen=True, kw_only=True):
-    """What ran, besides the model. `python` is that of the harness, `packages` all that its environment holds.
+    """The software of a campaign. `python` is that of the harness, `packages` all that its environment holds.
 
     `platform` is Python's words for the operating system. `commit` and `url` say where cm4vllm is published; empty
     where that is not known. `server_python` and `server_packages` are those of a server started here, empty for another

@@ -1,4 +1,4 @@
-"""What a message of the official checkers means: the code of our check of the same rule, and what to do."""
+"""Explains messages of the official checkers: the code of our check of the same rule, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the official checker said of a submission tree."""
+"""The record of the official checker's verdict on a submission tree."""
 
 from __future__ import annotations
 

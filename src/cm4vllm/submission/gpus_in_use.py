@@ -1,4 +1,4 @@
-"""Which GPUs a server uses: what its processes compute on where the driver tells, else what it was started with."""
+"""The GPUs that a server uses: those its processes compute on if the driver reports them, else those of its command."""
 
 from __future__ import annotations
 

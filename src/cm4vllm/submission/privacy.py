@@ -1,4 +1,4 @@
-"""What may not be published: names of this machine and its user, addresses, serial numbers, secrets.
+"""Private words, which may not be published: names of this machine and its user, addresses, serial numbers, secrets.
 
 Two measures. A text that we word ourselves (README, page, command line) is scrubbed: the home folder becomes `~`, what
 else is private a marker such as [host]. What is evidence or the user's own statement (logs, user.conf, scores, the
@@ -74,7 +74,7 @@ class PrivateWord:
 
     @property
     def shown(self) -> str:
-        """How an error names it."""
+        """The word as an error names it."""
         return f"the value of {self.name}" if self.kind == "secret" else repr(self.word)
 
 

@@ -30,7 +30,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where the sources are. `git` is their git directory, None for plain files; `commit` says which they are."""
+    """The place of the sources. `git` is their git directory, None for plain files; `commit` is their revision."""
 
     path: Path
     git: Path | None

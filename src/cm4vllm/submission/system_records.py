@@ -46,7 +46,7 @@ _CATEGORY = "datacenter"
 
 
 class SystemSettings(Record, frozen=True, kw_only=True):
-    """What a description is made from. `folder` gets the files; `system_file` is empty where the user has none.
+    """The input of a description. `folder` gets the files; `system_file` is empty where the user has none.
 
     `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.
     """
@@ -63,7 +63,7 @@ class SystemSettings(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SystemFiles:
-    """Where the description lies, the system's folder name in the tree, and the keys that it does not state."""
+    """The folder of the description, the system's folder name in the tree, and the keys that it does not state."""
 
     description: Path
     name: str

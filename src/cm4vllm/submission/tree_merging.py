@@ -1,4 +1,4 @@
-"""What a tree takes: results of one submitter and one round, and of each system one description."""
+"""Merges results into a tree: those of one submitter and one round, and of each system one description."""
 
 from __future__ import annotations
 

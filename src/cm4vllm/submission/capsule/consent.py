@@ -50,7 +50,7 @@ _EXTRA = "extra_args"
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user agreed to on the command line: flags of the capsule, and variables that are filled."""
+    """The permissions that the user gave on the command line: flags of the capsule, and variables that are filled."""
 
     accept: tuple[str, ...] = ()
     fill: tuple[str, ...] = ()
