@@ -25,6 +25,7 @@ PACKAGES = (
     "compliance",
     "results",
     "submission",
+    "endpoints",
     "report",
     "campaign",
 )

@@ -22,12 +22,14 @@ from cm4vllm.engine.run.flags import ENGINE_FLAGS
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 MAIN = "run-mlperf-inference-app"
+#: The entry of the benchmark with a package of its own.
+ENDPOINTS = "run-mlperf-endpoints"
 #: Flags of cm have underscores; a hyphen inside is another program's: vLLM's, pip's, docker's.
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"--tags=([^\s;)]+)|\b(?:of|to) ((?:\w[\w-]*,)+\w[\w-]*)")
 #: Other programs, whose flags follow their names in the same message.
 OTHER_PROGRAM = re.compile(
-    r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo)\b"
+    r"\b(?:docker run|vllm serve|pip|python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo|inference-endpoint)\b"
 )
 DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTILINE)
 VALUE = "\N{REPLACEMENT CHARACTER}"
@@ -123,6 +125,8 @@ def in_the_main_job() -> frozenset[str]:
 
 
 def commands_at_hand(module: Path) -> list[ScriptMeta]:
+    if "endpoints" in module.relative_to(SRC).parts:
+        return [scripts()[ENDPOINTS]]
     reaching = [name for name in scripts() if module in own_modules(name)]
     if not reaching or set(reaching) & in_the_main_job():
         return [scripts()[MAIN]]

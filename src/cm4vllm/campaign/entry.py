@@ -31,7 +31,7 @@ from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
 
-__all__ = ["command_line", "input_values", "plan_job", "prepared", "run_job"]
+__all__ = ["as_plan", "command_line", "durations", "input_values", "plan_job", "prepared", "run_job"]
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -97,11 +97,11 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
     for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
     steps = schedule(job)
-    steps = with_durations(steps, _durations(job.out, steps))
+    steps = with_durations(steps, durations(job.out, steps))
     return {
         "adr": changes.rest,
         "env": {**changed, **common_inputs(job), **_results(job)},
-        "steps": [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
+        "steps": [as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
     }
 
 
@@ -138,7 +138,7 @@ def _results(job: Job) -> dict[str, str]:
     return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
 
 
-def _durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
+def durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
     """Return how long the steps took that earlier commands took; none where their ledger cannot be read."""
     try:
         return read_ledger(out).durations_of({step.name: step.tags for step in steps})
@@ -146,7 +146,7 @@ def _durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
         return {}
 
 
-def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
+def as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; what it has in common with that `before` is said there."""
     measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]

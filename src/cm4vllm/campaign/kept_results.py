@@ -22,6 +22,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
+from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
+from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
+from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
@@ -118,12 +121,31 @@ def _verdict(env: Mapping[str, str], known: str) -> Found:
     return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)
 
 
+def _curve(env: Mapping[str, str], _known: str) -> Found:
+    inputs, point = read_settings(CurveInputs, env), read_settings(PointInputs, env)
+    earlier, why_not = earlier_curve(inputs, point)
+    path = str(Path(inputs.output_dir).absolute() / CURVE_FILE)
+    return Found(
+        curve_identity(inputs, point), None if earlier is None else {"CM_MLPERF_ENDPOINTS_CURVE": path}, why_not
+    )
+
+
+def _point(env: Mapping[str, str], _known: str) -> Found:
+    inputs = read_settings(PointInputs, env)
+    earlier, why_not = earlier_point(inputs)
+    path = str(Path(inputs.output_dir).absolute() / POINT_FILE)
+    exports = None if earlier is None else {"CM_MLPERF_ENDPOINTS_POINT_RECORD": path}
+    return Found(point_setup(inputs).identity, exports, why_not)
+
+
 _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
     Product.RUN: _run,
     Product.SEARCH: _search,
     Product.SETTINGS: _server_settings,
     Product.SCORES: _scores,
     Product.VERDICT: _verdict,
+    Product.CURVE: _curve,
+    Product.POINT: _point,
 }
 
 

@@ -112,9 +112,9 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     max_model_len: input_types.MaxModelLen = None
     compliance: Annotated[str, Key("CM_MLPERF_LOADGEN_COMPLIANCE")] = ""
     run_checker: Annotated[bool, Key("CM_RUN_SUBMISSION_CHECKER")] = True
-    rerun: Annotated[str, Key("CM_RERUN")] = "no"
-    attempts: Annotated[int, Key("CM_MLPERF_ATTEMPTS")] = 2
-    serve: Annotated[str, Key("CM_MLPERF_SERVE")] = ""
+    rerun: input_types.Rerun = "no"
+    attempts: input_types.Attempts = 2
+    serve: input_types.Serve = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
     rehearse: input_types.Rehearse = ""
 

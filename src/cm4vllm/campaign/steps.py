@@ -68,11 +68,13 @@ class Product(StrEnum):
     SETTINGS = "a search over server settings"
     SCORES = "the scores of an accuracy run"
     VERDICT = "the verdict on a compliance test"
+    CURVE = "the points of a curve"
+    POINT = "a point of a curve"
 
     @property
     def asks_server(self) -> bool:
         """True if it is made by requests to the server."""
-        return self in (Product.RUN, Product.SEARCH)
+        return self in (Product.RUN, Product.SEARCH, Product.CURVE, Product.POINT)
 
 
 class Check(StrEnum):

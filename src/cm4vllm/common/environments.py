@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -46,7 +47,10 @@ def pip(
     log: Path | None = None,
     action: Literal["install", "uninstall", "freeze"] = "install",
 ) -> Completed:
-    """Have our pip work on the environment of `python`; what it prints goes to `log` too."""
+    """Have our pip work on the environment of `python`; what it prints goes to `log` too.
+
+    The environment's own commands come first on PATH: a build backend that is installed there may be one.
+    """
     # Not compiled: of thousands of modules few are ever imported.
     more = {"install": ["--no-compile", "--progress-bar=off"], "uninstall": ["--yes"], "freeze": []}[action]
     return run(
@@ -62,7 +66,7 @@ def pip(
             *words,
         ],
         log=log,
-        env={"PYTHONPATH": ""},
+        env={"PYTHONPATH": "", "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])},
     )
 
 

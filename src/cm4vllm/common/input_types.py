@@ -38,6 +38,12 @@ ComplianceDatasetRecordPath = Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")
 ModelRecordPath = Annotated[str, Key("CM_ML_MODEL_RECORD")]
 ServerRecordPath = Annotated[str, Key("CM_VLLM_SERVER_RECORD")]
 
+# --- jobs ---
+
+Rerun = Annotated[str, Key("CM_RERUN")]
+Attempts = Annotated[int, Key("CM_MLPERF_ATTEMPTS")]
+Serve = Annotated[str, Key("CM_MLPERF_SERVE")]
+
 # --- models and programs ---
 
 ModelSource = Annotated[str, Key("CM_ML_MODEL_SOURCE")]
@@ -72,3 +78,16 @@ KvCacheDtype = Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")]
 KvCacheSpace = Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")]
 GpuMemoryUtilization = Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")]
 ExtraArgs = Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")]
+
+# --- curves of MLPerf Endpoints ---
+
+EndpointsModel = Annotated[str, Key("CM_MLPERF_ENDPOINTS_MODEL")]
+EndpointsCohort = Annotated[str, Key("CM_MLPERF_ENDPOINTS_COHORT")]
+CurveMin = Annotated[int, Key("CM_MLPERF_ENDPOINTS_C_MIN")]
+CurveMax = Annotated[int, Key("CM_MLPERF_ENDPOINTS_C_MAX")]
+CurvePoints = Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINTS_GIVEN")]
+CurvePointCount = Annotated[int, Key("CM_MLPERF_ENDPOINTS_POINT_COUNT")]
+CurveOffline = Annotated[Literal["elected", "dedicated"], Key("CM_MLPERF_ENDPOINTS_OFFLINE_RESULT")]
+PassSamples = Annotated[int, Key("CM_MLPERF_ENDPOINTS_PASS_SAMPLES")]
+SubmitterFile = Annotated[str, Key("CM_MLPERF_ENDPOINTS_SUBMITTER_FILE")]
+EndpointsChecker = Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKER")]

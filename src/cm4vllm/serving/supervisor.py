@@ -279,11 +279,12 @@ def start_supervised(
     state: Path,
     grace_s: float,
     secrets: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
 
     It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order. `secrets` are
-    variables of the environment that are written to no file.
+    variables of the environment that are written to no file; `cwd` is the folder that `argv` works in.
     """
     write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
     source = str(Path(__file__).resolve().parents[2])
@@ -293,6 +294,7 @@ def start_supervised(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
+        cwd=cwd,
         env={**os.environ, **(secrets or {}), "PYTHONPATH": found},
     )
 

@@ -1,0 +1,1 @@
+"""A job of MLPerf Endpoints: its settings, its schedule, and its execution."""

@@ -1,0 +1,121 @@
+"""A job of MLPerf Endpoints: planned and executed as a job of Inference is, by its schedule and with a ledger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
+from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
+from cm4vllm.campaign.entry import as_plan, durations
+from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
+from cm4vllm.campaign.schedule import with_durations
+from cm4vllm.campaign.steps import Condition, Step
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import read_settings
+from cm4vllm.endpoints.curve_plan import placed_points
+from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord
+from cm4vllm.endpoints.submitter_file import read_submitter_file
+from cm4vllm.report.curve_page import curve_table, write_curve_page
+from cm4vllm.results.curves import read_curves
+from cm4vllm.rules import endpoints_rules, regions
+
+__all__ = ["plan_job", "run_job"]
+
+_EXPORTED = re.compile(r"<<<(\w+)>>>")
+
+
+class _Values:
+    """What the steps so far have exported; no step of this schedule has a condition."""
+
+    def __init__(self, job: EndpointsJob) -> None:
+        self.env = common_inputs(job)
+        self.good: set[str] = set()
+
+    def inputs(self, step: Step) -> dict[str, str]:
+        """Return a step's inputs with every value filled in."""
+        return {
+            key: _EXPORTED.sub(lambda found: self.env.get(found[1], ""), str(value))
+            for key, value in step.inputs.items()
+        }
+
+    def holds(self, condition: Condition) -> bool:
+        """Raise ValueError: no step of this schedule has a condition."""
+        raise ValueError(condition.words)
+
+
+def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
+    job = _prepared(env)
+    for note in (*job.notes, *_curve_notes(job)):
+        say(f"note: {note}")
+    steps = schedule(job)
+    steps = with_durations(steps, durations(job.out, steps))
+    return {
+        "env": {**common_inputs(job), **_results(job)},
+        "steps": [as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
+    }
+
+
+def run_job(env: Mapping[str, Any], recipes: Recipes) -> dict[str, str]:
+    """Execute the job and return what the recipe exports. Raises CmError."""
+    job = _prepared(env)
+    run_schedule(job, schedule(job), _Values(job), recipes, dict(env), finish=partial(_report, job))
+    return _results(job)
+
+
+def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
+    """Return the job that the environment asks for, checked. Raises CmError."""
+    job = EndpointsJob.of(read_settings(EndpointsSettings, env))
+    path = job.settings.submitter_file
+    stated = read_submitter_file(typed_path(path).absolute() if path else None)
+    unstated = [key for key in ("driver", "filesystem") if not stated.node.get(key)]
+    if job.settings.api_server and unstated:
+        raise UsageError(
+            f"--submitter_file does not state {' and '.join(unstated)} of a node",
+            cause="the bundle needs them, and they cannot be detected of a server at --api_server",
+            remedy="state them as keys of `node` in the file",
+        )
+    return job
+
+
+def _curve_notes(job: EndpointsJob) -> list[str]:
+    """Return what the plan says of the curve: as an earlier command found it, else as far as it is given."""
+    earlier = job.out / "curve" / CURVE_FILE
+    if earlier.is_file():
+        record = read_record(earlier, CurveRecord)
+        return list(record.plan.lines(record.overhead_s, f"the probes of {record.found_at[:10]}"))
+    if not job.c_max:
+        return ["C_max is found by a search on the server; the points are placed then"]
+    curve = regions(c_min=job.c_min, c_max=job.c_max)
+    points = placed_points(curve, job.given, job.points - (job.settings.offline == "dedicated"))
+    rules = endpoints_rules()
+    return [
+        f"regions: {'; '.join(map(str, curve.required))}",
+        *(
+            f"point {n}: concurrency {one:,} ({', '.join(r.name for r in curve.of(one))})"
+            for n, one in enumerate(points, 1)
+        ),
+        "samples and minutes follow from the probes: "
+        f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"
+        + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
+    ]
+
+
+def _report(job: EndpointsJob, execution: Execution) -> None:
+    """Write the page and print the table; then raise what the checks found."""
+    curves, _ = read_curves(job.out / "points")
+    page = write_curve_page(curves, job.out / "curve.html", notices=job.notices)
+    print(curve_table(curves), flush=True)
+    say(f"report: {page}")
+    if execution.failure is not None:
+        raise execution.failure
+
+
+def _results(job: EndpointsJob) -> dict[str, str]:
+    return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "curve.html")}

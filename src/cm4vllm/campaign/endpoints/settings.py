@@ -1,0 +1,173 @@
+"""The settings of a job of MLPerf Endpoints, understood: which curve is measured, of what, and where its files go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.campaign.asset_sources import Sources, sources
+from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.campaign.steps import key_of
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import require_above_zero
+from cm4vllm.endpoints.curve_plan import require_coverage
+from cm4vllm.endpoints.curve_search import given_points
+from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
+
+__all__ = ["EndpointsJob", "EndpointsSettings"]
+
+_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("", "no", "off", "false", "0")
+#: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
+_REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
+
+
+class EndpointsSettings(Record, frozen=True, kw_only=True):
+    """The inputs of the entry recipe."""
+
+    output_dir: input_types.JobOutputDir = "mlperf-results"
+    execution_mode: input_types.ExecutionMode = "test"
+    benchmark: input_types.EndpointsModel = "llama3_1-8b"
+    api_server: input_types.ApiServer = ""
+    vllm_model_name: input_types.VllmModelName = ""
+    model_source: input_types.ModelSource = ""
+    c_min: input_types.CurveMin = 0
+    c_max: input_types.CurveMax = 0
+    points: input_types.CurvePoints = ""
+    count: input_types.CurvePointCount = 0
+    pass_samples: input_types.PassSamples = 0
+    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    offline: input_types.CurveOffline = "elected"
+    submitter_file: input_types.SubmitterFile = ""
+    rerun: input_types.Rerun = "no"
+    attempts: input_types.Attempts = 2
+    serve: input_types.Serve = ""
+
+
+@dataclass(frozen=True)
+class EndpointsJob:
+    """The settings, understood. `given` are the points of --points; `c_max` is 0 where a search finds it."""
+
+    settings: EndpointsSettings
+    benchmark: EndpointsBenchmark
+    sources: Sources
+    execution_mode: ExecutionMode
+    out: Path
+    given: tuple[int, ...]
+    c_min: int
+    c_max: int
+    rerun: frozenset[str]
+    serve: Address | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether the job is a rehearsal: its points are shorter than the rules ask."""
+        return self.execution_mode is ExecutionMode.TEST
+
+    @property
+    def attempts(self) -> int:
+        """Times that a step is tried where the server that the job started ends during it."""
+        return self.settings.attempts
+
+    @property
+    def title(self) -> str:
+        """The job in a few words."""
+        return f"MLPerf Endpoints {endpoints_rules().version}, {self.benchmark.name}"
+
+    @property
+    def notices(self) -> list[str]:
+        """The marks that each page of the job has."""
+        return [REHEARSAL_NOTICE] if self.rehearsal else []
+
+    @property
+    def points(self) -> int:
+        """Runs of the curve: points at fixed concurrency, and a dedicated Offline run."""
+        fixed = len(self.given) or self.settings.count or endpoints_rules().curve.least_points
+        return fixed + (self.settings.offline == "dedicated")
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the tiny model is measured, on its own dataset."""
+        return self.sources.model == "_tiny"
+
+    def reruns(self, step: str) -> bool:
+        """Say whether a step is to be taken again whatever an earlier command left of it."""
+        return "" in self.rerun or key_of(step) in self.rerun
+
+    @classmethod
+    def of(cls, settings: EndpointsSettings) -> EndpointsJob:
+        """Check `settings` against the rules. Raises UsageError at the first that does not fit."""
+        mode = ExecutionMode.parse(settings.execution_mode)
+        benchmark = endpoints_benchmark(settings.benchmark)
+        seed_set(settings.cohort)
+        require_above_zero("--attempts", settings.attempts)
+        found = sources(
+            benchmark.benchmark,
+            model_source=settings.model_source,
+            name=settings.vllm_model_name,
+            served=bool(settings.api_server),
+            dataset="",
+            dataset_path="",
+            calibration_path="",
+            performance_dataset_path="",
+            compliance_dataset_path="",
+        )
+        if found.model != "_tiny" and not benchmark.client_dataset:
+            raise UsageError(
+                f"{benchmark.name} cannot be measured yet",
+                cause="its data lack what the reference client needs to know of its dataset",
+                remedy="choose another with --endpoints_model: llama3_1-8b",
+            )
+        given = given_points(settings.points)
+        rehearsal = mode is ExecutionMode.TEST
+        c_min = given[0] if given else settings.c_min or _REHEARSAL_C_MIN
+        c_max = given[-1] if given else settings.c_max or (_REHEARSAL_C_MAX if rehearsal else 0)
+        _require_curve(settings, given, c_min, c_max)
+        word = settings.rerun.lower()
+        asked = {""} if word in _ALL else set() if word in _NONE else {part.strip() for part in word.split(",")}
+        return cls(
+            settings=settings,
+            benchmark=benchmark,
+            sources=found,
+            execution_mode=mode,
+            out=typed_path(settings.output_dir).absolute() / "endpoints" / mode,
+            given=given,
+            c_min=c_min,
+            c_max=c_max,
+            rerun=frozenset(asked),
+            serve=Address.parse(settings.serve) if settings.serve else None,
+            notes=tuple(_notes(settings, given, rehearsal=rehearsal)),
+        )
+
+    @property
+    def pass_samples(self) -> int:
+        """Samples of a pass over the stand-in's dataset; 0 for all."""
+        return self.settings.pass_samples or (_REHEARSAL_PASS if self.rehearsal and self.is_stand_in else 0)
+
+
+def _require_curve(settings: EndpointsSettings, given: tuple[int, ...], c_min: int, c_max: int) -> None:
+    """Raise UsageError for a curve that the rules do not allow."""
+    rules = endpoints_rules().curve
+    count = settings.count
+    if count and not rules.least_points <= count <= rules.most_points:
+        raise UsageError(
+            f"--point_count={count} is not allowed",
+            cause=f"a curve has {rules.least_points} to {rules.most_points} points ({rules.source})",
+        )
+    if c_max:
+        curve = regions(c_min=c_min, c_max=c_max)
+        if given:
+            require_coverage(curve, given)
+
+
+def _notes(settings: EndpointsSettings, given: tuple[int, ...], *, rehearsal: bool) -> list[str]:
+    if not rehearsal or given or settings.c_max:
+        return []
+    return [
+        f"a rehearsal's curve goes from concurrency {settings.c_min or _REHEARSAL_C_MIN} to {_REHEARSAL_C_MAX}; "
+        "--c_min and --c_max give others, and with --execution_mode=valid C_max is searched for"
+    ]

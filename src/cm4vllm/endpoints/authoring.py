@@ -1,0 +1,199 @@
+"""The authored files of all points of a curve, and the bundle that the official builder makes of the run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common import input_types
+from cm4vllm.common.command_lines import published_words, shell_line
+from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.settings import Key
+from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
+from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, system_document
+from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
+from cm4vllm.serving.records import host_of
+
+__all__ = ["BundleInputs", "author_and_build", "read_points"]
+
+_TEMPLATE_FILE = "submitter.template.yaml"
+#: The checker's keys of the sizes of a server's groups, and vLLM's options.
+_PARALLEL = {
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "data_parallel": "data_parallel_size",
+}
+_SHORT_NAME = 20
+
+
+class BundleInputs(Record, frozen=True, kw_only=True):
+    """What the recipe of the bundle reads from its environment: folders and records of other recipes."""
+
+    points: Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINTS")] = ""
+    output_dir: Annotated[str, Key("CM_MLPERF_ENDPOINTS_BUNDLE_DIR")] = ""
+    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    description: Annotated[str, Key("CM_SUT_DESCRIPTION")] = ""
+    model_record: input_types.ModelRecordPath = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    submitter_file: input_types.SubmitterFile = ""
+    checker: input_types.EndpointsChecker = ""
+
+
+def author_and_build(inputs: BundleInputs) -> Path:
+    """Write the authored files of each point and build the bundle; return its folder. Raises CmError."""
+    folder = typed_path(inputs.points).absolute()
+    points = read_points(folder)
+    stated = read_submitter_file(typed_path(inputs.submitter_file).absolute() if inputs.submitter_file else None)
+    write_text(folder / _TEMPLATE_FILE, TEMPLATE)
+    description = json.loads(Path(inputs.description).read_text(encoding="utf-8"))
+    model = read_record(Path(inputs.model_record), ModelRecord)
+    dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
+    for path, record in points:
+        _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset))
+    if stated.power is None:
+        say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
+    target = typed_path(inputs.output_dir).absolute() if inputs.output_dir else folder.parent / "bundle"
+    _write_sources(folder, points, model)
+    return build_bundle(
+        read_record(Path(inputs.checker), CheckerInstallation),
+        {path.name: path for path, _ in points},
+        target,
+        division=stated.division.lower(),
+        availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
+        source=folder / "shared" / "src",
+        documentation=folder / "shared" / "docs",
+    )
+
+
+def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
+    """Return the run folders of the points below `folder` with their records, in the order of their concurrency.
+
+    Raises SubmissionError where there is none, or where they are not all of one curve.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*/{POINT_FILE}")):
+        record = read_record(path, PointRecord)
+        if record.curve is not None:
+            found.append((path.parent, record))
+    if not found:
+        raise SubmissionError(
+            f"{folder} has no point of a curve", remedy="measure them with run-mlperf,endpoints, or give another folder"
+        )
+    found.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
+    first = found[0][1]
+    for path, record in found[1:]:
+        for name in ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit"):
+            if getattr(record, name) != getattr(first, name):
+                raise SubmissionError(
+                    f"the points below {folder} are not of one curve",
+                    cause=f"{path.name} has another {name.replace('_', ' ')} than {found[0][0].name}",
+                    remedy="remove the run folders that are of another curve",
+                )
+    return found
+
+
+def _author(
+    path: Path, record: PointRecord, stated: SubmitterFile, description: Mapping[str, str], disclosure: Disclosure
+) -> None:
+    """Write point.yaml, system_desc.json and system_power.json of a point."""
+    if record.curve is None:
+        raise CmError(f"{path} is of no curve")
+    facts = PointFacts(
+        concurrency=record.terms.concurrency,
+        load_pattern="max_throughput" if record.run.concurrency is None else "concurrency",
+        samples=record.run.samples,
+        least_seconds=record.terms.least_seconds,
+        offline=record.offline,
+        accuracy=record.run.accuracy,
+        warm_up=WarmUp(
+            duration_s=0,
+            requests_issued=0,
+            requests_completed=0,
+            data_source="none: the server was not warmed up",
+            concurrency=0,
+            logs_retained=True,
+        ),
+        steady_state=record.steady_state,
+    )
+    document = point_document(record.benchmark, record.curve, record.run.seeds, disclosure, facts)
+    write_text(path / "point.yaml", yaml.safe_dump(document, sort_keys=False))
+    system = system_document(
+        description,
+        {**_derived_system(description), **stated.system, "node": stated.node},
+        curve=record.curve,
+        division=stated.division,
+        framework=record.server.named,
+        parallel=_parallel(record) if description.get("accelerators_per_node", "0") not in ("0", "") else {},
+        detected=record.node,
+    )
+    write_json(path / "system_desc.json", system)
+    power = stated.power_document(str(system["system_name"]), int(system.get("system_node_ensemble_total") or 1))
+    if power is not None:
+        write_json(path / "system_power.json", power)
+
+
+def _derived_system(description: Mapping[str, str]) -> dict[str, Any]:
+    """Return what follows from the description: a short form of the name, and the size in nodes."""
+    nodes = description.get("number_of_nodes", "1")
+    return {
+        "shortened_system_name": description["system_name"][:_SHORT_NAME].strip(),
+        "system_size": f"{nodes} node{'s' * (nodes != '1')}",
+    }
+
+
+def _parallel(record: PointRecord) -> dict[str, int]:
+    options = record.server.options
+    return {key: value for key, name in _PARALLEL.items() if isinstance(value := options.get(name), int)}
+
+
+def _disclosure(
+    inputs: BundleInputs, stated: SubmitterFile, model: ModelRecord, dataset: DatasetRecord | None
+) -> Disclosure:
+    """Return what point.yaml says of model and dataset: what is stated, else what their records say."""
+    known = {
+        "model_precision": model.weight_data_types,
+        "link_to_model": model.source,
+        "model_notes": f"{model.name}, SHA-256 of its files {model.sha256}",
+        "dataset_name": dataset.name if dataset else "",
+        "dataset_link": dataset.source if dataset else "",
+    }
+    return Disclosure(division=stated.division, cohort=inputs.cohort, **{**known, **stated.model, **stated.dataset})
+
+
+def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], model: ModelRecord) -> None:
+    """Write src/vllm/README.md and docs/README.md of the bundle: how the server was started and points measured."""
+    record = points[0][1]
+    hosts = {host_of(endpoint) for endpoint in record.server.endpoints}
+    names = {model.path: "MODEL_DIR"} if model.path else {}
+    start = (
+        shell_line(published_words(record.server.argv, names, hosts))
+        if record.server.argv
+        else "the server was not started by cm4vllm"
+    )
+    lines = [
+        f"# {record.server.named}",
+        "",
+        "The server was started by",
+        "",
+        f"    {start}",
+        "",
+        f"and each point was measured by the reference client (mlcommons/endpoints at {record.client_commit}),",
+        "from a folder with the dataset and the model's tokenizer in `tokenizer`, by",
+        "",
+        "    inference-endpoint benchmark from-config -c config.yaml --mode perf",
+        "",
+        "in mode `both` for a point with accuracy results. config.yaml is that of the point.",
+    ]
+    write_text(folder / "shared" / "src" / "vllm" / "README.md", "\n".join(lines) + "\n")
+    software = [f"- {name} {version}" for name, version in sorted(record.server.packages.items())]
+    text = "\n".join(["# Software", "", f"- {record.server.named}", *software]) + "\n"
+    write_text(folder / "shared" / "docs" / "README.md", text)

@@ -1,0 +1,117 @@
+"""A bundle: built from run folders by the official builder, and checked by the official checker, both unmodified."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from cm4vllm.common.errors import CheckerFailed, SubmissionError
+from cm4vllm.common.files import staged_folder, write_json
+from cm4vllm.common.processes import run
+from cm4vllm.common.records import Record
+
+__all__ = ["CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
+
+_INSIDE = Path(__file__).with_name("inside")
+#: Bundles of 32 points are built and checked in seconds.
+_TIMEOUT_S = 600.0
+
+
+class CheckerInstallation(Record, frozen=True, kw_only=True):
+    """The Python whose environment has the package endpoints-submission-cli, and the package's version."""
+
+    python: str
+    version: str
+
+
+class OfficialFinding(Record, frozen=True, kw_only=True):
+    """What the official checker says of one rule: its id, severity, words, and the section of the rules."""
+
+    rule: str
+    severity: Literal["error", "warning", "info"]
+    message: str
+    section: str = ""
+    path: str = ""
+
+
+class OfficialReport(Record, frozen=True, kw_only=True):
+    """All that the official checker says of a bundle, in its order."""
+
+    version: str
+    findings: tuple[OfficialFinding, ...]
+
+    def counts(self, severity: str) -> Counter[str]:
+        """Return how often each rule has a finding of this severity."""
+        return Counter(finding.rule for finding in self.findings if finding.severity == severity)
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is no error."""
+        return not self.counts("error")
+
+
+def build_bundle(
+    checker: CheckerInstallation,
+    runs: Mapping[str, Path],
+    target: Path,
+    *,
+    division: str,
+    availability: str,
+    source: Path,
+    documentation: Path,
+) -> Path:
+    """Build the bundle of the runs as `target`, whole or not at all, and return the folder of the organisation in it.
+
+    `source` and `documentation` are folders whose contents become src/ and docs/. Raises SubmissionError with the words
+    of the builder where it refuses.
+    """
+    with staged_folder(target) as staging:
+        spec = staging.parent / f"{staging.name}.json"
+        write_json(
+            spec,
+            {
+                "runs": {name: str(folder) for name, folder in runs.items()},
+                "division": division,
+                "availability": availability,
+                "work": str(staging),
+                "source": str(source),
+                "documentation": str(documentation),
+            },
+        )
+        try:
+            done = run([checker.python, _INSIDE / "build_bundle.py", spec], timeout_s=_TIMEOUT_S)
+        finally:
+            spec.unlink(missing_ok=True)
+        if not done.ok:
+            raise SubmissionError("the official builder refuses the run folders", cause=done.tail(12))
+        organisation = Path(done.output.strip().splitlines()[-1]).name
+    return target / organisation
+
+
+def official_report(checker: CheckerInstallation, bundle: Path, report: Path) -> OfficialReport:
+    """Run the official checker on a bundle; its report is written to `report` as JSON.
+
+    Raises CheckerFailed where it ends without a report.
+    """
+    report.unlink(missing_ok=True)
+    done = run([checker.python, _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
+    try:
+        results = json.loads(report.read_text(encoding="utf-8"))["results"]
+        findings = tuple(
+            OfficialFinding(
+                rule=result["rule"],
+                severity=result["severity"],
+                message=result["message"],
+                section=result.get("spec_ref") or "",
+                path=str(result.get("path") or ""),
+            )
+            for result in results
+        )
+        return OfficialReport(version=checker.version, findings=findings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckerFailed(
+            f"the official checker {checker.version} gives no report on {bundle}", cause=done.tail(12)
+        ) from error

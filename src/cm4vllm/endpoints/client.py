@@ -1,0 +1,192 @@
+"""A run of the reference client, unmodified: started under a supervisor, followed, and judged by the files it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cm4vllm.common.errors import InstallError, RunFailed
+from cm4vllm.common.files import write_text
+from cm4vllm.common.processes import exit_in_words, last_lines, run
+from cm4vllm.common.progress import Step, step
+from cm4vllm.common.records import Record
+from cm4vllm.endpoints.client_config import ClientRun, client_document
+from cm4vllm.endpoints.client_leftovers import remove_leftovers
+from cm4vllm.serving.supervisor import start_supervised
+
+__all__ = ["ClientInstallation", "RunCounts", "faults_of", "require_unmodified", "run_client"]
+
+SUMMARY = Path("performance") / "result_summary.json"
+SCORES = Path("accuracy") / "accuracy_results.json"
+EVENTS = "events.jsonl"
+#: The client ends its services in a second; what is left then is killed.
+_GRACE_S = 10.0
+_LOOK_S = 0.5
+#: The progress bar of the client: samples of all.
+_PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
+
+
+class ClientInstallation(Record, frozen=True, kw_only=True):
+    """The client: the Python of its environment, its checkout, and the commit that the checkout is at."""
+
+    python: str
+    checkout: str
+    commit: str
+
+
+class RunCounts(Record, frozen=True, kw_only=True):
+    """Samples of a run that its files state."""
+
+    issued: int
+    completed: int
+    failed: int
+
+
+def require_unmodified(client: ClientInstallation) -> None:
+    """Raise InstallError where the checkout is at another commit, or a file of it was changed or added."""
+    words = ["git", "-C", client.checkout]
+    head = run([*words, "rev-parse", "HEAD"])
+    if not head.ok or not head.output.strip().startswith(client.commit):
+        raise InstallError(
+            f"{client.checkout} is not the reference client at {client.commit}", cause=head.output.strip()
+        )
+    if changed := run([*words, "status", "--porcelain"]).output.strip():
+        raise InstallError(
+            f"the reference client in {client.checkout} was changed",
+            cause=changed,
+            remedy="the rules ask for the unmodified client; `cm rm cache --tags=get,mlperf,endpoints -f` removes this",
+        )
+
+
+def run_client(
+    client: ClientInstallation,
+    wanted: ClientRun,
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    alive: Callable[[], str | None] = lambda: None,
+) -> RunCounts:
+    """Make the run in `folder`, where `wanted.folder` appears, and return its counts.
+
+    A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
+    runs. Raises RunFailed where the client fails, or ends before all samples were answered, which its exit status does
+    not say.
+    """
+    require_unmodified(client)
+    remove_leftovers()
+    target = folder / wanted.folder
+    shutil.rmtree(target, ignore_errors=True)
+    settings = folder / f"{wanted.folder}.yaml"
+    write_text(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
+    log = folder / f"{wanted.folder}.log"
+    log.unlink(missing_ok=True)
+    argv = [client.python, "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
+    argv += ["--mode", "both" if wanted.accuracy else "perf"]
+    state = folder / f"{wanted.folder}.state.json"
+    supervisor = start_supervised(
+        argv,
+        environment,
+        spec=folder / f"{wanted.folder}.spec.json",
+        log=log,
+        state=state,
+        grace_s=_GRACE_S,
+        cwd=folder,
+    )
+    try:
+        with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
+            _follow(supervisor, log, shown, alive)
+    finally:
+        if supervisor.stdin is not None:
+            supervisor.stdin.close()
+        supervisor.wait()
+        remove_leftovers()
+    _require_status(state, log)
+    if faults := faults_of(target, wanted, client.commit):
+        raise RunFailed(
+            f"the run in {target} is not whole",
+            cause="; ".join(faults),
+            remedy=f"run the same command again: it repeats this run; the client's log is {log}",
+        )
+    return _counts(json.loads((target / SUMMARY).read_text(encoding="utf-8")))
+
+
+def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
+    """Return why the files of a run are not those of the whole run that was wanted, a clause each."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        counts = _counts(summary)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return [f"{SUMMARY} cannot be read: {error}"]
+    faults = []
+    if counts.issued != wanted.samples:
+        faults.append(f"{counts.issued:,} of {wanted.samples:,} samples were issued")
+    if counts.completed != counts.issued:
+        faults.append(f"{counts.completed:,} of {counts.issued:,} were answered, {counts.failed:,} failed")
+    if summary.get("state") != "complete" or summary.get("complete") is not True:
+        faults.append(f"it calls itself {summary.get('state')}")
+    if (sha := str(summary.get("git_sha"))) and not (commit.startswith(sha) or sha.startswith(commit)):
+        faults.append(f"it was made by the client at {sha}, not at {commit}")
+    if wanted.accuracy:
+        faults += _accuracy_faults(folder / SCORES)
+    return faults
+
+
+def _accuracy_faults(path: Path) -> list[str]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["accuracy_scores"]
+        own = [entry for entry in entries if entry.get("dataset_type") == "accuracy"]
+        incomplete = [entry for entry in own if entry.get("complete") is not True]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return [f"{SCORES} cannot be read: {error}"]
+    if not own:
+        return [f"{SCORES} has no accuracy run"]
+    return [f"the accuracy run of {entry.get('dataset_name')} is not complete" for entry in incomplete]
+
+
+def _counts(summary: Mapping[str, Any]) -> RunCounts:
+    return RunCounts(
+        issued=int(summary["n_samples_issued"]),
+        completed=int(summary["n_samples_completed"]),
+        failed=int(summary["n_samples_failed"]),
+    )
+
+
+def _follow(supervisor: subprocess.Popen[bytes], log: Path, shown: Step, alive: Callable[[], str | None]) -> None:
+    """Wait for the end of the client; show how far it is. Raises RunFailed when the server ends."""
+    while supervisor.poll() is None:
+        if reason := alive():
+            raise RunFailed("the server ended during the run", cause=reason, remedy="run the same command again")
+        if found := _progress(log):
+            shown.update(f"{found[0]:,} of {found[1]:,} samples")
+        time.sleep(_LOOK_S)
+
+
+def _progress(log: Path) -> tuple[int, int] | None:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            found = _PROGRESS.findall(file.read())
+    except OSError:
+        return None
+    return (int(found[-1][0]), int(found[-1][1])) if found else None
+
+
+def _require_status(state: Path, log: Path) -> None:
+    """Raise RunFailed where the client ended with an error."""
+    try:
+        status = json.loads(state.read_text(encoding="utf-8")).get("status")
+    except (OSError, ValueError):
+        status = None
+    if status == 0:
+        return
+    how = "its supervisor was killed" if status is None else exit_in_words(status)
+    raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")

@@ -1,0 +1,118 @@
+"""The configuration of the reference client for one run, as it reads it (config.yaml of mlcommons/endpoints).
+
+The client writes it into the run's folder, and it is submitted as it is: all paths in it are relative to the folder in
+which the client works, and a key of the server stands in it as the name of a variable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cm4vllm.common.records import Record
+from cm4vllm.rules import SeedSet
+
+__all__ = ["TOKENIZER", "ClientDataset", "ClientRun", "client_document"]
+
+#: The folder with the model's tokenizer, below the one that the client works in.
+TOKENIZER = "tokenizer"
+
+
+class ClientDataset(Record, frozen=True, kw_only=True):
+    """A dataset of the client: one of its own by name, or a file at `path`.
+
+    `parser` maps the client's columns to those of the file; `scorer`, `ground_truth` and `extractor` are of accuracy
+    runs, by the client's names.
+    """
+
+    name: str
+    path: str = ""
+    parser: dict[str, str] = {}
+    scorer: str = ""
+    ground_truth: str = ""
+    extractor: str = ""
+
+
+class ClientRun(Record, frozen=True, kw_only=True):
+    """One run of the client: `samples` are issued with `concurrency` in flight, None for all at once (Offline).
+
+    `api` is the client's name of the server's interface. With `accuracy` the dataset is issued once more and scored,
+    directly after. `key_variable` names the variable that holds the server's key, empty where it asks for none.
+    `workers` are processes that send requests, None for as many as the client chooses.
+    """
+
+    folder: str
+    endpoints: tuple[str, ...]
+    api: str
+    model: str
+    dataset: ClientDataset
+    samples: int
+    concurrency: int | None
+    seeds: SeedSet
+    max_tokens: int
+    temperature: float
+    top_p: float
+    accuracy: bool = False
+    key_variable: str = ""
+    workers: int | None = None
+
+
+def client_document(run: ClientRun) -> dict[str, Any]:
+    """Return the configuration as the client reads it from YAML.
+
+    The model's seed of the set is no parameter of requests: it is greater than what vLLM takes (2^63 - 1).
+    """
+    datasets = [_performance(run.dataset)]
+    if run.accuracy:
+        datasets.append(_accuracy(run.dataset))
+    pattern: dict[str, Any] = (
+        {"type": "max_throughput"}
+        if run.concurrency is None
+        else {"type": "concurrency", "target_concurrency": run.concurrency}
+    )
+    endpoint: dict[str, Any] = {"endpoints": list(run.endpoints), "api_type": run.api}
+    if run.key_variable:
+        endpoint["api_key"] = f"${{{run.key_variable}}}"
+    return {
+        "name": run.folder,
+        "version": "1.0",
+        "type": "offline" if run.concurrency is None else "online",
+        "model_params": {
+            "name": run.model,
+            "temperature": run.temperature,
+            "top_p": run.top_p,
+            "max_new_tokens": run.max_tokens,
+            "streaming": "on",
+            "tokenizer_name": TOKENIZER,
+        },
+        "datasets": datasets,
+        "settings": {
+            "runtime": {
+                "min_duration_ms": 0,
+                "n_samples_to_issue": run.samples,
+                "scheduler_random_seed": run.seeds.scheduler,
+                "dataloader_random_seed": run.seeds.sample_index,
+            },
+            "load_pattern": pattern,
+            **({"client": {"num_workers": run.workers}} if run.workers else {}),
+        },
+        "endpoint_config": endpoint,
+        "report_dir": run.folder,
+    }
+
+
+def _performance(dataset: ClientDataset) -> dict[str, Any]:
+    return {"name": dataset.name, "type": "performance", **_file(dataset)}
+
+
+def _accuracy(dataset: ClientDataset) -> dict[str, Any]:
+    # A file needs a name of its own for each use: the client keeps its columns by the name.
+    name = f"{dataset.name}-accuracy" if dataset.path else dataset.name
+    scoring = {"eval_method": dataset.scorer, "ground_truth": dataset.ground_truth, "extractor": dataset.extractor}
+    return {"name": name, "type": "accuracy", **_file(dataset), "accuracy_config": {**scoring, "num_repeats": 1}}
+
+
+def _file(dataset: ClientDataset) -> dict[str, Any]:
+    return {
+        **({"path": dataset.path} if dataset.path else {}),
+        **({"parser": dataset.parser} if dataset.parser else {}),
+    }

@@ -1,0 +1,83 @@
+"""The folder in which the reference client works: with dataset, tokenizer and metric in it, all paths are relative."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.accuracy.sentences import UNTRAINED, Sentences
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import DatasetError
+from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.endpoints.client_config import TOKENIZER, ClientDataset
+
+__all__ = ["client_environment", "dataset_of_ours", "prepare_folder"]
+
+_NLTK_DATA = "nltk_data"
+#: The suffixes of the files that a tokenizer may be read from; no file with weights has them.
+_TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_METRIC = Path("rouge") / "rouge.py"
+#: The files of nltk's sentence model; empty ones are the algorithm without a model (accuracy.sentences.UNTRAINED).
+_UNTRAINED_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
+
+
+def prepare_folder(folder: Path, model: ModelRecord, dataset: DatasetRecord | None, *, samples: int = 0) -> None:
+    """Lay out the folder for a model and a stored dataset; without a dataset the client fetches the dataset itself.
+
+    `samples` are those of a pass: the first of the dataset, 0 for all.
+    """
+    writable_folder(folder)
+    _copy_tokenizer(Path(model.path), folder / TOKENIZER)
+    write_text(folder / _METRIC, Path(__file__).with_name("rouge_metric.txt").read_text(encoding="utf-8"))
+    if dataset is None:
+        return
+    rows = _rows(Path(dataset.path), samples)
+    write_text(folder / _file_of(dataset), "".join(json.dumps(row) + "\n" for row in rows))
+    if dataset.sentences == UNTRAINED:
+        english = folder / _NLTK_DATA / "tokenizers" / "punkt_tab" / "english"
+        for name in _UNTRAINED_FILES:
+            write_text(english / name, "")
+
+
+def _copy_tokenizer(model: Path, folder: Path) -> None:
+    """Copy a model's small files, those of its tokenizer among them: a results folder holds no links."""
+    if folder.is_symlink():
+        folder.unlink()
+    writable_folder(folder)
+    for path in sorted(model.iterdir()):
+        if path.suffix in _TOKENIZER_SUFFIXES and path.is_file():
+            shutil.copyfile(path, folder / path.name)
+
+
+def dataset_of_ours(dataset: DatasetRecord) -> ClientDataset:
+    """Return the stored dataset in the form that the client reads: lines of JSON, prompts as token ids."""
+    return ClientDataset(
+        name=dataset.name,
+        path=_file_of(dataset),
+        parser={"input_tokens": "input_tokens"},
+        scorer="rouge",
+        ground_truth="highlights",
+        extractor="identity_extractor",
+    )
+
+
+def _file_of(dataset: DatasetRecord) -> str:
+    return f"{dataset.name}.jsonl"
+
+
+def client_environment(sentences: Sentences | None, *, hub: bool) -> dict[str, str]:
+    """Return the environment of the client: where its sentence model is, and whether the model hub may be used."""
+    data = _NLTK_DATA if sentences is None or sentences.data is None else str(sentences.data)
+    return {"NLTK_DATA": data, **({} if hub else {"HF_HUB_OFFLINE": "1"}), "PYTHONUNBUFFERED": "1"}
+
+
+def _rows(path: Path, samples: int) -> Iterable[Mapping[str, Any]]:
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    if samples > len(rows):
+        raise DatasetError(f"{path.name} has {len(rows):,} samples", cause=f"a pass of {samples:,} was asked for")
+    for row in rows[: samples or None]:
+        tokens = row["tok_input"]
+        yield {"input_tokens": json.loads(tokens) if isinstance(tokens, str) else tokens, "highlights": row["output"]}

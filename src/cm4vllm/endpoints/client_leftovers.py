@@ -1,0 +1,45 @@
+"""Folders that the reference client leaves in shared memory when it is killed: found by their names, and removed.
+
+It keeps its event log and its sockets below /dev/shm while it runs (commands/benchmark/execute.py, zmq/context.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+__all__ = ["remove_leftovers"]
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the client puts them
+_NAMES = ("benchmark_*", "zmq_*")
+
+
+def remove_leftovers(shared_memory: Path = _SHARED_MEMORY) -> list[Path]:
+    """Remove the folders of clients that have ended, and return them; those that a process still uses are kept."""
+    found = [
+        folder
+        for pattern in _NAMES
+        for folder in shared_memory.glob(pattern)
+        if not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
+    ]
+    used = _used_paths() if found else set()
+    left = [folder for folder in found if not any(path.startswith(f"{folder}/") for path in used)]
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+    return left
+
+
+def _used_paths() -> set[str]:
+    """Return the paths of all Unix sockets, and of the files that the processes of this user have open."""
+    paths = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            paths.add(line.split(maxsplit=7)[-1])
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
+            for link in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    paths.add(str(link.readlink()))
+    return paths

@@ -1,0 +1,296 @@
+"""Our checks of a curve, each a function with a stable code: they close what the official checker passes in silence.
+
+A new check is one function under @curve_check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cm4vllm.results.checks import Fault
+from cm4vllm.results.curves import Curve, Point, number, part
+from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.log_folders import PROBLEMS, reason_of
+from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
+
+__all__ = ["CURVE_CHECKS", "CurveCheck", "curve_findings"]
+
+Function = Callable[[Curve], Iterator[Fault]]
+_LARGEST_SEED = 2**63 - 1
+#: A stated window may be longer than the run by as much as its figures are rounded.
+_ROUNDING_S = 0.01
+
+
+@dataclass(frozen=True)
+class CurveCheck:
+    """A function over a curve, and what its findings have in common."""
+
+    code: str
+    rule: Rule
+    remedy: str
+    severity: Severity
+    function: Function
+
+    def findings(self, curve: Curve) -> Iterator[Finding]:
+        """Give what the check finds; where it cannot be made, that is a finding, too."""
+        try:
+            yield from map(self._finding, self.function(curve))
+        except Exception as error:  # one file that no check expects must not hide all other findings
+            yield Finding(
+                code="CHECK-FAILED",
+                severity=Severity.ERROR,
+                what=f"the check {self.code} could not be made",
+                file=curve.name,
+                field="",
+                value=reason_of(error),
+                expected="",
+                rule=PROBLEMS["CHECK-FAILED"],
+                remedy="correct the file; where nothing is wrong with it, report it as an error of cm4vllm",
+            )
+
+    def _finding(self, fault: Fault) -> Finding:
+        return Finding(
+            code=self.code,
+            severity=fault.severity or self.severity,
+            what=fault.what,
+            file=fault.file,
+            field=fault.field,
+            value=str(fault.value),
+            expected=str(fault.expected),
+            rule=self.rule,
+            remedy=self.remedy if fault.remedy is None else fault.remedy,
+        )
+
+
+#: All checks, by their code.
+CURVE_CHECKS: dict[str, CurveCheck] = {}
+
+
+def curve_findings(curve: Curve) -> Iterator[Finding]:
+    """Give the findings of all checks on a curve."""
+    for check in CURVE_CHECKS.values():
+        yield from check.findings(curve)
+
+
+def curve_check(
+    code: str, text: str, *, source: str, remedy: str, severity: Severity = Severity.ERROR
+) -> Callable[[Function], Function]:
+    """Register a function as the check of this code."""
+
+    def register(function: Function) -> Function:
+        CURVE_CHECKS[code] = CurveCheck(code, Rule(text, source), remedy, severity, function)
+        return function
+
+    return register
+
+
+@curve_check(
+    "CURVE-MODEL",
+    "the points name one benchmark model of MLPerf Endpoints",
+    source="§3.2; the official checker only warns that an unknown name has no accuracy thresholds",
+    remedy="name the benchmark model in point.yaml; a rehearsal of another model is no submission",
+)
+def known_model(curve: Curve) -> Iterator[Fault]:
+    if _benchmark(curve) is None and curve.points:
+        names = ", ".join(benchmark.name for benchmark in endpoints_benchmarks())
+        yield Fault(
+            "the model is no benchmark model: no accuracy was checked", curve.name, "model_name", curve.model, names
+        )
+
+
+@curve_check(
+    "CURVE-DATASET",
+    "each point names the dataset of its benchmark and answers each sample of it",
+    source="§6.4; the official checker counts samples only where `dataset` is one of its words",
+    remedy="measure the whole dataset, and name it as the benchmark does",
+)
+def whole_dataset(curve: Curve) -> Iterator[Fault]:
+    if (benchmark := _benchmark(curve)) is None:
+        return
+    for point in curve.points:
+        if point.declared.get("dataset") != benchmark.dataset:
+            yield Fault(
+                "the dataset has another name than the benchmark's: samples were not counted",
+                f"{point.name}/point.yaml",
+                "dataset",
+                point.declared.get("dataset", ""),
+                benchmark.dataset,
+            )
+        completed = number(point.summary, "n_samples_completed") or 0
+        if completed < benchmark.samples:
+            yield Fault(
+                "not each sample of the dataset was answered",
+                point.name,
+                "n_samples_completed",
+                f"{completed:,}",
+                f"{benchmark.samples:,} at least",
+            )
+        elif completed % benchmark.samples:
+            yield Fault(
+                "the samples are no whole passes over the dataset",
+                point.name,
+                "n_samples_completed",
+                f"{completed:,}",
+                f"a multiple of {benchmark.samples:,}",
+            )
+
+
+@curve_check(
+    "POINT-WHOLE",
+    "each run issued the samples that it was configured with, and all were answered",
+    source="§6.4; the client exits with 0 and `complete: true` after an interrupt",
+    remedy="make the run again",
+)
+def whole_run(curve: Curve) -> Iterator[Fault]:
+    for point in curve.points:
+        wanted = number(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
+        issued, completed = point.samples_issued, number(point.summary, "n_samples_completed")
+        if wanted is not None and issued is not None and issued < wanted:
+            yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
+        if issued is not None and completed is not None and completed < issued:
+            yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
+        if point.summary and point.summary.get("complete") is not True:
+            yield Fault("the run calls itself incomplete", point.name, "complete", point.summary.get("complete"), True)
+
+
+@curve_check(
+    "POINT-WINDOW",
+    "a claimed window of the steady state has the passes, samples and seconds that its run has",
+    source="§4.4; the official checker compares the claim with itself alone",
+    remedy="compute the window from the client's events: run,mlperf,endpoints,point does",
+)
+def claimed_window(curve: Curve) -> Iterator[Fault]:
+    least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
+    for point in curve.fixed:
+        window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
+        samples, size = number(window, "n_samples"), number(window, "super_pass_size")
+        completed = number(point.summary, "n_samples_completed")
+        official = point.steady_state.get("status") == "windowable"
+        if samples is not None and completed is not None and samples > completed:
+            yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)
+        if official and samples is not None and size and samples < least * size:
+            yield Fault("the window is too short for its status", file, "window.n_samples", samples, least * size)
+        if official and benchmark and completed is not None and completed < least * benchmark.samples:
+            yield Fault(
+                "the run has fewer passes than a window needs",
+                file,
+                "status",
+                f"{completed:,} samples",
+                f"{least * benchmark.samples:,} at least",
+            )
+        seconds, duration = window.get("duration_s"), point.figures.value("duration")
+        if isinstance(seconds, int | float) and duration is not None and seconds > duration + _ROUNDING_S:
+            yield Fault(
+                "the window is longer than its run", file, "window.duration_s", seconds, f"{duration:.1f} at most"
+            )
+
+
+@curve_check(
+    "CURVE-OFFLINE",
+    "a dedicated Offline run fills no region",
+    source="§5.7.2; the official checker lets it cover one",
+    remedy="add a point at fixed concurrency in the region",
+)
+def offline_fills_no_region(curve: Curve) -> Iterator[Fault]:
+    values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
+    if len(curve.fixed) == len(curve.points) or not values or curve.c_max is None:
+        return
+    for region in regions(c_min=min(values), c_max=curve.c_max).required:
+        if not any(value in region for value in values):
+            yield Fault(
+                "the dedicated Offline run alone lies in a region",
+                curve.name,
+                region.name,
+                ", ".join(map(str, values)),
+                f"a point from {region.start} to {region.end}",
+            )
+
+
+@curve_check(
+    "SCORE-FRACTION",
+    "scores of an accuracy run are stated in the unit of the benchmark's targets",
+    source="the official checker reads a percentage of at most 1 as a fraction (context.py)",
+    remedy="state the score as the client computed it",
+)
+def scores_in_percent(curve: Curve) -> Iterator[Fault]:
+    if (benchmark := _benchmark(curve)) is None:
+        return
+    targets = {target.label.lower(): target for target in endpoints_targets(benchmark)}
+    for point in curve.points:
+        for score in point.scores:
+            target = targets.get(score.metric.lower())
+            if target is not None and target.reference > 1 and 0 < score.value <= 1:
+                yield Fault(
+                    f"{score.metric} is at most 1, and is taken for a fraction",
+                    score.source.file,
+                    score.source.field,
+                    score.value,
+                    f"a number such as {target.reference:g}",
+                )
+
+
+@curve_check(
+    "POINT-SEEDS",
+    "the client ran with the seeds that the point declares, and no seed is too large for a server",
+    source="§4.6; vLLM takes a seed of at most 2^63 - 1",
+    remedy="run the client with the seeds of the set; leave the model's seed out of model_params",
+)
+def seeds(curve: Curve) -> Iterator[Fault]:
+    sets: Mapping[str, SeedSet] = {entry.name: entry for entry in endpoints_rules().seed_sets}
+    for point in curve.points:
+        file, runtime = f"{point.name}/config.yaml", part(part(point.config, "settings"), "runtime")
+        expected = sets.get(str(point.declared.get("seed_set", "")))
+        for key, value in (
+            ("scheduler_random_seed", expected.scheduler if expected else None),
+            ("dataloader_random_seed", expected.sample_index if expected else None),
+        ):
+            if value is not None and runtime and runtime.get(key) != value:
+                yield Fault("the client ran with another seed", file, key, runtime.get(key, "none"), value)
+        model_seed = part(point.config, "model_params").get("seed")
+        if isinstance(model_seed, int) and model_seed > _LARGEST_SEED:
+            yield Fault("the seed is too large for a server", file, "model_params.seed", model_seed, _LARGEST_SEED)
+
+
+@curve_check(
+    "CURVE-SOFTWARE",
+    "all points of a curve were measured with one client, one model and one software stack",
+    source="§4.3, §8.5: one system, one benchmark model, one dataset; not checked officially",
+    remedy="measure all points of the curve with the same software",
+)
+def one_software(curve: Curve) -> Iterator[Fault]:
+    for before, after in pairwise(curve.points):
+        for name, value in _software(after).items():
+            if (other := _software(before).get(name)) and value and value != other:
+                yield Fault(f"it was measured with another {name} than {before.name}", after.name, name, value, other)
+
+
+@curve_check(
+    "POINT-CLIENT",
+    "each run was made by the reference client from a checkout, so that its commit is recorded",
+    source="§2.1: the reference client, unmodified",
+    remedy="run the client from a checkout, as get,mlperf,endpoints installs it",
+    severity=Severity.WARNING,
+)
+def known_client(curve: Curve) -> Iterator[Fault]:
+    for point in curve.points:
+        if point.summary and not point.summary.get("git_sha"):
+            yield Fault("the commit of the client is not recorded", point.name, "git_sha", "none", "a commit")
+
+
+def _benchmark(curve: Curve) -> EndpointsBenchmark | None:
+    return next((entry for entry in endpoints_benchmarks() if entry.name == curve.model), None)
+
+
+def _software(point: Point) -> dict[str, str]:
+    nodes = point.system.get("node_types")
+    node = nodes[0] if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict) else {}
+    return {
+        "client": str(point.summary.get("git_sha") or ""),
+        "model": str(part(point.config, "model_params").get("name") or ""),
+        "serving framework": str(point.system.get("serving_framework") or ""),
+        "driver": str(node.get("driver") or ""),
+        "operating system": str(node.get("operating_system") or ""),
+        "software stack": str(node.get("other_software_stack") or ""),
+    }

@@ -1,0 +1,253 @@
+"""The plan of a curve: its points, what each measures, how long it takes, and which of them carry an accuracy run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_rules, point_terms, regions
+
+__all__ = [
+    "CurvePlan",
+    "PlannedPoint",
+    "ServerRates",
+    "coverage_faults",
+    "placed_points",
+    "plan_curve",
+    "require_coverage",
+]
+
+
+class ServerRates(Record, frozen=True, kw_only=True):
+    """Samples/s of the server by concurrency, as a probe measured them."""
+
+    by_concurrency: dict[int, float]
+    source: str
+
+    def at(self, concurrency: int) -> float:
+        """Return samples/s: between two that were measured by their logarithms, outside of them the nearest one."""
+        measured = sorted(self.by_concurrency.items())
+        if concurrency <= measured[0][0]:
+            return measured[0][1]
+        for (low, low_rate), (high, high_rate) in pairwise(measured):
+            if concurrency <= high:
+                part = math.log(concurrency / low) / math.log(high / low)
+                return math.exp(math.log(low_rate) + part * math.log(high_rate / low_rate))
+        return measured[-1][1]
+
+
+class PlannedPoint(Record, frozen=True, kw_only=True):
+    """A point: samples are whole passes over the dataset; seconds are expected from the server's rates."""
+
+    terms: PointTerms
+    passes: int
+    samples: int
+    seconds: float
+    accuracy: bool
+    accuracy_seconds: float
+
+    @property
+    def concurrency(self) -> int:
+        """Requests in flight."""
+        return self.terms.concurrency
+
+    @property
+    def all_seconds(self) -> float:
+        """Expected seconds of the performance run and, where it has one, of the accuracy run."""
+        return self.seconds + (self.accuracy_seconds if self.accuracy else 0)
+
+
+class CurvePlan(Record, frozen=True, kw_only=True):
+    """The points in the order of their concurrency, a dedicated Offline run last."""
+
+    benchmark: str
+    regions: Regions
+    points: tuple[PlannedPoint, ...]
+    elected_offline: bool
+
+    @property
+    def seconds(self) -> float:
+        """Expected seconds of all runs, without the starts of the client and the server."""
+        return sum(point.all_seconds for point in self.points)
+
+    def lines(self, overhead_s: float, source: str) -> Iterator[str]:
+        """Give the plan in lines: regions, points, and the expected minutes, with `overhead_s` for each client.
+
+        `source` says what the expectations rest on.
+        """
+        yield f"regions: {'; '.join(f'{one.name} {one.start} to {one.end}' for one in self.regions.required)}"
+        for number, point in enumerate(self.points, 1):
+            of = "Offline" if point.terms.offline else ", ".join(point.terms.regions) or "no region"
+            elected = self.elected_offline and point.concurrency == self.regions.c_max
+            yield (
+                f"point {number}: concurrency {point.concurrency:,} ({of}{', elected Offline' * elected}), "
+                f"{point.samples:,} samples in {point.passes:,} passes{', with accuracy' * point.accuracy}: "
+                f"{(point.all_seconds + overhead_s) / 60:,.1f} min"
+            )
+        total = self.seconds + overhead_s * len(self.points)
+        yield f"{len(self.points)} points: {total / 60:,.0f} min expected, from {source}"
+
+
+def plan_curve(
+    benchmark: EndpointsBenchmark,
+    rates: ServerRates,
+    *,
+    c_min: int,
+    c_max: int,
+    points: Sequence[int] = (),
+    count: int = 0,
+    elected_offline: bool = True,
+    windowed: bool = True,
+    at_full_length: bool = True,
+) -> CurvePlan:
+    """Return the plan of a curve of `count` points (the least allowed by default), or of the given `points`.
+
+    Each region gets the point that takes the least time in it; the other points halve the widest gaps. With
+    `elected_offline` the highest point is the Offline result too, else a run of all samples at once follows. With
+    `windowed` each point has the passes that the window of the steady state needs, with `at_full_length` the seconds
+    that the rules ask for. Raises UsageError.
+    """
+    chosen = tuple(sorted(set(points)))
+    if chosen:
+        c_min, c_max = chosen[0], chosen[-1]
+    curve = regions(c_min=c_min, c_max=c_max)
+    cost = _Cost(benchmark, rates, curve, windowed=windowed, at_full_length=at_full_length)
+    chosen = chosen or _chosen(curve, cost, count or endpoints_rules().curve.least_points)
+    require_coverage(curve, chosen)
+    with_accuracy = _with_accuracy(curve, chosen, cost, elected_offline=elected_offline)
+    planned = [cost.point(concurrency, accuracy=concurrency in with_accuracy) for concurrency in chosen]
+    if not elected_offline:
+        planned.append(cost.point(max(benchmark.samples, c_max), accuracy=True, offline=True))
+    return CurvePlan(benchmark=benchmark.name, regions=curve, points=tuple(planned), elected_offline=elected_offline)
+
+
+def placed_points(curve: Regions, given: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the points of a curve as far as they can be placed before the rates of the server are known.
+
+    In each region the highest concurrency takes the least time, where more in flight never makes the server slower.
+    """
+    if given:
+        return tuple(given)
+    chosen = {curve.c_min, curve.c_max, curve.low.end, curve.medium.end}
+    return _with_gaps_halved(chosen, count)
+
+
+def coverage_faults(curve: Regions, points: Iterable[int]) -> list[str]:
+    """Return what the rules do not allow in these points of a curve, a clause each; empty where all is well."""
+    rules = endpoints_rules().curve
+    chosen = sorted(set(points))
+    faults = [
+        f"leaves {region.name} ({region.start} to {region.end}) without a point"
+        for region in curve.required
+        if not any(concurrency in region for concurrency in chosen)
+    ]
+    if len(chosen) < rules.least_points:
+        faults.append(f"has {len(chosen)} of at least {rules.least_points} points")
+    if len(chosen) > rules.most_points:
+        faults.append(f"has {len(chosen)} of at most {rules.most_points} points")
+    faults += [
+        f"has a point at {concurrency}, above {curve.margin.end}"
+        for concurrency in chosen
+        if concurrency > curve.margin.end
+    ]
+    return faults
+
+
+def require_coverage(curve: Regions, points: Sequence[int]) -> None:
+    """Raise UsageError where the rules do not allow these points."""
+    if faults := coverage_faults(curve, points):
+        raise UsageError(
+            f"--points={','.join(map(str, points))} {'; '.join(faults)}",
+            cause=f"{'; '.join(map(str, curve.required))} ({endpoints_rules().curve.source})",
+            remedy="leave --points out: the points are then placed so that each region has one",
+        )
+
+
+class _Cost:
+    """The time that a point of the curve takes."""
+
+    def __init__(
+        self, benchmark: EndpointsBenchmark, rates: ServerRates, curve: Regions, *, windowed: bool, at_full_length: bool
+    ) -> None:
+        self._benchmark, self._rates, self._curve = benchmark, rates, curve
+        window = endpoints_rules().window
+        self._least_blocks = window.passes + window.left_out if windowed else 1
+        self._at_full_length = at_full_length
+
+    def point(self, concurrency: int, *, accuracy: bool = False, offline: bool = False) -> PlannedPoint:
+        """Return the point as it is planned."""
+        terms = point_terms(self._benchmark, concurrency, self._curve, offline=offline)
+        rate, size = self._rates.at(concurrency), terms.samples_of_a_pass
+        least_seconds = terms.least_seconds if self._at_full_length else 0.0
+        # A block of the steady state has as many passes as are in flight.
+        least_passes = 1 if offline else self._least_blocks * math.ceil(concurrency / size)
+        passes = max(least_passes, math.ceil(least_seconds * rate / size))
+        samples = passes * size
+        return PlannedPoint(
+            terms=terms,
+            passes=passes,
+            samples=samples,
+            seconds=samples / rate,
+            accuracy=accuracy,
+            accuracy_seconds=self._benchmark.accuracy_samples / rate,
+        )
+
+    def with_accuracy(self, concurrency: int) -> float:
+        """Return the seconds of a point with its accuracy run."""
+        point = self.point(concurrency)
+        return point.seconds + point.accuracy_seconds
+
+
+def _chosen(curve: Regions, cost: _Cost, count: int) -> tuple[int, ...]:
+    """Return the lowest and the highest concurrency, the cheapest of the regions between, and what halves the gaps."""
+    chosen = {curve.c_min, curve.c_max}
+    for region in (curve.low, curve.medium):
+        inside = range(region.start, region.end + 1)
+        if inside and not any(concurrency in region for concurrency in chosen):
+            chosen.add(min(inside, key=cost.with_accuracy))
+    return _with_gaps_halved(chosen, count)
+
+
+def _with_gaps_halved(chosen: set[int], count: int) -> tuple[int, ...]:
+    """Return `count` points: those, and what halves the widest gaps between them."""
+    points = set(chosen)
+    while len(points) < count and (middle := _middle_of_widest_gap(sorted(points))) is not None:
+        points.add(middle)
+    return tuple(sorted(points))
+
+
+def _middle_of_widest_gap(chosen: Sequence[int]) -> int | None:
+    """Return the concurrency in the middle, by logarithms, of the widest gap that has room; None without one."""
+    gaps = [(high / low, low, high) for low, high in pairwise(chosen) if high - low > 1]
+    if not gaps:
+        return None
+    _, low, high = max(gaps)
+    return min(max(round(math.sqrt(low * high)), low + 1), high - 1)
+
+
+def _with_accuracy(curve: Regions, chosen: Sequence[int], cost: _Cost, *, elected_offline: bool) -> frozenset[int]:
+    """Return the points that carry an accuracy run: a different one for each region, together in the least time.
+
+    The highest point carries one where it is elected as the Offline result.
+    """
+    seconds: Mapping[int, float] = {concurrency: cost.point(concurrency).accuracy_seconds for concurrency in chosen}
+    candidates = [
+        sorted((c for c in chosen if c in region), key=seconds.__getitem__)[: len(curve.required)]
+        for region in curve.required
+    ]
+    pool = sorted({concurrency for of_region in candidates for concurrency in of_region} | {curve.c_max})
+    fitting = [
+        places
+        for places in permutations(pool, len(curve.required))
+        if all(place in region for place, region in zip(places, curve.required, strict=True))
+        and (not elected_offline or curve.c_max in places)
+    ]
+    if not fitting:
+        raise UsageError(
+            "no different point for the accuracy run of each region",
+            cause=f"{'; '.join(map(str, curve.required))}; points {', '.join(map(str, chosen))}",
+        )
+    return frozenset(min(fitting, key=lambda places: sum(seconds[place] for place in places)))

@@ -1,0 +1,148 @@
+"""The curve of a server: short runs of the reference client measure its rates, then the points are placed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.settings import Key
+from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
+from cm4vllm.endpoints.point import PointInputs, PointSetup, measure_point, point_setup
+from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, Probe
+from cm4vllm.rules import endpoints_rules
+
+__all__ = ["CurveInputs", "curve_identity", "earlier_curve", "find_curve", "given_points"]
+
+#: The search for C_max ends where twice the concurrency gives less than this part more samples/s.
+_LEAST_GAIN = 0.1
+#: Samples of a probe for each request in flight: most of them are answered at the full concurrency.
+_SAMPLES_IN_FLIGHT = 4
+_FEWEST_SAMPLES = 32
+
+
+class CurveInputs(Record, frozen=True, kw_only=True):
+    """What is asked of a curve: its ends, 0 where they are searched for, or its points; and how many points."""
+
+    c_min: input_types.CurveMin = 0
+    c_max: input_types.CurveMax = 0
+    points: input_types.CurvePoints = ""
+    count: input_types.CurvePointCount = 0
+    offline: input_types.CurveOffline = "elected"
+    windowed: Annotated[bool, Key("CM_MLPERF_ENDPOINTS_WINDOWED")] = True
+    rehearsal: Annotated[bool, Key("CM_MLPERF_ENDPOINTS_REHEARSAL")] = False
+    output_dir: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CURVE_DIR")] = ""
+
+
+def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Path]:
+    """Probe the server, place the points, and return the record and its path. Raises CmError.
+
+    `point` has the records of model, dataset, server and client.
+    """
+    planned = point_setup(_any_point(point))
+    folder = Path(inputs.output_dir).absolute()
+    given = given_points(inputs.points)
+    probes: list[Probe] = []
+
+    def probe(concurrency: int) -> Probe:
+        made = _probe(point, planned, concurrency, folder)
+        probes.append(made)
+        return made
+
+    low, high = (given[0], given[-1]) if given else (inputs.c_min or 1, inputs.c_max)
+    probe(low)
+    if high:
+        probe(high)
+    else:
+        high = _highest(probe, planned.benchmark.samples)
+    rates = ServerRates(
+        by_concurrency={one.concurrency: one.samples_per_second for one in probes},
+        source=f"probes of {probes[0].samples} to {probes[-1].samples} samples",
+    )
+    plan = plan_curve(
+        planned.benchmark,
+        rates,
+        c_min=low,
+        c_max=high,
+        points=given,
+        count=inputs.count,
+        elected_offline=inputs.offline == "elected",
+        windowed=inputs.windowed,
+        at_full_length=not inputs.rehearsal,
+    )
+    record = CurveRecord(plan=plan, probes=tuple(probes), identity=curve_identity(inputs, point), found_at=now())
+    write_record(folder / CURVE_FILE, record)
+    for line in plan.lines(record.overhead_s, rates.source):
+        say(line)
+    return record, folder / CURVE_FILE
+
+
+def earlier_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord | None, str]:
+    """Return the record of a curve that was made from the same inputs, else None and why it is none."""
+    path = Path(inputs.output_dir).absolute() / CURVE_FILE
+    if not path.exists():
+        return None, ""
+    record = read_record(path, CurveRecord)
+    same = record.identity == curve_identity(inputs, point)
+    return (record, "") if same else (None, "its inputs have changed")
+
+
+def given_points(text: str) -> tuple[int, ...]:
+    """Return the concurrencies of --points, in their order. Raises UsageError for what is none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if not part.isdecimal() or part == "0"]:
+        raise UsageError(f"--points={text} names {wrong[0]!r}", remedy="give whole numbers of requests in flight")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _highest(probe: Callable[[int], Probe], most: int) -> int:
+    """Return C_max: the concurrency from which on twice as much gains little, of those that the rules allow."""
+    concurrency = endpoints_rules().curve.lowest_c_max
+    rate = probe(concurrency).samples_per_second
+    while 2 * concurrency <= most:
+        higher = probe(2 * concurrency).samples_per_second
+        if higher < (1 + _LEAST_GAIN) * rate:
+            break
+        concurrency, rate = 2 * concurrency, higher
+    return concurrency
+
+
+def _probe(point: PointInputs, planned: PointSetup, concurrency: int, folder: Path) -> Probe:
+    """Make a short run at a concurrency."""
+    samples = max(_FEWEST_SAMPLES, _SAMPLES_IN_FLIGHT * concurrency)
+    inputs = msgspec.structs.replace(
+        point,
+        concurrency=concurrency,
+        samples=samples,
+        accuracy=False,
+        offline="none",
+        c_min=0,
+        c_max=0,
+        output_dir=str(folder / f"probe-{concurrency}"),
+    )
+    record, _ = measure_point(inputs)
+    return Probe(
+        concurrency=concurrency,
+        samples=samples,
+        samples_per_second=record.samples_per_second,
+        overhead_s=round(record.wall_s - record.duration_s, 3),
+    )
+
+
+def _any_point(point: PointInputs) -> PointInputs:
+    """Return the inputs of a point at any concurrency: model, dataset, server and client are those of all points."""
+    return msgspec.structs.replace(point, concurrency=1, c_min=0, c_max=0, output_dir="probe")
+
+
+def curve_identity(inputs: CurveInputs, point: PointInputs) -> str:
+    """Return the digest of all that a curve depends on."""
+    setup = point_setup(_any_point(point))
+    kept = msgspec.structs.replace(inputs, output_dir="")
+    return hashlib.sha256(setup.identity.encode() + msgspec.json.encode(kept)).hexdigest()

@@ -1,0 +1,225 @@
+"""The files of a point that its submitter authors: point.yaml, system_desc.json and system_power.json.
+
+Each value comes from the run, the rules, or the submitter's file; a value without a source is left out, and
+the official checker then says that it is missing. Keys and words are those of the checker's models
+(submission_checker.models.file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.records import Record
+from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.rules import EndpointsBenchmark, Regions, SeedSet
+
+__all__ = [
+    "OFFLINE_REGION",
+    "REQUIRED_OF_NODE",
+    "Disclosure",
+    "PointFacts",
+    "WarmUp",
+    "point_document",
+    "region_word",
+    "system_document",
+]
+
+#: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
+OFFLINE_REGION = "submitters_choice"
+_WORDS = {"Ultra Low": "low_latency", "Low": "low_concurrency", "Medium": "med_concurrency", "High": "high_concurrency"}
+
+
+class WarmUp(Record, frozen=True, kw_only=True):
+    """The warm-up before a point: seconds to its first sample, requests, their source in words, requests in flight."""
+
+    duration_s: float
+    requests_issued: int
+    requests_completed: int
+    data_source: str
+    concurrency: int
+    logs_retained: bool
+
+
+class Disclosure(Record, frozen=True, kw_only=True):
+    """What the submitter states of the whole curve; empty where nothing is stated."""
+
+    division: str
+    cohort: str
+    model_precision: str = ""
+    link_to_model: str = ""
+    link_to_model_transformation: str = ""
+    model_notes: str = ""
+    dataset_name: str = ""
+    dataset_link: str = ""
+
+
+class PointFacts(Record, frozen=True, kw_only=True):
+    """What was measured at a point, and how: `offline` is none, elected or dedicated."""
+
+    concurrency: int
+    load_pattern: str
+    samples: int
+    least_seconds: float
+    offline: str
+    accuracy: bool
+    warm_up: WarmUp
+    steady_state: SteadyState | None
+
+
+def point_document(
+    benchmark: EndpointsBenchmark, curve: Regions, seeds: SeedSet, stated: Disclosure, facts: PointFacts
+) -> dict[str, Any]:
+    """Return point.yaml of a point; keys without a value are left out."""
+    document = {
+        "concurrency": facts.concurrency,
+        "region": region_word(curve, facts),
+        "dataset": benchmark.dataset,
+        "runtime_settings": {
+            "load_pattern": facts.load_pattern,
+            "min_duration_ms": round(facts.least_seconds * 1000),
+            "min_sample_count": facts.samples,
+            "stream_all_chunks": False,
+            "runtime": {
+                "scheduler_rng_seed": seeds.scheduler,
+                "sample_index_rng_seed": seeds.sample_index,
+                "model_seed": seeds.model,
+            },
+            "warmup": {"salt": False},
+        },
+        "warmup": msgspec.to_builtins(facts.warm_up),
+        "division": stated.division,
+        "max_supported_concurrency": curve.c_max,
+        "model_name": benchmark.name,
+        "model_precision": stated.model_precision,
+        "link_to_model": stated.link_to_model,
+        "link_to_model_transformation": stated.link_to_model_transformation,
+        "model_notes": stated.model_notes,
+        "dataset_name": stated.dataset_name,
+        "dataset_type": "Accuracy + Performance" if facts.accuracy else "Performance",
+        "dataset_link": stated.dataset_link,
+        "offline": facts.offline,
+        "seed_set": seeds.name,
+        "target_cohort": stated.cohort,
+        "steady_state": _steady_state(facts.steady_state),
+    }
+    return {key: value for key, value in document.items() if value not in ("", None)}
+
+
+def region_word(curve: Regions, facts: PointFacts) -> str:
+    """Return the checker's word for the computed region of a point."""
+    if facts.offline == "dedicated":
+        return OFFLINE_REGION
+    if facts.concurrency <= curve.c_min:
+        return _WORDS[curve.ultra_low.name]
+    for region in (curve.low, curve.medium, curve.high):
+        if facts.concurrency in region:
+            return _WORDS[region.name]
+    return "margin" if facts.concurrency in curve.margin else OFFLINE_REGION
+
+
+def system_document(
+    description: Mapping[str, str],
+    stated: Mapping[str, Any],
+    *,
+    curve: Regions,
+    division: str,
+    framework: str,
+    parallel: Mapping[str, int],
+    detected: Mapping[str, int | str],
+) -> dict[str, Any]:
+    """Return system_desc.json from the system's description (MLPerf Inference's keys) and what its owner states.
+
+    `parallel` has the sizes of the server's groups, `detected` what was detected of a node, both by the checker's keys.
+    `stated` wins over what is derived. Counts that the description does not state as whole numbers are left out.
+    Raises SubmissionError where what the official builder needs of a node is not known.
+    """
+    cores, sockets = _count(description, "host_processor_core_count"), _count(description, "host_processors_per_node")
+    node = {
+        "system_node_ensemble_id": 1,
+        "number_of_nodes": _count(description, "number_of_nodes"),
+        "host_processor_model_name": description["host_processor_model_name"],
+        "host_processors_per_node": sockets,
+        "host_processor_core_count": cores,
+        **{key: description[key] for key in _NODE_TEXTS if description.get(key)},
+        "accelerator_info": _accelerators(description),
+        "inference_backend": framework,
+        **detected,
+    }
+    document = {
+        "submitter_org_names": description["submitter"],
+        "system_name": description["system_name"],
+        "system_availability_status": description["status"],
+        "max_supported_concurrency": curve.c_max,
+        "system_node_ensemble_count": 1,
+        "system_node_ensemble_total": _count(description, "number_of_nodes"),
+        "serving_framework": framework,
+        "division": division,
+        **parallel,
+    }
+    node |= stated.get("node", {})
+    if missing := [key for key in REQUIRED_OF_NODE if not node.get(key)]:
+        raise SubmissionError(
+            f"the system's description lacks {', '.join(missing)}",
+            cause="the official builder needs them of each node, and they were not detected on this machine",
+            remedy="state them as keys of `node` in a file for --submitter_file",
+        )
+    document |= {key: value for key, value in stated.items() if key not in ("node", "power")}
+    return _given(document) | {"node_types": [_given(node)]}
+
+
+#: What the checker's model of a node requires.
+REQUIRED_OF_NODE = ("host_memory_configuration", "host_network_card_count", "driver", "filesystem")
+_NODE_TEXTS = (
+    "host_memory_capacity",
+    "host_memory_configuration",
+    "host_network_card_count",
+    "host_networking",
+    "host_storage_capacity",
+    "host_storage_type",
+    "hw_notes",
+    "cooling",
+    "operating_system",
+    "other_software_stack",
+    "sw_notes",
+)
+
+
+def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the accelerators of a node; none for a system that serves on its processors."""
+    count = _count(description, "accelerators_per_node")
+    if not count:
+        return []
+    return [
+        _given(
+            {
+                "accelerator_model_name": description["accelerator_model_name"],
+                "accelerators_per_node": count,
+                "accelerator_memory_capacity": description["accelerator_memory_capacity"],
+                "accelerator_memory_type": description["accelerator_memory_configuration"],
+                "accelerator_interconnect": description["accelerator_interconnect"],
+                "accelerator_host_interconnect": description["accelerator_host_interconnect"],
+            }
+        )
+    ]
+
+
+def _steady_state(found: SteadyState | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    block: dict[str, Any] = msgspec.to_builtins(found)
+    block.pop("figures")
+    return {key: value for key, value in block.items() if value is not None}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value not in ("", None)}
+
+
+def _count(description: Mapping[str, str], key: str) -> int | None:
+    """Return a count that the description states as a whole number."""
+    text = description.get(key, "")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,129 @@
+"""The event log of the reference client (events.jsonl), read into one row a sample of the performance run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cm4vllm.common.errors import CmError
+
+__all__ = ["EventLog", "SampleTimes", "read_events"]
+
+_START, _STOP = "session.start_performance_tracking", "session.stop_performance_tracking"
+_ISSUED, _FIRST, _COMPLETE = "sample.issued", "sample.recv_first", "sample.complete"
+
+
+@dataclass(slots=True)
+class SampleTimes:
+    """Times of a sample in ns of the client's monotonic clock, None where they are missing.
+
+    `tokens` are those of the whole answer, `tokens_after_first` those after its first chunk, by the model's tokenizer.
+    """
+
+    issued_ns: int
+    first_ns: int | None = None
+    complete_ns: int | None = None
+    tokens: int = 0
+    tokens_after_first: int = 0
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Time from the issue to the first chunk; None where there was none."""
+        return None if self.first_ns is None else self.first_ns - self.issued_ns
+
+    @property
+    def tpot_ns(self) -> float | None:
+        """Time per output token after the first chunk; None where there is none, or no such token."""
+        if self.first_ns is None or self.complete_ns is None or self.tokens_after_first <= 0:
+            return None
+        return (self.complete_ns - self.first_ns) / self.tokens_after_first
+
+
+@dataclass
+class EventLog:
+    """The samples of the performance run in the order in which they were issued, and when the run began and ended."""
+
+    samples: list[SampleTimes] = field(default_factory=list)
+    start_ns: int | None = None
+    stop_ns: int | None = None
+    failed: int = 0
+
+    @property
+    def completed(self) -> int:
+        """Samples that were answered."""
+        return sum(sample.complete_ns is not None for sample in self.samples)
+
+
+class _Event(msgspec.Struct):
+    event_type: str
+    timestamp_ns: int
+    sample_uuid: str = ""
+    data: msgspec.Raw = msgspec.Raw()
+
+
+def read_events(path: Path, count_tokens: Callable[[str], int]) -> EventLog:
+    """Read the samples that were issued between the start and the stop of the performance run.
+
+    `count_tokens` is the tokenizer of the model. A line that was cut off at the end of the log is passed over. Raises
+    CmError for a log that cannot be read, or whose other lines are no events.
+    """
+    log, open_samples = EventLog(), dict[str, SampleTimes]()
+    for event in _events(path):
+        if event.event_type == _START:
+            log.start_ns = event.timestamp_ns
+        elif event.event_type == _STOP:
+            log.stop_ns = event.timestamp_ns
+        elif event.event_type == _ISSUED and log.start_ns is not None and log.stop_ns is None:
+            sample = SampleTimes(event.timestamp_ns)
+            open_samples[event.sample_uuid] = sample
+            log.samples.append(sample)
+        elif (known := open_samples.get(event.sample_uuid)) is not None:
+            _received(known, event, count_tokens, log)
+    return log
+
+
+def _received(sample: SampleTimes, event: _Event, count_tokens: Callable[[str], int], log: EventLog) -> None:
+    if event.event_type == _FIRST:
+        sample.first_ns = event.timestamp_ns
+    elif event.event_type == _COMPLETE:
+        if (chunks := _answer(event.data)) is None:
+            log.failed += 1
+            return
+        sample.complete_ns = event.timestamp_ns
+        sample.tokens = count_tokens("".join(chunks))
+        sample.tokens_after_first = count_tokens("".join(chunks[1:]))
+
+
+def _answer(data: msgspec.Raw) -> list[str] | None:
+    """Return the chunks of an answer, its reasoning first; None for an event without an answer."""
+    content: Any = msgspec.json.decode(data) if data else None
+    if not isinstance(content, list) or len(content) < 2 or content[0] != "TextModelOutput":
+        return None
+    output, reasoning = (_chunks(part) for part in (*content[1:3], None)[:2])
+    return reasoning + output
+
+
+def _chunks(part: object) -> list[str]:
+    """Return the chunks of a text: several of a streamed answer, one of a whole one."""
+    if isinstance(part, list):
+        return [str(chunk) for chunk in part]
+    return [str(part)] if part else []
+
+
+def _events(path: Path) -> Iterator[_Event]:
+    decoder = msgspec.json.Decoder(_Event)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise CmError(f"line {number} of {path} is no event of the client", cause=str(error)) from error
+    except OSError as error:
+        raise CmError(f"{path} cannot be read", cause=str(error.strerror)) from error

@@ -1,0 +1,118 @@
+"""All checks of run folders or of a bundle of MLPerf Endpoints, ours and the official ones, with one verdict."""
+
+from __future__ import annotations
+
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import cm4vllm
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.progress import say_text
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.settings import Key
+from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
+from cm4vllm.endpoints.curve_checks import curve_findings
+from cm4vllm.results.curves import Curve, read_curves
+from cm4vllm.results.findings import Finding, Severity
+from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
+
+__all__ = ["EndpointsCheckSettings", "bundle_root", "report_endpoints_checks"]
+
+_WIDTH = 120
+
+
+class EndpointsCheckSettings(Record, frozen=True, kw_only=True):
+    """What check,mlperf,endpoints reads from its environment."""
+
+    folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
+    sarif: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SARIF")] = ""
+    checker: input_types.EndpointsChecker = ""
+    allowed: Annotated[str, Key("CM_MLPERF_ENDPOINTS_ALLOWED_ERRORS")] = ""
+
+
+def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
+    """Check and print what was found; return it as data.
+
+    Raises UsageError where no folder or no point is there, SubmissionError where a finding is an error.
+    """
+    if not settings.folder:
+        raise UsageError("no run folders and no bundle were given", remedy="give their folder with --input")
+    root = typed_path(settings.folder).absolute()
+    curves, problems = read_curves(root)
+    if not curves:
+        raise UsageError(
+            f"{root} has no point of MLPerf Endpoints",
+            cause="no folder below it holds a point.yaml or a result_summary.json",
+            remedy="give run folders of the reference client, or a bundle",
+        )
+    findings = ordered([*problems, *(finding for curve in curves for finding in curve_findings(curve))])
+    official = _official(root, settings.checker)
+    for line in _lines(curves, findings, official):
+        say_text(line)
+    if settings.sarif:
+        write_json(typed_path(settings.sarif).absolute(), as_sarif(findings, cm4vllm.__version__))
+    _require_none(findings, official, root, {part.strip() for part in settings.allowed.split(",")})
+    return {"findings": as_objects(findings), "summary": summary(findings), "official": _as_data(official)}
+
+
+def bundle_root(folder: Path) -> Path | None:
+    """Return the folder of a bundle that the official checker takes; None where there is no bundle."""
+    candidates = (folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*")))
+    return next((path for path in candidates if (path / "results").is_dir()), None)
+
+
+def _official(root: Path, record: str) -> OfficialReport | None:
+    """Return what the official checker says of a bundle; None for run folders, or without the checker."""
+    bundle = bundle_root(root)
+    if bundle is None or not record:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        return official_report(read_record(Path(record), CheckerInstallation), bundle, Path(scratch) / "report.json")
+
+
+def _lines(curves: tuple[Curve, ...], findings: list[Finding], official: OfficialReport | None) -> Iterator[str]:
+    points = sum(len(curve.points) for curve in curves)
+    yield f"{len(curves):,} curve{'s' * (len(curves) != 1)}, {points:,} points: {summary(findings)}"
+    for finding in findings:
+        yield from _wrapped(str(finding))
+    if official is None:
+        yield "official checker: not run; it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
+        return
+    for severity in ("error", "warning"):
+        for rule, count in official.counts(severity).items():
+            message = next(one.message for one in official.findings if one.rule == rule and one.severity == severity)
+            yield from _wrapped(f"official {severity} {rule} ({count}): {message}")
+    errors, warnings = (sum(official.counts(severity).values()) for severity in ("error", "warning"))
+    verdict = "passed" if official.passed else "failed"
+    yield f"official checker {official.version}: {verdict}, {errors} errors, {warnings} warnings"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _require_none(findings: list[Finding], official: OfficialReport | None, root: Path, allowed: set[str]) -> None:
+    """Raise SubmissionError where one of the checks has an error of a rule that is not allowed to have one."""
+    own = {finding.code: None for finding in findings if finding.severity is Severity.ERROR}
+    rules = official.counts("error") if official else {}
+    found = [f"our check: {name}" for name in own if name not in allowed]
+    found += [f"the official checker: {name}" for name in rules if name not in allowed]
+    if found:
+        raise SubmissionError(f"{root} has errors", cause="; ".join(found), remedy="each is named above")
+    for name in sorted(allowed & {*own, *rules}):
+        say_text(f"allowed: the errors of {name}")
+
+
+def _as_data(official: OfficialReport | None) -> dict[str, Any] | None:
+    if official is None:
+        return None
+    return {
+        "version": official.version,
+        "passed": official.passed,
+        **{f"{severity}s": dict(official.counts(severity)) for severity in ("error", "warning")},
+    }

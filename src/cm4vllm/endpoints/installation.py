@@ -1,0 +1,158 @@
+"""The reference client of MLPerf Endpoints and the official checker, each in an environment of its own.
+
+The client is installed in editable form: only then does it record the commit of its checkout in each result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cm4vllm.common.environments import checked, install_pinned, make_environment, pip
+from cm4vllm.common.errors import InstallError, SourceUnavailable
+from cm4vllm.common.files import given_path, require_space
+from cm4vllm.common.git_source import fetch_checkout, git_directory
+from cm4vllm.common.processes import run
+from cm4vllm.common.progress import step
+from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.endpoints.bundle import CheckerInstallation
+from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
+from cm4vllm.rules import endpoints_rules
+
+__all__ = ["find_python", "install_checker", "install_client", "provide", "require_python"]
+
+CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
+
+#: What the environments take on the disk, and while their packages are unpacked.
+_CLIENT_BYTES, _CHECKER_BYTES = 2 * 2**30, 2**28
+#: Versions of Python for which the client's packages have wheels, the first choice first.
+_PYTHONS = ("python3.12", "python3.13", "python3.14", "python3")
+_SOURCE_REMEDY = "give a checkout or git directory of mlcommons/endpoints with --endpoints_src=FOLDER"
+_CHECKER_VERSION = (
+    "import submission_checker, importlib.metadata; print(importlib.metadata.version('endpoints-submission-cli'))"
+)
+_VERSION = "import sys; print(sys.executable, *sys.version_info[:2])"
+
+
+class InstallationSettings(Record, frozen=True, kw_only=True):
+    """What get,mlperf,endpoints reads from its environment."""
+
+    part: Annotated[Literal["client", "checker"], Key("CM_MLPERF_ENDPOINTS_PART")] = "client"
+    source: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SOURCE_DIR")] = ""
+    python: Annotated[str, Key("CM_MLPERF_ENDPOINTS_PYTHON")] = ""
+
+
+def require_python(env: Mapping[str, Any]) -> None:
+    """Raise InstallError where the client is wanted and no Python is new enough for it."""
+    settings = read_settings(InstallationSettings, env)
+    if settings.part == "client":
+        find_python(settings.python)
+
+
+def provide(env: Mapping[str, Any], folder: Path, recipe: Path) -> tuple[Path, str]:
+    """Install the part that the environment asks for into `folder`; return its record and its version.
+
+    `recipe` is the folder with the files that pin the packages.
+    """
+    settings = read_settings(InstallationSettings, env)
+    if settings.part == "checker":
+        checker = install_checker(folder, recipe / "requirements-checker.txt")
+        write_record(folder / CHECKER_FILE, checker)
+        return folder / CHECKER_FILE, checker.version
+    source = given_path(settings.source) if settings.source else None
+    python = find_python(settings.python)
+    client = install_client(folder, recipe / "requirements-client.txt", source, python)
+    write_record(folder / CLIENT_FILE, client)
+    return folder / CLIENT_FILE, client.commit[:12]
+
+
+def install_client(folder: Path, lock: Path, source: Path | None, python: Path) -> ClientInstallation:
+    """Install the client into `folder` and return it: `source` is a git directory at hand, None fetches the commit.
+
+    Raises InstallError, SourceUnavailable, DiskFull.
+    """
+    require_space(folder, _CLIENT_BYTES, "the reference client and what it needs")
+    rules = endpoints_rules().client
+    checkout = _checkout(folder / "endpoints", source, rules.repository, rules.commit)
+    with step("environment for the reference client"):
+        own = make_environment(folder / "venv", python)
+        checked(install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed")
+        words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
+        checked(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
+        proof = run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log")
+    checked(proof, "the installed reference client cannot be started")
+    commit = run(["git", "-C", checkout, "rev-parse", "HEAD"]).output.strip()
+    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit)
+    require_unmodified(client)
+    return client
+
+
+def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
+    """Install the official checker into `folder` as `lock` pins it and return it. Raises InstallError, DiskFull."""
+    require_space(folder, _CHECKER_BYTES, "the official checker of MLPerf Endpoints")
+    rules = endpoints_rules().checker
+    with step(f"environment for {rules.package} {rules.version}"):
+        own = make_environment(folder / "venv")
+        checked(install_pinned(own, lock, folder / "pip.log"), f"{rules.package} cannot be installed")
+        proof = run([own, "-P", "-c", _CHECKER_VERSION])
+    checked(proof, f"the installed {rules.package} cannot be imported")
+    return CheckerInstallation(python=str(own), version=proof.output.strip())
+
+
+def find_python(given: str = "") -> Path:
+    """Return the Python for the client: the given one, else the first that is new enough, on PATH or of pyenv.
+
+    Raises InstallError where there is none.
+    """
+    least = endpoints_rules().client.least_python
+    seen = []
+    for candidate in [given] if given else [*_PYTHONS, *map(str, _of_pyenv())]:
+        if (found := _version_of(candidate)) is None:
+            continue
+        path, version = found
+        if version >= tuple(map(int, least.split("."))):
+            return path
+        seen.append(f"{candidate} is Python {version[0]}.{version[1]}")
+    raise InstallError(
+        f"the reference client needs Python {least} or newer",
+        cause="; ".join(seen) or (f"{given} is no Python" if given else f"none of {', '.join(_PYTHONS)} is on PATH"),
+        remedy="install one, and name it with --endpoints_python=PATH",
+    )
+
+
+def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
+    """Return a Python's own path and version; None for what is not found or is no Python."""
+    if (path := shutil.which(candidate)) is None:
+        return None
+    found = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-c", _VERSION]).output)
+    return (Path(found[1]), (int(found[2]), int(found[3]))) if found else None
+
+
+def _of_pyenv() -> list[Path]:
+    """Return the Pythons that pyenv has installed, whichever of them it selects at present."""
+    root = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
+    return sorted((root / "versions").glob("3.*/bin/python3"))
+
+
+def _checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:
+    """Return a checkout of the client at its commit, from a git directory at hand or from its home."""
+    if source is None:
+        return fetch_checkout(folder, url, commit, ["/*"], what="the reference client", remedy=_SOURCE_REMEDY)
+    if (git := git_directory(source)) is None:
+        raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
+    shutil.rmtree(folder, ignore_errors=True)
+    for words in (
+        ["clone", "--quiet", "--no-checkout", str(git), str(folder)],
+        ["-C", str(folder), "checkout", "--quiet", "--detach", commit],
+    ):
+        done = run(["git", *words])
+        if not done.ok:
+            raise SourceUnavailable(
+                f"{source} does not hold the reference client at {commit}", cause=done.tail(3), remedy=_SOURCE_REMEDY
+            )
+    return folder

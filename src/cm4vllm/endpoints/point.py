@@ -1,0 +1,279 @@
+"""One point of a curve: a run of the reference client against a server, its steady state, and its record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import psutil
+
+from cm4vllm.accuracy.sentences import UNTRAINED
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.progress import say
+from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.settings import Key
+from cm4vllm.endpoints.client import EVENTS, SUMMARY, ClientInstallation, faults_of, run_client
+from cm4vllm.endpoints.client_config import ClientDataset, ClientRun
+from cm4vllm.endpoints.client_folder import client_environment, dataset_of_ours, prepare_folder
+from cm4vllm.endpoints.events import read_events
+from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
+from cm4vllm.endpoints.steady_state import SteadyState, steady_state
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import death_reason
+
+__all__ = ["PointInputs", "PointSetup", "earlier_point", "measure_point", "point_setup"]
+
+#: From this number of processors on the client chooses its own number of processes.
+_MANY_PROCESSORS = 16
+_PROCESSORS_PER_WORKER = 4
+_NS = 1e9
+
+
+class PointInputs(Record, frozen=True, kw_only=True):
+    """What the recipe of a point reads from its environment. Paths are those of records that other recipes wrote.
+
+    `pass_samples` are those of one pass over a stored dataset, 0 for all of it; `samples` is what a probe issues in
+    place of whole passes. `c_min` and `c_max` are the ends of the curve, 0 for a run that is of no curve.
+    With `curve`, the record of a planned curve, all of this is that of its point `number`, counted from 1.
+    """
+
+    concurrency: Annotated[int, Key("CM_MLPERF_ENDPOINTS_CONCURRENCY")] = 0
+    passes: Annotated[int, Key("CM_MLPERF_ENDPOINTS_PASSES")] = 1
+    pass_samples: input_types.PassSamples = 0
+    samples: Annotated[int, Key("CM_MLPERF_ENDPOINTS_SAMPLES")] = 0
+    accuracy: Annotated[bool, Key("CM_MLPERF_ENDPOINTS_ACCURACY")] = False
+    offline: Annotated[Literal["none", "elected", "dedicated"], Key("CM_MLPERF_ENDPOINTS_OFFLINE")] = "none"
+    c_min: input_types.CurveMin = 0
+    c_max: input_types.CurveMax = 0
+    cohort: input_types.EndpointsCohort = "2026-11-C1"
+    benchmark: input_types.EndpointsModel = "llama3_1-8b"
+    curve: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CURVE")] = ""
+    number: Annotated[int, Key("CM_MLPERF_ENDPOINTS_POINT_NUMBER")] = 0
+    client: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CLIENT")] = ""
+    model_record: input_types.ModelRecordPath = ""
+    dataset_record: input_types.DatasetRecordPath = ""
+    server_record: input_types.ServerRecordPath = ""
+    output_dir: input_types.OutputDir = ""
+
+
+class PointSetup(Record, frozen=True, kw_only=True):
+    """All that a point is made from, read from its inputs."""
+
+    benchmark: EndpointsBenchmark
+    terms: PointTerms
+    curve: Regions | None
+    run: ClientRun
+    model: ModelRecord
+    dataset: DatasetRecord | None
+    server: ServerRecord
+    client: ClientInstallation
+    offline: str
+
+    @property
+    def identity(self) -> str:
+        """The digest of all that the result of the point depends on."""
+        server = msgspec.structs.replace(
+            self.server, endpoint="", log="", supervisor_pid=None, started_at="", ready_after_s=None, argv=[], env={}
+        )
+        options = {name: value for name, value in self.server.options.items() if name not in ("port", "host")}
+        parts = (
+            msgspec.structs.replace(self.run, endpoints=()),
+            self.terms,
+            self.model.sha256,
+            self.dataset.sha256 if self.dataset else "",
+            msgspec.structs.replace(server, options=options),
+            self.client.commit,
+        )
+        return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
+    """Make the run of a point; return its record and the record's path. Raises CmError."""
+    planned = point_setup(inputs)
+    target = Path(inputs.output_dir).absolute()
+    folder = target.parent
+    prepare_folder(folder, planned.model, planned.dataset, samples=planned.terms.samples_of_a_pass)
+    sentences = planned.dataset is not None and planned.dataset.sentences == UNTRAINED
+    environment = client_environment(None, hub=not sentences)
+    started, began = now(), time.monotonic()
+    run_client(planned.client, planned.run, folder, environment, alive=partial(death_reason, planned.server))
+    wall = time.monotonic() - began
+    summary = json.loads((target / SUMMARY).read_text(encoding="utf-8"))
+    duration = summary["duration_ns"] / _NS
+    record = PointRecord(
+        benchmark=planned.benchmark,
+        terms=planned.terms,
+        curve=planned.curve,
+        run=planned.run,
+        offline=planned.offline,
+        model=planned.model.name,
+        model_sha256=planned.model.sha256,
+        dataset_sha256=planned.dataset.sha256 if planned.dataset else "",
+        server=planned.server,
+        client_commit=planned.client.commit,
+        identity=planned.identity,
+        started_at=started,
+        wall_s=round(wall, 3),
+        duration_s=duration,
+        samples_per_second=planned.run.samples / duration,
+        steady_state=_steady_state(target, planned),
+        node=_node(planned),
+    )
+    write_record(target / POINT_FILE, record)
+    _say_result(record, summary)
+    return record, target / POINT_FILE
+
+
+def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
+    """Return the record of a whole run in the point's folder that is the same, else None and why it is none."""
+    planned, target = point_setup(inputs), Path(inputs.output_dir).absolute()
+    if not target.exists():
+        return None, ""
+    try:
+        record = read_record(target / POINT_FILE, PointRecord)
+    except CmError as error:
+        return None, error.what
+    if record.identity != planned.identity:
+        return None, "its inputs have changed"
+    if faults := faults_of(target, planned.run, planned.client.commit):
+        return None, "; ".join(faults)
+    return record, ""
+
+
+def point_setup(inputs: PointInputs) -> PointSetup:
+    """Return what a point is made from. Raises UsageError for what is not allowed, CmError for a missing record."""
+    inputs = _of_curve(inputs)
+    if inputs.concurrency < 1 or inputs.passes < 1:
+        raise UsageError(
+            f"a point at concurrency {inputs.concurrency} with {inputs.passes} passes cannot be measured",
+            cause="both are whole numbers of at least 1",
+        )
+    model = read_record(Path(inputs.model_record), ModelRecord)
+    server = read_record(Path(inputs.server_record), ServerRecord)
+    benchmark, dataset = _benchmark(inputs, model)
+    curve = regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
+    dedicated = inputs.offline == "dedicated"
+    bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
+    terms = point_terms(benchmark, inputs.concurrency, bounds, offline=dedicated)
+    return PointSetup(
+        benchmark=benchmark,
+        terms=terms,
+        curve=curve,
+        run=ClientRun(
+            folder=Path(inputs.output_dir).name,
+            endpoints=tuple(server.endpoints),
+            api="openai_completions" if dataset else "openai",
+            model=server.model_name,
+            dataset=_client_dataset(benchmark, dataset),
+            samples=inputs.samples or inputs.passes * terms.samples_of_a_pass,
+            concurrency=None if dedicated else inputs.concurrency,
+            seeds=seed_set(inputs.cohort),
+            max_tokens=benchmark.max_tokens,
+            temperature=benchmark.temperature,
+            top_p=benchmark.top_p,
+            accuracy=inputs.accuracy,
+            key_variable=server.access.key_env,
+            workers=_workers(),
+        ),
+        model=model,
+        dataset=dataset,
+        server=server,
+        client=read_record(Path(inputs.client), ClientInstallation),
+        offline=inputs.offline,
+    )
+
+
+def _of_curve(inputs: PointInputs) -> PointInputs:
+    """Return the inputs with what the planned curve says of the point, where they name one. Raises UsageError."""
+    if not inputs.curve:
+        return inputs
+    plan = read_record(Path(inputs.curve), CurveRecord).plan
+    if not 1 <= inputs.number <= len(plan.points):
+        raise UsageError(f"the curve has no point {inputs.number}", cause=f"it has {len(plan.points)} points")
+    point = plan.points[inputs.number - 1]
+    elected = plan.elected_offline and point.concurrency == plan.regions.c_max
+    return msgspec.structs.replace(
+        inputs,
+        concurrency=point.concurrency,
+        passes=point.passes,
+        accuracy=point.accuracy,
+        offline="dedicated" if point.terms.offline else "elected" if elected else "none",
+        c_min=plan.regions.c_min,
+        c_max=plan.regions.c_max,
+    )
+
+
+def _benchmark(inputs: PointInputs, model: ModelRecord) -> tuple[EndpointsBenchmark, DatasetRecord | None]:
+    """Return the benchmark of the run, and the stored dataset that it uses (the stand-in's), if any."""
+    benchmark = endpoints_benchmark(inputs.benchmark)
+    if not model.is_stand_in:
+        return benchmark, None
+    dataset = read_record(Path(inputs.dataset_record), DatasetRecord)
+    samples = inputs.pass_samples or dataset.samples
+    own = msgspec.structs.replace(
+        benchmark, name=model.name, dataset=dataset.name, samples=samples, accuracy_samples=samples
+    )
+    return own, dataset
+
+
+def _client_dataset(benchmark: EndpointsBenchmark, dataset: DatasetRecord | None) -> ClientDataset:
+    if dataset is not None:
+        return dataset_of_ours(dataset)
+    return ClientDataset(
+        name=benchmark.client_dataset,
+        parser=benchmark.client_parser,
+        scorer=benchmark.client_scorer,
+        ground_truth=benchmark.client_ground_truth,
+        extractor=benchmark.client_extractor,
+    )
+
+
+def _workers() -> int | None:
+    processors = len(os.sched_getaffinity(0))
+    return None if processors >= _MANY_PROCESSORS else max(1, processors // _PROCESSORS_PER_WORKER)
+
+
+def _steady_state(folder: Path, planned: PointSetup) -> SteadyState | None:
+    """Return the steady state of a point at fixed concurrency; a run of all samples at once has none."""
+    if planned.terms.offline:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(planned.model.path) / "tokenizer.json"))
+
+    def tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids) if text else 0
+
+    return steady_state(read_events(folder / EVENTS, tokens), planned.terms)
+
+
+def _node(planned: PointSetup) -> dict[str, int | str]:
+    """Return processors, accelerators' driver and the file system of the model's files, where the server is ours."""
+    if not planned.server.owned:
+        return {}
+    drivers = sorted({gpu.driver for gpu in detect_gpus() if gpu.driver})
+    folder = Path(planned.model.path).resolve()
+    mounted = [disk for disk in psutil.disk_partitions(all=True) if folder.is_relative_to(disk.mountpoint)]
+    nearest = max(mounted, key=lambda disk: len(disk.mountpoint), default=None)
+    return {
+        "host_processor_vcpu_count": psutil.cpu_count() or 0,
+        "driver": ", ".join(drivers) or "none: the system has no accelerator",
+        **({"filesystem": nearest.fstype} if nearest else {}),
+    }
+
+
+def _say_result(record: PointRecord, summary: dict[str, object]) -> None:
+    found = record.steady_state
+    window = f"steady state: {found.status}, {found.verdict}" if found else "no steady state is computed for Offline"
+    rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
+    say(f"concurrency {record.terms.concurrency}: {rate}; {window}")

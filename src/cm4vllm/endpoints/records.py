@@ -1,0 +1,67 @@
+"""What is kept of a point beside the client's own files."""
+
+from __future__ import annotations
+
+from cm4vllm.common.records import Record
+from cm4vllm.endpoints.client_config import ClientRun
+from cm4vllm.endpoints.curve_plan import CurvePlan
+from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
+from cm4vllm.serving.records import ServerRecord
+
+__all__ = ["CURVE_FILE", "POINT_FILE", "CurveRecord", "PointRecord", "Probe"]
+
+#: The record, in the run folder of a point.
+POINT_FILE = "point.json"
+#: The record of a curve, in the folder of its probes.
+CURVE_FILE = "curve.json"
+
+
+class PointRecord(Record, frozen=True, kw_only=True):
+    """The record of one point. It is written last: a run folder without it is of a run that was interrupted.
+
+    `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
+    its end, `duration_s` those of the performance run in it. `curve` is None for a probe, which is of no curve.
+    `node` has what was detected of the node of a server that this run started, by the checker's keys.
+    """
+
+    benchmark: EndpointsBenchmark
+    terms: PointTerms
+    curve: Regions | None
+    run: ClientRun
+    offline: str
+    model: str
+    model_sha256: str
+    dataset_sha256: str
+    server: ServerRecord
+    client_commit: str
+    identity: str
+    started_at: str
+    wall_s: float
+    duration_s: float
+    samples_per_second: float
+    steady_state: SteadyState | None = None
+    node: dict[str, int | str] = {}
+
+
+class Probe(Record, frozen=True, kw_only=True):
+    """A short run: samples/s at a concurrency, and the seconds that the client took beside the run itself."""
+
+    concurrency: int
+    samples: int
+    samples_per_second: float
+    overhead_s: float
+
+
+class CurveRecord(Record, frozen=True, kw_only=True):
+    """A planned curve, the probes that it rests on, and the digest of what it was made from."""
+
+    plan: CurvePlan
+    probes: tuple[Probe, ...]
+    identity: str
+    found_at: str
+
+    @property
+    def overhead_s(self) -> float:
+        """The mean seconds that the client took beside its run."""
+        return sum(probe.overhead_s for probe in self.probes) / len(self.probes)

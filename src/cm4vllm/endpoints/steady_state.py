@@ -1,0 +1,194 @@
+"""The steady state of a point, from the client's event log: the block that point.yaml reports (rules §4.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from cm4vllm.common.records import Record
+from cm4vllm.endpoints.events import EventLog, SampleTimes
+from cm4vllm.endpoints.trend import LEAST_VALUES, trend
+from cm4vllm.rules import PointTerms, WindowRules, endpoints_rules
+
+__all__ = ["Anomaly", "SteadyState", "Window", "steady_state"]
+
+Status = Literal["windowable", "insufficient_duration", "insufficient_passes", "partial_dataset"]
+Verdict = Literal["STEADY STATE", "drifting_up", "drifting_down", "anomaly", "not found"]
+State = Literal["Plateau", "Drifting Up", "Drifting Down"]
+_NS, _NS_OF_MS = 1e9, 1e6
+
+
+class Window(Record, frozen=True, kw_only=True):
+    """Blocks of whole passes, counted from 0 over the run, both ends included; seconds from first to last issue."""
+
+    super_pass_start: int
+    super_pass_end: int
+    super_pass_size: int
+    n_samples: int
+    duration_s: float
+
+
+class Anomaly(Record, frozen=True, kw_only=True):
+    """A second steady part after the first: the block that it begins with, and the change of TPOT p50 in percent."""
+
+    super_pass: int
+    change_percent: float
+
+
+class WindowFigures(Record, frozen=True, kw_only=True):
+    """The figures over the window: output tokens/s over its seconds of issue, 90th percentiles in ms of its samples."""
+
+    system_tps: float
+    ttft_p90_ms: float
+    tpot_p90_ms: float
+
+
+class SteadyState(Record, frozen=True, kw_only=True):
+    """What point.yaml reports: `windowable` alone makes the figures of the window the official ones."""
+
+    status: Status
+    verdict: Verdict
+    window: Window | None = None
+    state: dict[str, State] = {}
+    anomaly: Anomaly | None = None
+    figures: WindowFigures | None = None
+
+
+def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
+    """Return the steady state of a point.
+
+    The window is the first run of blocks over which every gating metric is a plateau, as long as it stays one.
+    """
+    rules = endpoints_rules().window
+    size = terms.samples_of_a_pass * math.ceil(terms.concurrency / terms.samples_of_a_pass)
+    blocks = [log.samples[start : start + size] for start in range(0, len(log.samples) - size + 1, size)]
+    if not blocks:
+        return SteadyState(status="partial_dataset", verdict="not found")
+    series = [_gating_metrics(block) for block in blocks]
+    if (found := _first_plateau(series, rules)) is None:
+        return SteadyState(
+            status="insufficient_passes", verdict=_shape_without_window(series, rules), state=_states(series, rules)
+        )
+    first, last = found
+    window = _window(blocks, first, last, size)
+    later = _later_plateau(series, found, rules)
+    after = _states(series[first:], rules)
+    return SteadyState(
+        status="windowable" if window.duration_s >= terms.least_seconds else "insufficient_duration",
+        verdict=_verdict(after, later),
+        window=window,
+        state=_states(series[first : last + 1], rules),
+        anomaly=later,
+        figures=_figures([sample for block in blocks[first : last + 1] for sample in block], window.duration_s),
+    )
+
+
+def _gating_metrics(block: Sequence[SampleTimes]) -> dict[str, float]:
+    """Return the gating metrics of a block in ns; NaN where no answer has a token after its first chunk."""
+    tpot = [value for sample in block if (value := sample.tpot_ns) is not None]
+    if not tpot:
+        return {"tpot_p50": math.nan, "tpot_p90": math.nan}
+    return {"tpot_p50": _percentile(tpot, 50), "tpot_p90": _percentile(tpot, 90)}
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """Return the lower of the two values beside the percentile, as the client does."""
+    return float(np.percentile(values, percent, method="lower"))
+
+
+def _figures(samples: Sequence[SampleTimes], seconds: float) -> WindowFigures:
+    return WindowFigures(
+        system_tps=sum(sample.tokens for sample in samples) / seconds,
+        ttft_p90_ms=_percentile([value for sample in samples if (value := sample.ttft_ns) is not None], 90) / _NS_OF_MS,
+        tpot_p90_ms=_percentile([tpot for sample in samples if (tpot := sample.tpot_ns) is not None], 90) / _NS_OF_MS,
+    )
+
+
+def _first_plateau(series: Sequence[dict[str, float]], rules: WindowRules) -> tuple[int, int] | None:
+    """Return the first and the last block of the earliest plateau, grown as long as it stays one; None without one."""
+    for first in range(rules.left_out, len(series) - rules.passes + 1):
+        last = first + rules.passes - 1
+        if not _is_plateau(series[first : last + 1], rules):
+            continue
+        while last + 1 < len(series) and _is_plateau(series[first : last + 2], rules):
+            last += 1
+        return first, last
+    return None
+
+
+def _is_plateau(series: Sequence[dict[str, float]], rules: WindowRules) -> bool:
+    return all(state == "Plateau" for state in _states(series, rules).values()) and all(
+        _variation([metrics[name] for metrics in series]) <= rules.variation for name in rules.gating
+    )
+
+
+def _states(series: Sequence[dict[str, float]], rules: WindowRules) -> dict[str, State]:
+    """Return the state of each gating metric over these blocks; empty where they are too few for a test."""
+    if len(series) < LEAST_VALUES:
+        return {}
+    return {name: _state([metrics[name] for metrics in series], rules) for name in rules.gating}
+
+
+def _state(values: Sequence[float], rules: WindowRules) -> State:
+    outcome = trend(values)
+    if not outcome.p < rules.alpha:
+        return "Plateau"
+    return "Drifting Up" if outcome.slope > 0 else "Drifting Down"
+
+
+def _variation(values: Sequence[float]) -> float:
+    """Return the standard deviation over the mean; infinite where a value is missing or the mean is not positive."""
+    mean = float(np.mean(values))
+    return float(np.std(values, ddof=1)) / mean if mean > 0 else math.inf
+
+
+def _later_plateau(series: Sequence[dict[str, float]], found: tuple[int, int], rules: WindowRules) -> Anomaly | None:
+    """Return a second plateau that differs from the first by more than the bound of variation; None without one.
+
+    A run that goes on rising or falling after it has a drift, not a second plateau.
+    """
+    first, last = found
+    rest = series[last + 1 :]
+    later = _first_plateau(rest, msgspec.structs.replace(rules, left_out=0))
+    if later is None or any(state != "Plateau" for state in _states(rest[later[0] :], rules).values()):
+        return None
+    before, after = (
+        float(np.mean([metrics[rules.gating[0]] for metrics in part]))
+        for part in (series[first : last + 1], rest[later[0] : later[1] + 1])
+    )
+    change = after / before - 1
+    if abs(change) <= rules.variation:
+        return None
+    return Anomaly(super_pass=last + 1 + later[0], change_percent=100 * change)
+
+
+def _verdict(states: dict[str, State], later: Anomaly | None) -> Verdict:
+    """Return the shape of a run that has a window, from its states to the end of the run."""
+    if later is not None:
+        return "anomaly"
+    if "Drifting Up" in states.values():
+        return "drifting_up"
+    return "drifting_down" if "Drifting Down" in states.values() else "STEADY STATE"
+
+
+def _shape_without_window(series: Sequence[dict[str, float]], rules: WindowRules) -> Verdict:
+    """Return the shape of a run without a window: the direction of its drift, where it has one."""
+    states = _states(series[rules.left_out :], rules).values()
+    if "Drifting Up" in states:
+        return "drifting_up"
+    return "drifting_down" if "Drifting Down" in states else "not found"
+
+
+def _window(blocks: Sequence[Sequence[SampleTimes]], first: int, last: int, size: int) -> Window:
+    issued = [sample.issued_ns for block in blocks[first : last + 1] for sample in block]
+    return Window(
+        super_pass_start=first,
+        super_pass_end=last,
+        super_pass_size=size,
+        n_samples=len(issued),
+        duration_s=(issued[-1] - issued[0]) / _NS,
+    )

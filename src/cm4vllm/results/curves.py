@@ -1,0 +1,246 @@
+"""Curves of MLPerf Endpoints: points at fixed concurrency, read from run folders or from a bundle of anyone.
+
+The files are those of the reference client (performance/result_summary.json in a run folder, result_summary.json in a
+bundle) and of the submitter (point.yaml, system_desc.json). None and empty stand for what is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cm4vllm.common.files import opened
+from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
+from cm4vllm.results.findings import Finding
+from cm4vllm.results.log_folders import Reader
+from cm4vllm.results.model import Figure, Figures, Source
+
+__all__ = ["Curve", "Point", "Score", "point_folders", "read_curves"]
+
+_SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
+_SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
+_DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
+#: A longer YAML file is none of these.
+_MAX_YAML = 2**20
+_FOLDER = re.compile(r"r(\d+)")
+_NS_OF_MS, _NS_OF_S = 1e6, 1e9
+#: Entries that the client scores on the performance run are no accuracy run.
+_INLINE = "performance"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of an accuracy run as the file states it, with the samples that it was computed from."""
+
+    dataset: str
+    metric: str
+    value: float
+    samples: int
+    source: Source
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point. `declared` is point.yaml, `config` the client's configuration, `summary` its summary, as they are.
+
+    `figures` are the client's over the whole run: system_tps, ttft_p90, tpot_p90, samples, duration.
+    """
+
+    folder: Path
+    name: str
+    declared: Mapping[str, Any]
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    system: Mapping[str, Any]
+    figures: Figures
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests in flight that the point declares, else that its folder is named by."""
+        if isinstance(value := self.declared.get("concurrency"), int):
+            return value
+        found = _FOLDER.fullmatch(self.folder.name)
+        return int(found[1]) if found else None
+
+    @property
+    def offline(self) -> str:
+        """The declaration of the Offline result: none, elected or dedicated."""
+        return str(self.declared.get("offline") or "none")
+
+    @property
+    def steady_state(self) -> Mapping[str, Any]:
+        """The declared steady state."""
+        return part(self.declared, "steady_state")
+
+    @property
+    def samples_issued(self) -> int | None:
+        """Samples that the client issued."""
+        return number(self.summary, "n_samples_issued")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one model on one system, in the order of their concurrency; `power` is system_power.json."""
+
+    folder: Path
+    name: str
+    points: tuple[Point, ...]
+    power: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> tuple[Point, ...]:
+        """The points at fixed concurrency: all but a dedicated Offline run."""
+        return tuple(point for point in self.points if point.offline != "dedicated")
+
+    @property
+    def model(self) -> str:
+        """The benchmark model that the points name; empty where they differ."""
+        names = {str(point.declared.get("model_name", "")) for point in self.points}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def c_max(self) -> int | None:
+        """The declared C_max; None where the points differ."""
+        values = {point.declared.get("max_supported_concurrency") for point in self.points}
+        value = values.pop() if len(values) == 1 else None
+        return value if isinstance(value, int) else None
+
+
+def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
+    """Read all curves below `root`; what cannot be read becomes a finding. A curve is a folder of points."""
+    reader = Reader(root)
+    folders: dict[Path, list[Path]] = {}
+    for folder in point_folders(root):
+        folders.setdefault(folder.parent, []).append(folder)
+    curves = []
+    for parent, points in sorted(folders.items()):
+        read = [_read_point(reader, folder) for folder in points]
+        read.sort(key=lambda point: (point.offline == "dedicated", point.concurrency or 0))
+        curves.append(
+            Curve(folder=parent, name=reader.name(parent), points=tuple(read), power=_power(reader, parent, points))
+        )
+    return tuple(curves), tuple(reader.problems)
+
+
+def point_folders(root: Path) -> Iterator[Path]:
+    """Give the folders of points below `root`: those that hold a point.yaml or are named r and a number."""
+    candidates = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    for folder in candidates:
+        if (folder / _DECLARED).is_file() or (_FOLDER.fullmatch(folder.name) and _first(folder, _SUMMARIES)):
+            yield folder
+
+
+def number(content: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number of a file that is not negative; None where it is missing or is none."""
+    value = content.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a mapping inside a file; empty where it is missing or is none."""
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _read_point(reader: Reader, folder: Path) -> Point:
+    summary_path = _first(folder, _SUMMARIES)
+    summary = reader.json(summary_path) if summary_path else {}
+    if summary_path is None:
+        reader.problem("FILE-MISSING", "result_summary.json is missing", folder / _SUMMARIES[0])
+    return Point(
+        folder=folder,
+        name=reader.name(folder),
+        declared=_yaml(reader, folder / _DECLARED),
+        config=_yaml(reader, folder / _CONFIG),
+        summary=summary,
+        system=reader.json(folder / _SYSTEM),
+        figures=Figures(_figures(summary, reader.name(summary_path) if summary_path else "")),
+        scores=tuple(_scores(reader, folder)),
+    )
+
+
+def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
+    tokens, duration = _float(part(summary, "output_sequence_lengths"), "total"), _float(summary, "duration_ns")
+    if duration:
+        yield Figure("duration", Seconds(duration / _NS_OF_S), Seconds.unit, Source(file, "duration_ns"))
+    if tokens is not None and duration:
+        yield Figure(
+            "system_tps",
+            TokensPerSecond(tokens / (duration / _NS_OF_S)),
+            TokensPerSecond.unit,
+            Source(file, "output_sequence_lengths.total / duration_ns"),
+        )
+    if (samples := _float(summary, "n_samples_completed")) is not None:
+        yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
+    for name in ("ttft", "tpot"):
+        percentiles = part(part(summary, name), "percentiles")
+        # Versions of the client spell the key of a percentile differently.
+        for key in ("90", "90.0"):
+            if (value := _float(percentiles, key)) is not None:
+                source = Source(file, f"{name}.percentiles.{key}")
+                yield Figure(f"{name}_p90", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
+                break
+
+
+def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
+    if (path := _first(folder, _SCORES)) is None:
+        return
+    entries = reader.json(path).get("accuracy_scores")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or entry.get("dataset_type") == _INLINE:
+            continue
+        dataset, score = str(entry.get("dataset_name", "")), entry.get("score")
+        samples = (number(entry, "unit_samples") or 0) * (number(entry, "num_repeats") or 1)
+        for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
+            if (read := _as_float(value)) is not None:
+                source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
+                yield Score(dataset, str(metric), read, samples, source)
+
+
+def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:
+    """Return the power descriptor of the system: beside its models in a bundle, in a run folder otherwise."""
+    for folder in (parent.parent, parent, *points):
+        if (folder / _POWER).is_file():
+            return reader.json(folder / _POWER)
+    return {}
+
+
+def _yaml(reader: Reader, path: Path) -> Mapping[str, Any]:
+    try:
+        with opened(path) as file:
+            content = yaml.safe_load(file.read(_MAX_YAML))
+    except FileNotFoundError:
+        reader.problem("FILE-MISSING", f"{path.name} is missing", path)
+        return {}
+    except OSError as error:
+        reader.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+        return {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reader.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _first(folder: Path, names: tuple[Path, ...]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _float(content: Mapping[str, Any], key: str) -> float | None:
+    value = content.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _as_float(value: object) -> float | None:
+    """Return a score: the client writes some as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None

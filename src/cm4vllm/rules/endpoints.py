@@ -1,0 +1,307 @@
+"""The rules of MLPerf Endpoints as data: a curve of points at fixed concurrency, its regions, and the terms of a point.
+
+`point_terms()` is the lookup of a point, `regions()` the one of a curve; the tables are the files of data/endpoints/.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.records import Record
+from cm4vllm.rules.records import AccuracyTarget
+from cm4vllm.rules.terms import accuracy_targets
+from cm4vllm.rules.vocabulary import Scenario
+
+__all__ = [
+    "EndpointsBenchmark",
+    "EndpointsRules",
+    "PointTerms",
+    "Region",
+    "Regions",
+    "SeedSet",
+    "WindowRules",
+    "endpoints_benchmark",
+    "endpoints_benchmarks",
+    "endpoints_rules",
+    "endpoints_targets",
+    "point_terms",
+    "regions",
+    "seed_set",
+]
+
+_DATA = Path(__file__).with_name("data") / "endpoints"
+
+
+class Client(Record, frozen=True, kw_only=True):
+    """The reference client: its repository, the commit, and the oldest Python that it runs on."""
+
+    repository: str
+    commit: str
+    least_python: str
+    source: str
+
+
+class PublishedPackage(Record, frozen=True, kw_only=True):
+    """A package of the package index, in the version that was tried."""
+
+    package: str
+    version: str
+    source: str
+
+
+class CurveRules(Record, frozen=True, kw_only=True):
+    """Bounds of a curve in requests in flight and in points.
+
+    `least_points` are those of a curve whose highest point is elected as the Offline result; a dedicated Offline run is
+    one more. A point may lie above C_max, up to `margin` times it. A dedicated Offline run reaches at least
+    `offline_share` of the throughput at C_max.
+    """
+
+    highest_c_min: int
+    lowest_c_max: int
+    margin: float
+    least_points: int
+    most_points: int
+    least_points_of_a_region: int
+    offline_share: float
+    source: str
+
+
+class DurationRule(Record, frozen=True, kw_only=True):
+    """Seconds of steady state of a point at most at this concurrency; None holds for all above."""
+
+    seconds: float
+    source: str
+    up_to: int | None = None
+
+
+class WindowRules(Record, frozen=True, kw_only=True):
+    """The window of the steady state, in blocks of whole passes over the dataset.
+
+    It follows `left_out` blocks and spans at least `passes`; over them the `gating` metrics have no trend at level
+    `alpha`, and their standard deviation is at most `variation` of their mean.
+    """
+
+    passes: int
+    left_out: int
+    gating: tuple[str, ...]
+    alpha: float
+    variation: float
+    source: str
+
+
+class AccuracyRules(Record, frozen=True, kw_only=True):
+    """Points of a curve that carry an accuracy run, one of them the Offline point; targets are those of a round."""
+
+    points: int
+    targets_of: str
+    source: str
+
+
+class SeedSet(Record, frozen=True, kw_only=True):
+    """Published seeds, unsigned 64-bit integers, for new submissions in `cohorts` cohorts from `cohort` on."""
+
+    name: str
+    scheduler: int
+    sample_index: int
+    model: int
+    cohort: str
+    cohorts: int
+    source: str
+
+    def adopted_in(self, cohort: str) -> bool:
+        """Say whether a new submission of this cohort (YYYY-MM-C0 or -C1) may use the set."""
+        return 0 <= _cohort_number(cohort) - _cohort_number(self.cohort) < self.cohorts
+
+
+class EndpointsRules(Record, frozen=True, kw_only=True):
+    """All that does not depend on the benchmark."""
+
+    version: str
+    client: Client
+    checker: PublishedPackage
+    viewer: PublishedPackage
+    curve: CurveRules
+    durations: tuple[DurationRule, ...]
+    window: WindowRules
+    accuracy: AccuracyRules
+    seed_sets: tuple[SeedSet, ...]
+
+    def least_seconds(self, concurrency: int) -> float:
+        """Return the seconds of steady state that a point at this concurrency takes at least."""
+        return next(rule.seconds for rule in self.durations if rule.up_to is None or concurrency <= rule.up_to)
+
+
+class EndpointsBenchmark(Record, frozen=True, kw_only=True):
+    """A benchmark model: samples of a pass, generation (lengths in tokens), and the Inference benchmark it shares with.
+
+    `client_` are the dataset and its scoring by the names of the reference client. One with `refused` is not run by
+    cm4vllm, for that reason; the other fields are those of a benchmark that is.
+    """
+
+    name: str
+    refused: str = ""
+    benchmark: str = ""
+    dataset: str = ""
+    samples: int = 0
+    accuracy_samples: int = 0
+    max_tokens: int = 0
+    min_tokens: int = 0
+    temperature: float = 0
+    top_p: float = 1
+    client_dataset: str = ""
+    client_parser: dict[str, str] = {}
+    client_scorer: str = ""
+    client_ground_truth: str = ""
+    client_extractor: str = ""
+    sources: dict[str, str] = {}
+
+
+class Region(Record, frozen=True, kw_only=True):
+    """A range of concurrency, both ends included; empty where the end lies below the start."""
+
+    name: str
+    start: int
+    end: int
+
+    def __contains__(self, concurrency: int) -> bool:
+        return self.start <= concurrency <= self.end
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.start} to {self.end}"
+
+
+class Regions(Record, frozen=True, kw_only=True):
+    """The regions of a curve: `ultra_low` may overlap with `low`; a point in the `margin` fills none."""
+
+    c_min: int
+    c_max: int
+    ultra_low: Region
+    low: Region
+    medium: Region
+    high: Region
+    margin: Region
+
+    @property
+    def required(self) -> tuple[Region, ...]:
+        """The regions that need a point each, with an accuracy run."""
+        return self.ultra_low, self.low, self.medium, self.high
+
+    def of(self, concurrency: int) -> tuple[Region, ...]:
+        """Return the required regions that a point at this concurrency lies in."""
+        return tuple(region for region in self.required if concurrency in region)
+
+
+class PointTerms(Record, frozen=True, kw_only=True):
+    """The rules of one point: its regions, seconds of steady state, samples of one pass, and passes of its window."""
+
+    concurrency: int
+    regions: tuple[str, ...]
+    least_seconds: float
+    samples_of_a_pass: int
+    window_passes: int
+    offline: bool
+    streamed: bool
+
+
+@cache
+def endpoints_rules() -> EndpointsRules:
+    """Return the rules of the version that cm4vllm knows."""
+    return msgspec.yaml.decode((_DATA / "rules.yaml").read_bytes(), type=EndpointsRules)
+
+
+@cache
+def endpoints_benchmarks() -> tuple[EndpointsBenchmark, ...]:
+    """Return all benchmark models, those that cm4vllm refuses included."""
+    return msgspec.yaml.decode((_DATA / "benchmarks.yaml").read_bytes(), type=tuple[EndpointsBenchmark, ...])
+
+
+def endpoints_benchmark(name: str) -> EndpointsBenchmark:
+    """Return the benchmark model of this name. Raises UsageError for one that is unknown or not run by cm4vllm."""
+    known = {entry.name: entry for entry in endpoints_benchmarks()}
+    if (entry := known.get(name)) is None:
+        raise UsageError(
+            f"MLPerf Endpoints has no benchmark model {name!r}",
+            cause=f"{endpoints_rules().version} has {', '.join(known)}",
+            remedy=nearest(name, list(known)),
+        )
+    if entry.refused:
+        raise UsageError(f"cm4vllm does not run {name}", cause=entry.refused)
+    return entry
+
+
+def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ...]:
+    """Return what each accuracy run of the benchmark must reach."""
+    return accuracy_targets(endpoints_rules().accuracy.targets_of, benchmark.benchmark, Scenario.OFFLINE)
+
+
+def seed_set(cohort: str) -> SeedSet:
+    """Return the newest seed set that a submission of this cohort may use. Raises UsageError where there is none."""
+    if allowed := [entry for entry in endpoints_rules().seed_sets if entry.adopted_in(cohort)]:
+        return allowed[-1]
+    known = "; ".join(
+        f"{entry.name}: {entry.cohorts} cohorts from {entry.cohort}" for entry in endpoints_rules().seed_sets
+    )
+    raise UsageError(f"no published seed set is for the cohort {cohort}", cause=known)
+
+
+def regions(*, c_min: int, c_max: int, c_min_stated: bool = False) -> Regions:
+    """Return the regions between the lowest and the highest concurrency of a curve (§5.5).
+
+    With `c_min_stated` the system description pins C_min (`c_min_override`), and the lowest region ends there. Raises
+    UsageError for bounds that the rules do not allow.
+    """
+    rules = endpoints_rules().curve
+    if not 1 <= c_min <= rules.highest_c_min:
+        raise UsageError(
+            f"the lowest point has concurrency {c_min}",
+            cause=f"C_min lies between 1 and {rules.highest_c_min} ({rules.source})",
+        )
+    if c_max < rules.lowest_c_max:
+        raise UsageError(
+            f"the highest point has concurrency {c_max}",
+            cause=f"C_max is at least {rules.lowest_c_max} ({rules.source})",
+        )
+    width = math.log2(c_max - c_min) / 3
+    # The rules round halves to the even number, as Python does.
+    low_end, medium_end = round(c_min + 2**width), round(c_min + 2 ** (2 * width))
+    return Regions(
+        c_min=c_min,
+        c_max=c_max,
+        ultra_low=Region(name="Ultra Low", start=1, end=c_min if c_min_stated else rules.highest_c_min),
+        low=Region(name="Low", start=c_min + 1, end=low_end),
+        medium=Region(name="Medium", start=low_end + 1, end=medium_end),
+        high=Region(name="High", start=medium_end + 1, end=c_max),
+        margin=Region(name="margin", start=c_max + 1, end=math.ceil(rules.margin * c_max)),
+    )
+
+
+def point_terms(
+    benchmark: EndpointsBenchmark, concurrency: int, curve: Regions, *, offline: bool = False
+) -> PointTerms:
+    """Return the terms of a point at this concurrency; `offline` is a dedicated Offline run, which fills no region."""
+    rules = endpoints_rules()
+    return PointTerms(
+        concurrency=concurrency,
+        regions=() if offline else tuple(region.name for region in curve.of(concurrency)),
+        least_seconds=rules.least_seconds(concurrency),
+        samples_of_a_pass=benchmark.samples,
+        window_passes=rules.window.passes,
+        offline=offline,
+        streamed=not offline,
+    )
+
+
+def _cohort_number(cohort: str) -> int:
+    """Return the number of a cohort in their order: two a month. Raises UsageError for another form."""
+    match cohort.split("-"):
+        case [year, month, ("C0" | "C1") as half] if (
+            len(year) == 4 and len(month) == 2 and (year + month).isdecimal() and 1 <= int(month) <= 12
+        ):
+            return (int(year) * 12 + int(month) - 1) * 2 + int(half[1])
+    raise UsageError(f"{cohort!r} is no cohort", remedy="give YYYY-MM-C0 or YYYY-MM-C1, for example 2026-11-C1")

@@ -1,0 +1,206 @@
+"""Run folders of a made-up curve that keeps all rules, for tests that change one thing in them."""
+
+import json
+
+import yaml
+
+from cm4vllm.common.files import write_json, write_text
+from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, system_document
+from cm4vllm.endpoints.steady_state import SteadyState, Window
+from cm4vllm.rules import endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
+
+BENCHMARK = endpoints_benchmark("llama3_1-8b")
+CURVE = regions(c_min=8, c_max=256)
+POINTS = (8, 11, 14, 32, 54, 128, 256)
+WITH_ACCURACY = (8, 14, 32, 256)
+SEEDS = seed_set("2026-11-C1")
+PASSES = 6
+COMMIT = "ea33275"
+
+DESCRIPTION = {
+    "submitter": "Example",
+    "system_name": "Example server",
+    "status": "available",
+    "number_of_nodes": "1",
+    "host_processor_model_name": "AMD EPYC 9654",
+    "host_processors_per_node": "2",
+    "host_processor_core_count": "96",
+    "host_memory_capacity": "1.5 TiB",
+    "host_memory_configuration": "24x 64 GB DDR5-4800",
+    "host_network_card_count": "2",
+    "cooling": "air",
+    "operating_system": "Debian 12",
+    "other_software_stack": "PyTorch 2.13.0",
+    "accelerators_per_node": "8",
+    "accelerator_model_name": "NVIDIA B200",
+    "accelerator_memory_capacity": "180 GiB",
+    "accelerator_memory_configuration": "HBM3e",
+    "accelerator_interconnect": "NVLink",
+    "accelerator_host_interconnect": "PCIe Gen5 x16",
+}
+STATED = {
+    "shortened_system_name": "8xB200",
+    "system_size": "1 node",
+    "availability_url": "https://example.org/server",
+    "node": {"driver": "580.65.06", "filesystem": "ext4"},
+}
+POWER = {
+    "system_desc_id": "Example server",
+    "cooling": "air",
+    "node_sets": [
+        {
+            "node_set_id": 1,
+            "system_node_ensemble_id": 1,
+            "nodes_provisioned": 1,
+            "power_method": "component_sum",
+            "components": {
+                "cpu": {
+                    "model": "AMD EPYC 9654",
+                    "count_per_node": 2,
+                    "tdp_per_unit": {
+                        "value_w": 360.0,
+                        "source_type": "vendor_spec",
+                        "source": "https://example.org/cpu",
+                    },
+                },
+                "accelerator": {
+                    "model": "NVIDIA B200",
+                    "count_per_node": 8,
+                    "tdp_per_unit": {
+                        "value_w": 1000.0,
+                        "source_type": "vendor_spec",
+                        "source": "https://example.org/gpu",
+                    },
+                },
+                "scale_up_network": {"method": "none"},
+            },
+        }
+    ],
+    "scale_out": {"present": False},
+}
+
+
+def write_points(folder):
+    """Write the run folders of the curve into `folder` and return them by concurrency."""
+    return {concurrency: _write_point(folder / f"point-{concurrency}", concurrency) for concurrency in POINTS}
+
+
+def change_yaml(path, change):
+    """Change a YAML file in place."""
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def change_json(path, change):
+    """Change a JSON file in place."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def _write_point(folder, concurrency):
+    terms = point_terms(BENCHMARK, concurrency, CURVE)
+    samples = PASSES * BENCHMARK.samples
+    accuracy = concurrency in WITH_ACCURACY
+    window = Window(
+        super_pass_start=1,
+        super_pass_end=PASSES - 1,
+        super_pass_size=BENCHMARK.samples,
+        n_samples=(PASSES - 1) * BENCHMARK.samples,
+        duration_s=1500.0,
+    )
+    facts = PointFacts(
+        concurrency=concurrency,
+        load_pattern="concurrency",
+        samples=samples,
+        least_seconds=terms.least_seconds,
+        offline="elected" if concurrency == CURVE.c_max else "none",
+        accuracy=accuracy,
+        warm_up=WarmUp(
+            duration_s=0, requests_issued=0, requests_completed=0, data_source="none", concurrency=0, logs_retained=True
+        ),
+        steady_state=SteadyState(
+            status="windowable",
+            verdict="STEADY STATE",
+            window=window,
+            state={"tpot_p50": "Plateau", "tpot_p90": "Plateau"},
+        ),
+    )
+    stated = Disclosure(
+        division="Standardized",
+        cohort="2026-11-C1",
+        model_precision="FP8",
+        link_to_model="https://example.org/model",
+        dataset_name="CNN/DailyMail",
+        dataset_link="https://example.org/dataset",
+    )
+    write_text(folder / "point.yaml", yaml.safe_dump(point_document(BENCHMARK, CURVE, SEEDS, stated, facts)))
+    write_json(
+        folder / "system_desc.json",
+        system_document(
+            DESCRIPTION,
+            STATED,
+            curve=CURVE,
+            division="Standardized",
+            framework="vLLM 0.32.0",
+            parallel={"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 8, "expert_parallel": 1},
+            detected={},
+        ),
+    )
+    write_json(folder / "system_power.json", POWER)
+    write_text(folder / "config.yaml", yaml.safe_dump(_config(samples, concurrency, accuracy)))
+    write_json(folder / "performance" / "result_summary.json", _summary(samples, concurrency))
+    if accuracy:
+        write_json(folder / "accuracy" / "accuracy_results.json", {"accuracy_scores": [_score()]})
+    return folder
+
+
+def _config(samples, concurrency, accuracy):
+    datasets = [{"name": BENCHMARK.client_dataset, "type": "performance"}]
+    return {
+        "model_params": {"name": "meta-llama/Llama-3.1-8B-Instruct", "streaming": "on"},
+        "datasets": datasets + [{"name": BENCHMARK.client_dataset, "type": "accuracy"}] * accuracy,
+        "settings": {
+            "runtime": {
+                "n_samples_to_issue": samples,
+                "scheduler_random_seed": SEEDS.scheduler,
+                "dataloader_random_seed": SEEDS.sample_index,
+            },
+            "load_pattern": {"type": "concurrency", "target_concurrency": concurrency},
+        },
+    }
+
+
+def _summary(samples, concurrency):
+    seconds = 1800
+    return {
+        "version": "0.1.0",
+        "git_sha": COMMIT,
+        "n_samples_issued": samples,
+        "n_samples_completed": samples,
+        "n_samples_failed": 0,
+        "duration_ns": seconds * 10**9,
+        "state": "complete",
+        "complete": True,
+        "ttft": {"percentiles": {"90.0": 5e7, "90": 5e7}},
+        "tpot": {"percentiles": {"90.0": 1e6 * concurrency**0.5, "90": 1e6 * concurrency**0.5}},
+        "output_sequence_lengths": {"total": 100 * samples},
+        "latency": {"total": 10**12},
+    }
+
+
+def _score():
+    """Return an accuracy entry that meets every target of the benchmark."""
+    score = {
+        target.label: f"{(target.lower or 0) * 1.005 if target.upper is None else target.reference:.4f}"
+        for target in endpoints_targets(BENCHMARK)
+    }
+    return {
+        "dataset_name": BENCHMARK.client_dataset,
+        "dataset_type": "accuracy",
+        "score": score,
+        "unit_samples": BENCHMARK.accuracy_samples,
+        "num_repeats": 1,
+        "complete": True,
+    }

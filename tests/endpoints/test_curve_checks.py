@@ -1,0 +1,126 @@
+"""Each hole of the official checker: one change in a curve that keeps the rules, and our finding with its code."""
+
+import pytest
+from made_points import BENCHMARK, PASSES, change_json, change_yaml
+
+from cm4vllm.endpoints.curve_checks import CURVE_CHECKS, curve_findings
+from cm4vllm.results.curves import read_curves
+
+
+def codes(points):
+    (curve,), problems = read_curves(points[8].parent)
+    assert problems == ()
+    return sorted({finding.code for finding in curve_findings(curve)})
+
+
+def declared(points, concurrency, **fields):
+    change_yaml(points[concurrency] / "point.yaml", lambda content: content.update(fields))
+
+
+def steady_state(points, concurrency, change):
+    change_yaml(points[concurrency] / "point.yaml", lambda content: change(content["steady_state"]))
+
+
+def summary(points, concurrency, **fields):
+    change_json(points[concurrency] / "performance" / "result_summary.json", lambda content: content.update(fields))
+
+
+def score(points, concurrency, **fields):
+    change_json(
+        points[concurrency] / "accuracy" / "accuracy_results.json",
+        lambda content: content["accuracy_scores"][0]["score"].update(fields),
+    )
+
+
+def config(points, concurrency, change):
+    change_yaml(points[concurrency] / "config.yaml", change)
+
+
+def all_named(points, name):
+    for concurrency in points:
+        declared(points, concurrency, model_name=name)
+
+
+def fewer_passes(points):
+    samples = 3 * BENCHMARK.samples
+    summary(points, 14, n_samples_issued=samples, n_samples_completed=samples)
+    config(points, 14, lambda content: content["settings"]["runtime"].update(n_samples_to_issue=samples))
+    steady_state(points, 14, lambda block: block["window"].update(n_samples=samples))
+
+
+def offline_in_a_region(points):
+    """The point that fills Medium alone becomes a dedicated Offline run."""
+    declared(points, 32, offline="dedicated")
+
+
+def ended_early(points):
+    samples = 5 * BENCHMARK.samples
+    summary(points, 54, n_samples_issued=samples, n_samples_completed=samples)
+
+
+HOLES = {
+    "a percentage that reads as a fraction": (lambda points: score(points, 14, rouge2="0.55"), "SCORE-FRACTION"),
+    "a window claimed without its passes": (fewer_passes, "POINT-WINDOW"),
+    "a window longer than its run": (
+        lambda points: steady_state(points, 54, lambda block: block["window"].update(duration_s=2000.0)),
+        "POINT-WINDOW",
+    ),
+    "a window with more samples than its run": (
+        lambda points: steady_state(points, 54, lambda block: block["window"].update(n_samples=10**6)),
+        "POINT-WINDOW",
+    ),
+    "a dedicated Offline run in the place of a region's point": (offline_in_a_region, "CURVE-OFFLINE"),
+    "another word for the dataset": (lambda points: declared(points, 8, dataset="cnn"), "CURVE-DATASET"),
+    "a part of a pass": (
+        lambda points: summary(points, 8, n_samples_completed=PASSES * BENCHMARK.samples - 1),
+        "CURVE-DATASET",
+    ),
+    "an unknown model": (lambda points: all_named(points, "llama-8b"), "CURVE-MODEL"),
+    "a seed that no server takes": (
+        lambda points: config(points, 8, lambda content: content["model_params"].update(seed=2**63)),
+        "POINT-SEEDS",
+    ),
+    "another seed than declared": (
+        lambda points: config(
+            points, 8, lambda content: content["settings"]["runtime"].update(scheduler_random_seed=42)
+        ),
+        "POINT-SEEDS",
+    ),
+    "a run that ended early": (ended_early, "POINT-WHOLE"),
+    "a run that was not completed": (lambda points: summary(points, 8, complete=False), "POINT-WHOLE"),
+    "points of two clients": (lambda points: summary(points, 8, git_sha="0000000"), "CURVE-SOFTWARE"),
+    "points of two drivers": (
+        lambda points: change_json(
+            points[8] / "system_desc.json", lambda content: content["node_types"][0].update(driver="550.1")
+        ),
+        "CURVE-SOFTWARE",
+    ),
+    "a client without a commit": (
+        lambda points: [summary(points, concurrency, git_sha=None) for concurrency in points],
+        "POINT-CLIENT",
+    ),
+}
+
+
+def test_a_curve_that_keeps_the_rules_has_no_finding(points):
+    assert codes(points) == []
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_each_hole_has_a_finding(points, hole):
+    change, code = HOLES[hole]
+    change(points)
+    assert code in codes(points)
+
+
+def test_each_check_is_shown_by_a_hole():
+    assert {code for _, code in HOLES.values()} == set(CURVE_CHECKS)
+
+
+def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_is_checked(points):
+    (points[8] / "point.yaml").write_text("[")
+    (points[11] / "performance" / "result_summary.json").write_text("{")
+    score(points, 14, rouge2="0.55")
+    (curve,), problems = read_curves(points[8].parent)
+    assert {problem.file for problem in problems} == {"point-8/point.yaml", "point-11/performance/result_summary.json"}
+    assert len(curve.points) == 7
