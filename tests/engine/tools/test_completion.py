@@ -22,7 +22,7 @@ CASES = [
     ("cm pl", ["plan"]),
     ("cm run scr", ["script"]),
     ("cm run script --ta", ["--tags="]),
-    (f"{TAGS}run-mlperf-", ["--tags=run-mlperf-inference"]),
+    (f"{TAGS}run-mlperf-", ["--tags=run-mlperf-endpoints", "--tags=run-mlperf-inference"]),
     (f"{TAGS}advise,vll", ["--tags=advise,vllm-fit"]),
     (f"{TAGS}run-mlperf,inference,_dum", ["--tags=run-mlperf,inference,_dummy", "--tags=run-mlperf,inference,_dummy."]),
     (f"{TAGS}run-mlperf,inference,_vllm --offl", ["--offline_target_qps="]),

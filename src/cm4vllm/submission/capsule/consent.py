@@ -83,7 +83,7 @@ class _Entry(Record, frozen=True, kw_only=True):
 
 
 class _Tags(Record, frozen=True, kw_only=True):
-    named: list[str]
+    named: list[list[str]]
     others: list[str]
     why: str
 
@@ -266,13 +266,15 @@ def _values_of(word: str) -> Iterator[tuple[str, str]]:
 
 def _asked_of_tags(tags: str) -> list[Asked]:
     known, words = replayed().tags, [tag for tag in tags.split(",") if tag]
+    allowed = [*dict.fromkeys(tag for group in known.named for tag in group), *known.others]
     plain = [tag for tag in words if not tag.startswith("_")]
-    strange = [tag for tag in plain if tag not in (*known.named, *known.others)]
-    if strange or not set(plain) & set(known.named):
+    strange = [tag for tag in plain if tag not in allowed]
+    named = " or ".join(",".join(group) for group in known.named)
+    if strange or not any(set(group) <= set(plain) for group in known.named):
         raise UsageError(
             f"the capsule does not run the main job: --tags={tags}",
-            cause=f"{strange[0]} is not among its tags" if strange else f"it has no tag {' or '.join(known.named)}",
-            remedy=f"a replay takes {', '.join((*known.named, *known.others))}, and variations of that job",
+            cause=f"{strange[0]} is not among its tags" if strange else f"it has not the tags {named}",
+            remedy=f"a replay takes {', '.join(allowed)}, and variations of that job",
         )
     found = []
     for tag in (one for one in words if one.startswith("_")):
