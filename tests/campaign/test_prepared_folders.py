@@ -1,9 +1,11 @@
 """A results folder that somebody else prepared or copied: nothing outside it is read, written, moved or waited for."""
 
 import hashlib
+import json
 import os
 import shutil
 import signal
+import time
 
 import msgspec
 import pytest
@@ -13,6 +15,8 @@ from cm4vllm.campaign.failed_attempts import set_aside
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.serving.server import STATE_FILE
+from cm4vllm.serving.supervisor import parent_of
 from small_job import RUNS, SmallJob
 
 FOLDER = "CM_MLPERF_OUTPUT_DIR"
@@ -51,8 +55,14 @@ def small_job(tmp_path_factory):
     job = SmallJob(tmp_path_factory.mktemp("job"))
     process = job.start()
     job.wait_until(process, lambda: job.is_measuring(process))
+    supervisor = json.loads((job.out / "server" / STATE_FILE).read_text())["supervisor"]
     process.kill()
     process.wait()
+    # The supervisor writes how the server ended: a copy of the folder must not meet that file half written.
+    deadline = time.monotonic() + 30
+    while parent_of(supervisor) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     return job
 
 
