@@ -12,7 +12,8 @@ from simulated_server import SimulatedServer
 from cm4vllm.loadgen.records import MachineLoad, ProcessRecord, Spread
 from cm4vllm.report.bottlenecks import Cause, Why, why
 from cm4vllm.report.report_contents import load as load_results
-from cm4vllm.results.model import Figure, Figures, Performance, Source
+from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.model import Performance
 from cm4vllm.serving.server_metrics import ServerMetrics
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import findings
+from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Figure, Result, Submission
+from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.results.tree_check import check_tree
 

@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.loadgen.client.sample_times import FIELDS
 from cm4vllm.results import uncertainty
-from cm4vllm.results.model import Basis, Figure, Interval, Source
+from cm4vllm.results.figures import Basis, Figure, Interval, Source
 from cm4vllm.results.uncertainty import Verdict, shift
 
 #: Repetitions of each trial, and samples of each run.

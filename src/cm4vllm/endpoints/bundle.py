@@ -28,7 +28,7 @@ class CheckerInstallation(Record, frozen=True, kw_only=True):
 
 
 class OfficialFinding(Record, frozen=True, kw_only=True):
-    """What the official checker says of one rule: its id, severity, words, and the section of the rules."""
+    """A finding of the official checker: the rule by its id, severity, message, and the section of the rules."""
 
     rule: str
     severity: Literal["error", "warning", "info"]
@@ -38,7 +38,7 @@ class OfficialFinding(Record, frozen=True, kw_only=True):
 
 
 class OfficialReport(Record, frozen=True, kw_only=True):
-    """All that the official checker says of a bundle, in its order."""
+    """The findings of the official checker on a bundle, in its order."""
 
     version: str
     findings: tuple[OfficialFinding, ...]
@@ -49,7 +49,7 @@ class OfficialReport(Record, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether there is no error."""
+        """True if there is no error."""
         return not self.counts("error")
 
 

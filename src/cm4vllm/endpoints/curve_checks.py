@@ -1,4 +1,4 @@
-"""Our checks of a curve, each a function with a stable code: they close what the official checker passes in silence.
+"""Our checks of a curve, each a function with a stable code, for what the official checker passes without a finding.
 
 A new check is one function under @curve_check.
 """
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cm4vllm.results.checks import Fault
-from cm4vllm.results.curves import Curve, Point, number, part
+from cm4vllm.results.checks import CheckBase, Fault
+from cm4vllm.results.curves import Curve, Point
+from cm4vllm.results.file_values import count, part
 from cm4vllm.results.findings import Finding, Rule, Severity
-from cm4vllm.results.log_folders import PROBLEMS, reason_of
 from cm4vllm.rules import EndpointsBenchmark, SeedSet, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
 
 __all__ = ["CURVE_CHECKS", "CurveCheck", "curve_findings"]
@@ -24,44 +24,17 @@ _ROUNDING_S = 0.01
 
 
 @dataclass(frozen=True)
-class CurveCheck:
-    """A function over a curve, and what its findings have in common."""
+class CurveCheck(CheckBase):
+    """A check of a curve, and its function."""
 
-    code: str
-    rule: Rule
-    remedy: str
-    severity: Severity
     function: Function
 
     def findings(self, curve: Curve) -> Iterator[Finding]:
         """Give what the check finds; where it cannot be made, that is a finding, too."""
         try:
-            yield from map(self._finding, self.function(curve))
+            yield from map(self.finding, self.function(curve))
         except Exception as error:  # one file that no check expects must not hide all other findings
-            yield Finding(
-                code="CHECK-FAILED",
-                severity=Severity.ERROR,
-                what=f"the check {self.code} could not be made",
-                file=curve.name,
-                field="",
-                value=reason_of(error),
-                expected="",
-                rule=PROBLEMS["CHECK-FAILED"],
-                remedy="correct the file; where nothing is wrong with it, report it as an error of cm4vllm",
-            )
-
-    def _finding(self, fault: Fault) -> Finding:
-        return Finding(
-            code=self.code,
-            severity=fault.severity or self.severity,
-            what=fault.what,
-            file=fault.file,
-            field=fault.field,
-            value=str(fault.value),
-            expected=str(fault.expected),
-            rule=self.rule,
-            remedy=self.remedy if fault.remedy is None else fault.remedy,
-        )
+            yield self.not_made(curve.name, error)
 
 
 #: All checks, by their code.
@@ -118,7 +91,7 @@ def whole_dataset(curve: Curve) -> Iterator[Fault]:
                 point.declared.get("dataset", ""),
                 benchmark.dataset,
             )
-        completed = number(point.summary, "n_samples_completed") or 0
+        completed = count(point.summary, "n_samples_completed") or 0
         if completed < benchmark.samples:
             yield Fault(
                 "not each sample of the dataset was answered",
@@ -145,8 +118,8 @@ def whole_dataset(curve: Curve) -> Iterator[Fault]:
 )
 def whole_run(curve: Curve) -> Iterator[Fault]:
     for point in curve.points:
-        wanted = number(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
-        issued, completed = point.samples_issued, number(point.summary, "n_samples_completed")
+        wanted = count(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
+        issued, completed = point.samples_issued, count(point.summary, "n_samples_completed")
         if wanted is not None and issued is not None and issued < wanted:
             yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
         if issued is not None and completed is not None and completed < issued:
@@ -165,8 +138,8 @@ def claimed_window(curve: Curve) -> Iterator[Fault]:
     least, benchmark = endpoints_rules().window.passes, _benchmark(curve)
     for point in curve.fixed:
         window, file = part(point.steady_state, "window"), f"{point.name}/point.yaml"
-        samples, size = number(window, "n_samples"), number(window, "super_pass_size")
-        completed = number(point.summary, "n_samples_completed")
+        samples, size = count(window, "n_samples"), count(window, "super_pass_size")
+        completed = count(point.summary, "n_samples_completed")
         official = point.steady_state.get("status") == "windowable"
         if samples is not None and completed is not None and samples > completed:
             yield Fault("the window has more samples than its run", file, "window.n_samples", samples, completed)

@@ -27,7 +27,7 @@ _WIDTH = 120
 
 
 class EndpointsCheckSettings(Record, frozen=True, kw_only=True):
-    """What check,mlperf,endpoints reads from its environment."""
+    """The inputs of the recipe check,mlperf,endpoints."""
 
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""
     sarif: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SARIF")] = ""

@@ -15,7 +15,7 @@ from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
 from cm4vllm.results.compared_settings import ComparedSetting, Group
 from cm4vllm.results.comparison import Block, Cell, Comparison, Row
-from cm4vllm.results.model import Basis
+from cm4vllm.results.figures import Basis
 from cm4vllm.results.uncertainty import Shift, Verdict
 from cm4vllm.submission.capsule.comparison import compare_paths
 

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.results.model import Figure, Performance
+from cm4vllm.results.figures import Figure
+from cm4vllm.results.model import Performance
 from cm4vllm.serving.records import Prompts, ServerRecord
 from cm4vllm.serving.text_servers import counting
 

@@ -18,7 +18,8 @@ from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
-from cm4vllm.results.model import Accuracy, Figure, Latency, Performance, Result
+from cm4vllm.results.figures import Figure
+from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
 from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 

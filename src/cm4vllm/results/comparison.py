@@ -16,7 +16,8 @@ from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
-from cm4vllm.results.model import Accuracy, Figure, Interval, Performance, Result
+from cm4vllm.results.figures import Figure, Interval
+from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.results.uncertainty import COMPARED, Shift
 
 __all__ = ["ANSWER_BYTES", "Answers", "Block", "Cell", "Comparison", "Row", "Side", "compare"]

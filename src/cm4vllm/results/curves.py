@@ -6,27 +6,24 @@ bundle) and of the submitter (point.yaml, system_desc.json). None and empty stan
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cm4vllm.common.files import opened
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
+from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.file_values import count, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Figure, Figures, Source
 
 __all__ = ["Curve", "Point", "Score", "point_folders", "read_curves"]
 
 _SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
 _SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
 _DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
-#: A longer YAML file is none of these.
-_MAX_YAML = 2**20
 _FOLDER = re.compile(r"r(\d+)")
 _NS_OF_MS, _NS_OF_S = 1e6, 1e9
 #: Entries that the client scores on the performance run are no accuracy run.
@@ -81,7 +78,7 @@ class Point:
     @property
     def samples_issued(self) -> int | None:
         """Samples that the client issued."""
-        return number(self.summary, "n_samples_issued")
+        return count(self.summary, "n_samples_issued")
 
 
 @dataclass(frozen=True)
@@ -136,18 +133,6 @@ def point_folders(root: Path) -> Iterator[Path]:
             yield folder
 
 
-def number(content: Mapping[str, Any], key: str) -> int | None:
-    """Return a whole number of a file that is not negative; None where it is missing or is none."""
-    value = content.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a mapping inside a file; empty where it is missing or is none."""
-    value = content.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _read_point(reader: Reader, folder: Path) -> Point:
     summary_path = _first(folder, _SUMMARIES)
     summary = reader.json(summary_path) if summary_path else {}
@@ -156,8 +141,8 @@ def _read_point(reader: Reader, folder: Path) -> Point:
     return Point(
         folder=folder,
         name=reader.name(folder),
-        declared=_yaml(reader, folder / _DECLARED),
-        config=_yaml(reader, folder / _CONFIG),
+        declared=reader.yaml(folder / _DECLARED),
+        config=reader.yaml(folder / _CONFIG),
         summary=summary,
         system=reader.json(folder / _SYSTEM),
         figures=Figures(_figures(summary, reader.name(summary_path) if summary_path else "")),
@@ -166,7 +151,7 @@ def _read_point(reader: Reader, folder: Path) -> Point:
 
 
 def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
-    tokens, duration = _float(part(summary, "output_sequence_lengths"), "total"), _float(summary, "duration_ns")
+    tokens, duration = number(part(summary, "output_sequence_lengths"), "total"), number(summary, "duration_ns")
     if duration:
         yield Figure("duration", Seconds(duration / _NS_OF_S), Seconds.unit, Source(file, "duration_ns"))
     if tokens is not None and duration:
@@ -176,13 +161,13 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
             TokensPerSecond.unit,
             Source(file, "output_sequence_lengths.total / duration_ns"),
         )
-    if (samples := _float(summary, "n_samples_completed")) is not None:
+    if (samples := number(summary, "n_samples_completed")) is not None:
         yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
     for name in ("ttft", "tpot"):
         percentiles = part(part(summary, name), "percentiles")
         # Versions of the client spell the key of a percentile differently.
         for key in ("90", "90.0"):
-            if (value := _float(percentiles, key)) is not None:
+            if (value := number(percentiles, key)) is not None:
                 source = Source(file, f"{name}.percentiles.{key}")
                 yield Figure(f"{name}_p90", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
                 break
@@ -196,9 +181,9 @@ def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
         if not isinstance(entry, dict) or entry.get("dataset_type") == _INLINE:
             continue
         dataset, score = str(entry.get("dataset_name", "")), entry.get("score")
-        samples = (number(entry, "unit_samples") or 0) * (number(entry, "num_repeats") or 1)
+        samples = (count(entry, "unit_samples") or 0) * (count(entry, "num_repeats") or 1)
         for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
-            if (read := _as_float(value)) is not None:
+            if (read := _score(value)) is not None:
                 source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
                 yield Score(dataset, str(metric), read, samples, source)
 
@@ -211,36 +196,16 @@ def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any
     return {}
 
 
-def _yaml(reader: Reader, path: Path) -> Mapping[str, Any]:
-    try:
-        with opened(path) as file:
-            content = yaml.safe_load(file.read(_MAX_YAML))
-    except FileNotFoundError:
-        reader.problem("FILE-MISSING", f"{path.name} is missing", path)
-        return {}
-    except OSError as error:
-        reader.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
-        return {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reader.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _first(folder: Path, names: tuple[Path, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _float(content: Mapping[str, Any], key: str) -> float | None:
-    value = content.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _as_float(value: object) -> float | None:
+def _score(value: object) -> float | None:
     """Return a score: the client writes some as text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
+        read = float(value)
     except ValueError:
         return None
+    return read if math.isfinite(read) else None

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cm4vllm.common.files import opened
 from cm4vllm.common.units import Milliseconds, Quantity, Samples, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
-from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
+from cm4vllm.results.model import Accuracy, Performance
 from cm4vllm.rules import Terms
 
 __all__ = ["ENDPOINTS", "SCORES", "SUMMARY", "is_endpoints", "read_endpoints_accuracy", "read_endpoints_performance"]
@@ -24,11 +23,7 @@ ENDPOINTS = "endpoints"
 SUMMARY = Path("performance") / "result_summary.json"
 SCORES = Path("accuracy") / "accuracy_results.json"
 _CONFIG = "config.yaml"
-#: A longer config.yaml is none: it names a model, datasets and endpoints.
-_MAX_CONFIG = 2**20
 _NS = 1e6
-#: No figure is larger; NaN is not smaller.
-_LARGEST = 1e30
 _TIMES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency"}
 _STATISTICS = {"min": "min", "max": "max", "mean": "avg"}
 _PERCENTILES = {"p50": "50.0", "p90": "90.0", "p95": "95.0", "p97": "97.0", "p99": "99.0", "p99.9": "99.9"}
@@ -41,7 +36,7 @@ def is_endpoints(folder: Path) -> bool:
 
 def read_endpoints_performance(reader: Reader, folder: Path, scenario: str) -> Performance | None:
     """Read the performance run of the result in `folder`; None, and a problem, where its summary cannot be read."""
-    summary, config = reader.json(folder / SUMMARY), _config(reader, folder / _CONFIG)
+    summary, config = reader.json(folder / SUMMARY), reader.yaml(folder / _CONFIG)
     if not summary:
         return None
     name = reader.name(folder / SUMMARY)
@@ -80,15 +75,15 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
     found = [
         Figure(label, score, "", Source(name, "accuracy_scores.score"))
         for one in own
-        if (score := _number(one, "score")) is not None
+        if (score := number(one, "score")) is not None
     ]
-    label, lengths = "tokens_per_sample", [_number(one.get("output_sequence_lengths"), "avg") for one in own]
+    label, lengths = "tokens_per_sample", [number(one.get("output_sequence_lengths"), "avg") for one in own]
     found += [
         Figure(label, length, SCORE_UNITS[label], Source(name, "output_sequence_lengths.avg"))
         for length in lengths[:1]
         if length is not None
     ]
-    counts = [int(count) for one in own if (count := _number(one, "total_samples")) is not None]
+    counts = [int(count) for one in own if (count := number(one, "total_samples")) is not None]
     return Accuracy(
         folder=folder / SCORES.parent,
         log=name,
@@ -96,22 +91,6 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
         terms=terms,
         settings={"accuracy_sample_count": sum(counts)} if counts else {},
     )
-
-
-def _config(reader: Reader, path: Path) -> Mapping[str, Any]:
-    try:
-        with opened(path) as file:
-            content = yaml.safe_load(file.read(_MAX_CONFIG))
-    except FileNotFoundError:
-        reader.problem("FILE-MISSING", f"{path.name} is missing", path)
-        return {}
-    except OSError as error:
-        reader.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
-        return {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reader.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _scenario(kind: str, scenario: str) -> str:
@@ -122,8 +101,8 @@ def _scenario(kind: str, scenario: str) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings = _part(config, "settings")
-    runtime, pattern = _part(settings, "runtime"), _part(settings, "load_pattern")
+    settings = part(config, "settings")
+    runtime, pattern = part(settings, "runtime"), part(settings, "load_pattern")
     found = {
         "min_duration_ms": runtime.get("min_duration_ms"),
         "target_qps": pattern.get("target_qps"),
@@ -141,16 +120,16 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
         ("tokens_per_second", "tps", TokensPerSecond, 1.0),
         ("duration", "duration_ns", Seconds, 1e9),
     ):
-        if (value := _number(summary, field)) is not None:
+        if (value := number(summary, field)) is not None:
             yield name, unit(value / divisor), field
     for name, field in _TIMES.items():
-        times = _part(summary, field)
+        times = part(summary, field)
         for statistic, key in _STATISTICS.items():
-            if (value := _number(times, key)) is not None:
+            if (value := number(times, key)) is not None:
                 yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{field}.{key}"
         for statistic, key in _PERCENTILES.items():
             for kind in ("early_stopping_percentiles", "percentiles"):
-                if (value := _number(times.get(kind), key)) is not None:
+                if (value := number(times.get(kind), key)) is not None:
                     yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{field}.{kind}.{key}"
                     break
 
@@ -158,20 +137,8 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
 def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary.get("complete") is False:
         yield f"the run was not completed: its state is {summary.get('state', 'unknown')}"
-    if failed := _number(summary, "n_samples_failed"):
+    if failed := number(summary, "n_samples_failed"):
         yield f"{failed:,.0f} samples failed"
-    issued, completed = _number(summary, "n_samples_issued"), _number(summary, "n_samples_completed")
+    issued, completed = number(summary, "n_samples_issued"), number(summary, "n_samples_completed")
     if issued is not None and completed is not None and completed + (failed or 0) < issued:
         yield f"{issued - completed - (failed or 0):,.0f} samples were issued and not completed"
-
-
-def _part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = content.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _number(content: object, key: str) -> float | None:
-    value = content.get(key) if isinstance(content, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LARGEST:
-        return None
-    return float(value)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import yaml
 
 from cm4vllm import rules
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
@@ -20,13 +21,16 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_l
 from cm4vllm.loadgen.logs.figures import figures
 from cm4vllm.loadgen.logs.run_logs import verdict
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
-from cm4vllm.results.model import Accuracy, Figure, Figures, Performance, Source
+from cm4vllm.results.model import Accuracy, Performance
 
 __all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "uncovered"]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
+#: A longer YAML file is no configuration: it names a model, datasets and servers.
+_MAX_YAML = 2**20
 
 _LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
 #: What cannot be read, by code.
@@ -206,6 +210,21 @@ class Reader:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self.problem("FILE-UNREADABLE", f"{path.name} is not a JSON object: {error}", path)
         return MappingProxyType({})
+
+    def yaml(self, path: Path) -> Mapping[str, Any]:
+        """Return the mapping in a YAML file; empty, and a problem where it is missing or is no YAML."""
+        try:
+            with opened(path) as file:
+                content = yaml.safe_load(file.read(_MAX_YAML))
+        except FileNotFoundError:
+            self.problem("FILE-MISSING", f"{path.name} is missing", path)
+        except OSError as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
+        else:
+            return content if isinstance(content, dict) else {}
+        return {}
 
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG

@@ -6,9 +6,8 @@ for what is not known; what could not be read is a finding among the submission'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,93 +20,24 @@ from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.loadgen.logs.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding
 from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, terms_of_test
 
 __all__ = [
     "Accuracy",
-    "Basis",
     "ComplianceTest",
     "Conditions",
-    "Figure",
-    "Figures",
-    "Interval",
     "Latency",
     "Performance",
     "Result",
     "ServedWeights",
-    "Source",
     "Submission",
     "System",
 ]
 
 Q = TypeVar("Q", bound=Quantity)
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of a value: a file, by its path below the root of the tree or folder, and a field in it."""
-
-    file: str
-    field: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.field}"
-
-
-class Basis(StrEnum):
-    """The data that an interval was computed from."""
-
-    SAMPLES = "samples"
-    PERCENTILES = "percentiles"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The interval in which the figure of the same run, made longer, is expected (results.uncertainty)."""
-
-    low: float
-    high: float
-    basis: Basis
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number with its name, its unit (empty for a score) and its source.
-
-    `interval` is None where it was not computed, and where it cannot be; `why_no_interval` says why in the second case.
-    """
-
-    name: str
-    value: float
-    unit: str
-    source: Source
-    interval: Interval | None = None
-    why_no_interval: str = ""
-
-    def __str__(self) -> str:
-        return str(self.value) if isinstance(self.value, Quantity) else f"{self.value:g} {self.unit}".rstrip()
-
-
-class Figures(Mapping[str, Figure]):
-    """Figures by name, in the order of their file; never changed."""
-
-    def __init__(self, figures: Iterable[Figure] = ()) -> None:
-        self._by_name = {figure.name: figure for figure in figures}
-
-    def __getitem__(self, name: str) -> Figure:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def value(self, name: str) -> float | None:
-        """Return the value of a figure; None where there is none of that name."""
-        return self._by_name[name].value if name in self._by_name else None
 
 
 @dataclass(frozen=True)

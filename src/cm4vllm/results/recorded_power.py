@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from cm4vllm.common.files import text_of
-from cm4vllm.results.model import Figure, Performance, Source
+from cm4vllm.results.figures import Figure, Source
+from cm4vllm.results.model import Performance
 
 __all__ = ["measured_power"]
 

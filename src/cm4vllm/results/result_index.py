@@ -26,10 +26,11 @@ from cm4vllm.common.terminal_text import spelled_out, whole_number
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
+from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.kept_findings import package_digest
-from cm4vllm.results.model import Figure, Result, Source, Submission
+from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import measured_power
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division

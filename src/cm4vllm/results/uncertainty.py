@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
-from cm4vllm.results.model import Basis, Figure, Figures, Interval, Performance
+from cm4vllm.results.figures import Basis, Figure, Figures, Interval
+from cm4vllm.results.model import Performance
 
 __all__ = [
     "COMPARED",

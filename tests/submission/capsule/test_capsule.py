@@ -14,7 +14,7 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.verification_text import report_environment, report_verification
 from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.comparison import compare
-from cm4vllm.results.model import Basis, Figure, Figures, Interval, Source
+from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
 from cm4vllm.rules import Mode
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results, capsules_at

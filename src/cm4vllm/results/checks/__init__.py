@@ -37,11 +37,11 @@ from cm4vllm.results.checks import (
     tree_files,
     weights,
 )
-from cm4vllm.results.checks.check import Check, Fault, Stage, check
+from cm4vllm.results.checks.check import Check, CheckBase, Fault, Stage, check
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.model import Submission
 
-__all__ = ["CHECKS", "Check", "Fault", "Stage", "check", "findings"]
+__all__ = ["CHECKS", "Check", "CheckBase", "Fault", "Stage", "check", "findings"]
 
 _MODULES = (
     coverage,

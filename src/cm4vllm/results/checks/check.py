@@ -10,7 +10,7 @@ from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import PROBLEMS, reason_of
 from cm4vllm.results.model import Submission
 
-__all__ = ["CHECK_FAILED", "Check", "Fault", "Stage", "check"]
+__all__ = ["CHECK_FAILED", "Check", "CheckBase", "Fault", "Stage", "check"]
 
 
 #: The code of what a check could not check.
@@ -42,26 +42,13 @@ Function = Callable[[Submission], Iterator[Fault]]
 
 
 @dataclass(frozen=True)
-class Check:
-    """A function, and what its findings have in common.
-
-    The function gives a fault for each place where the rule is broken, none for what the submission does not have.
-    Where it raises, that becomes a finding, too, and what the check finds in the other systems stays.
-    """
+class CheckBase:
+    """The parts that all findings of a check have in common, whatever it checks."""
 
     code: str
     rule: Rule
     remedy: str
     severity: Severity
-    stage: Stage
-    function: Function
-
-    def findings(self, submission: Submission) -> Iterator[Finding]:
-        """Give what the check finds, and what it could not check."""
-        try:
-            yield from map(self.finding, self.function(submission))
-        except Exception as error:  # one file that no check expects must not hide all other findings
-            yield from self._failed(submission, error)
 
     def finding(self, fault: Fault) -> Finding:
         """Return a fault with what the findings of the check have in common."""
@@ -77,12 +64,45 @@ class Check:
             remedy=self.remedy if fault.remedy is None else fault.remedy,
         )
 
+    def not_made(self, file: str, error: Exception) -> Finding:
+        """Return the finding that the check could not be made on this file."""
+        return Finding(
+            code=CHECK_FAILED,
+            severity=Severity.ERROR,
+            what=f"the check {self.code} could not be made",
+            file=file,
+            field="",
+            value=reason_of(error),
+            expected="",
+            rule=PROBLEMS[CHECK_FAILED],
+            remedy="correct the file; where nothing is wrong with it, report it as an error of cm4vllm",
+        )
+
+
+@dataclass(frozen=True)
+class Check(CheckBase):
+    """A check of a submission, when it applies, and its function.
+
+    The function gives a fault for each place where the rule is broken, none for what the submission does not have.
+    Where it raises, that becomes a finding, too, and what the check finds in the other systems stays.
+    """
+
+    stage: Stage
+    function: Function
+
+    def findings(self, submission: Submission) -> Iterator[Finding]:
+        """Give what the check finds, and what it could not check."""
+        try:
+            yield from map(self.finding, self.function(submission))
+        except Exception as error:  # one file that no check expects must not hide all other findings
+            yield from self._failed(submission, error)
+
     def _failed(self, submission: Submission, error: Exception) -> Iterator[Finding]:
         """Give a finding for each system that the check cannot check, then what it finds in the others."""
         alone = {one.name: _of_systems(submission, {one.name}) for one in submission.systems}
         failing = {name: found for name, part in alone.items() if (found := self._error(part)) is not None}
         for name, found in failing.items() or {"": error}.items():
-            yield self._not_made(submission, name, found)
+            yield self._not_made_on(submission, name, found)
         others = _of_systems(submission, alone.keys() - failing.keys())
         if failing and self._error(others) is None:
             left_out = {one.file for one in submission.systems if one.name in failing}
@@ -97,23 +117,13 @@ class Check:
             return error
         return None
 
-    def _not_made(self, submission: Submission, system: str, error: Exception) -> Finding:
+    def _not_made_on(self, submission: Submission, system: str, error: Exception) -> Finding:
         part = _of_systems(submission, {system})
         files = [one.folder for one in part.results if self._error(replace(part, results=(one,), systems=()))]
         files += [one.file for one in part.systems]
         read = getattr(error, "filename", None)
         file = str(read).removeprefix(f"{submission.root}/") if read else ""
-        return Finding(
-            code=CHECK_FAILED,
-            severity=Severity.ERROR,
-            what=f"the check {self.code} could not be made",
-            file=file or next(iter(files), f"{submission.division}/{submission.submitter}"),
-            field="",
-            value=reason_of(error),
-            expected="",
-            rule=PROBLEMS[CHECK_FAILED],
-            remedy="correct the file; where nothing is wrong with it, report it as an error of cm4vllm",
-        )
+        return self.not_made(file or next(iter(files), f"{submission.division}/{submission.submitter}"), error)
 
 
 def _of_systems(submission: Submission, names: Collection[str]) -> Submission:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.figures import Figures
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Figures, Submission
+from cm4vllm.results.model import Submission
 
 __all__ = ["NARROW", "SPREAD"]
 

@@ -15,8 +15,9 @@ from cm4vllm.common.files import bytes_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.comparison import ANSWER_BYTES
+from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
-from cm4vllm.results.model import Accuracy, Conditions, Figure, Figures, Performance, Result, Source
+from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.results.uncertainty import with_intervals
 
 __all__ = ["publishable"]

@@ -15,8 +15,9 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import bytes_of, write_text
 from cm4vllm.common.redaction import vault
 from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.log_folders import terms_of
-from cm4vllm.results.model import Figure, Figures, Result
+from cm4vllm.results.model import Result
 from cm4vllm.rules import Mode
 
 __all__ = ["CAPSULE_FILE", "as_yaml", "read_capsule", "write_capsule"]

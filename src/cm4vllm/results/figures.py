@@ -1,0 +1,76 @@
+"""Figures: a number with its unit, the file and field that it was read from, and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cm4vllm.common.units import Quantity
+
+__all__ = ["Basis", "Figure", "Figures", "Interval", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a value: a file, by its path below the root of the tree or folder, and a field in it."""
+
+    file: str
+    field: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field}"
+
+
+class Basis(StrEnum):
+    """The data that an interval was computed from."""
+
+    SAMPLES = "samples"
+    PERCENTILES = "percentiles"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The interval in which the figure of the same run, made longer, is expected (results.uncertainty)."""
+
+    low: float
+    high: float
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its name, its unit (empty for a score) and its source.
+
+    `interval` is None where it was not computed, and where it cannot be; `why_no_interval` says why in the second case.
+    """
+
+    name: str
+    value: float
+    unit: str
+    source: Source
+    interval: Interval | None = None
+    why_no_interval: str = ""
+
+    def __str__(self) -> str:
+        return str(self.value) if isinstance(self.value, Quantity) else f"{self.value:g} {self.unit}".rstrip()
+
+
+class Figures(Mapping[str, Figure]):
+    """Figures by name, in the order of their file; never changed."""
+
+    def __init__(self, figures: Iterable[Figure] = ()) -> None:
+        self._by_name = {figure.name: figure for figure in figures}
+
+    def __getitem__(self, name: str) -> Figure:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def value(self, name: str) -> float | None:
+        """Return the value of a figure; None where there is none of that name."""
+        return self._by_name[name].value if name in self._by_name else None
