@@ -184,6 +184,26 @@ def neural_magic():
 
 
 @pytest.fixture(scope="session")
+def published_power():
+    """The folder of five published power sessions, which lies beside the checkout."""
+    data = "shared/data/published-power"
+    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if found is None:
+        pytest.skip("the published power sessions are not on this machine")
+    return found
+
+
+@pytest.fixture(scope="session")
+def power_dev():
+    """The git directory of mlcommons/power-dev, which lies beside the checkout."""
+    data = "shared/data/upstream/power-dev.git"
+    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if found is None:
+        pytest.skip("mlcommons/power-dev is not on this machine")
+    return found
+
+
+@pytest.fixture(scope="session")
 def vllm_python(tmp_path_factory):
     """The Python of vLLM's environment, from the CM home that `make setup` prepared; installed there if need be."""
     if not os.environ.get("CM_REPOS"):

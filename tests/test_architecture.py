@@ -21,6 +21,7 @@ PACKAGES = (
     "assets",
     "serving",
     "loadgen",
+    "power",
     "accuracy",
     "compliance",
     "results",

@@ -83,7 +83,7 @@ def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index,
         (end + second, 9000),
     )
     (log.parent / "spl.txt").write_text(
-        "".join(f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220\n" for at, watts in meter)
+        "".join(f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220,Amps,3,PF,0.9\n" for at, watts in meter)
     )
     rows = read_index(tree, tmp_path / "kept").rows
     (row,) = [one for one in rows if one.power_w]

@@ -1,50 +1,45 @@
-"""The power that a meter recorded through a run.
+"""The power that an analyzer recorded through a run, as the figures that the official checkers make of it.
 
-The mean of a run is that of the official checker (tools/submission/submission_checker/checks/power_check.py): of the
-values above zero that the power meter's log, spl.txt, has between the log's power_begin and power_end.
+Both are those of tools/submission/submission_checker/checks/power_check.py: the mean of the samples above zero between
+the log's power_begin and power_end, in W; and for results that are compared by a latency, the energy of a query in mJ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
-
-from cm4vllm.common.files import text_of
+from cm4vllm.common.units import Milliseconds
+from cm4vllm.power.samples import SAMPLES, mean_watts, read_samples, time_of
+from cm4vllm.power.session import Window
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 
-__all__ = ["measured_power"]
-
-_FILE = "spl.txt"
-_FORMAT = "%m-%d-%Y %H:%M:%S.%f"
+__all__ = ["measured_power", "power_metric"]
 
 
 def measured_power(part: Performance) -> Figure | None:
-    """Return the mean power of a performance run in W; None where no meter's log lies beside LoadGen's."""
-    path = part.folder / _FILE
-    span = _span(part.settings)
-    if span is None or not path.is_file():
+    """Return the mean power of a performance run in W; None where no analyzer's samples lie beside LoadGen's log."""
+    path, window = part.folder / SAMPLES, _window(part)
+    if window is None or not path.is_file():
         return None
-    begin, end = span
-    values = []
-    for line in text_of(path).splitlines():
-        words = line.split(",")
-        if words[0] != "Time" or len(words) < 4:
-            continue
-        try:
-            at, watts = datetime.strptime(words[1], _FORMAT), float(words[3])
-        except ValueError:
-            continue
-        if begin < at < end and watts > 0:
-            values.append(watts)
-    where = f"{part.log.rpartition('/')[0]}/{_FILE}"
-    return Figure("power", sum(values) / len(values), "W", Source(where, "Watts, mean of the run")) if values else None
+    watts = mean_watts(read_samples(path).within(window.begin, window.end))
+    return None if watts is None else Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
 
 
-def _span(settings: Mapping[str, Any]) -> tuple[datetime, datetime] | None:
-    try:
-        begin, end = (datetime.strptime(str(settings[name]), _FORMAT) for name in ("power_begin", "power_end"))
-    except (KeyError, ValueError):
+def power_metric(part: Performance) -> Figure | None:
+    """Return the figure of power that is published with a result: W, or mJ/query where queries come one by one."""
+    power, window = measured_power(part), _window(part)
+    if power is None or window is None or part.metric is None or not isinstance(part.metric.value, Milliseconds):
+        return power
+    if not part.queries:
         return None
-    return begin, end
+    energy = power.value * window.seconds * 1000 / part.queries
+    field = "Watts, mean of the run; power_begin, power_end, result_query_count of LoadGen's log"
+    return Figure("energy_per_query", energy, "mJ/query", _source(part, field))
+
+
+def _source(part: Performance, field: str) -> Source:
+    return Source(f"{part.log.rpartition('/')[0]}/{SAMPLES}", field)
+
+
+def _window(part: Performance) -> Window | None:
+    begin, end = (time_of(part.settings.get(name)) for name in ("power_begin", "power_end"))
+    return None if begin is None or end is None else Window(begin, end)

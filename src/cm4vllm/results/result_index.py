@@ -31,7 +31,7 @@ from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.kept_findings import package_digest
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.recorded_power import measured_power
+from cm4vllm.results.recorded_power import measured_power, power_metric
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division
 
@@ -55,9 +55,10 @@ class IndexRow(Record, frozen=True, kw_only=True):
     """One published result. `value` is the figure by which results of the scenario are compared, None where it is lost.
 
     `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
-    mean of the run where a meter recorded it, read from `power_field` of `power_file`. `codes` counts the findings of
-    the result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description
-    states it, which other systems may have, too.
+    mean of the run where an analyzer recorded it, read from `power_field` of `power_file`; `energy_mj` is the energy of
+    a query, which is published in its place where results are compared by a latency. `codes` counts the findings of the
+    result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description states
+    it, which other systems may have, too.
     """
 
     round: str
@@ -85,6 +86,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
     codes: dict[str, int]
     power_file: str = ""
     power_field: str = ""
+    energy_mj: float | None = None
     folder: str = ""
 
     @property
@@ -272,6 +274,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
     part = result.performance
     metric, unit, value, file, field = cell_of(part.metric if part else None)
     _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
+    published = power_metric(part) if part else None
     own = (  # as findings name them
         spelled_out(f"/{result.system}/{result.model}/{Path(result.folder).name}/"),
         spelled_out(f"/systems/{result.system}.json"),
@@ -303,6 +306,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         power_w=power,
         power_file=power_file,
         power_field=power_field,
+        energy_mj=published.value if published and published.unit == "mJ/query" else None,
         file=file,
         field=field,
         codes=dict(sorted(codes.items())),

@@ -1,0 +1,100 @@
+"""The replies and the log of PTDaemon, SPEC's program between the power server and an analyzer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from cm4vllm.power.samples import time_of
+
+__all__ = ["SIMULATED", "Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
+
+#: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
+SIMULATED = "SIMULATED"
+
+_LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
+_UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What PTDaemon says of itself and of the analyzer in its reply to `Identify`.
+
+    `model` is PTDaemon's name of the analyzer, `version` PTDaemon's own, `channels` the number that it reads;
+    `calibrated` is the date of the last calibration, `instrument` the analyzer's own words: maker, model, serial number
+    and firmware.
+    """
+
+    model: str
+    version: str
+    channels: int
+    calibrated: str
+    instrument: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        return any(SIMULATED in text for text in (self.model, self.version, *self.instrument))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """PTDaemon's summary of a measurement: mean, minimum and maximum, and its counts of samples."""
+
+    mean: float
+    minimum: float
+    maximum: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of PTDaemon's log with a time: its number, the time in UTC, and the rest."""
+
+    number: int
+    at: datetime
+    text: str
+
+
+def identity_of(reply: str) -> Identity | None:
+    """Read the reply to `Identify`; None where it is of another form."""
+    words = reply.strip().split(",")
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    # model,1000,...,version=V,OS=S,mode=power,1,1,CHANNELS,0,0,CALIBRATED,MAKER;MODEL;SERIAL;FIRMWARE
+    mode = next((at for at, word in enumerate(words) if word.startswith("mode=")), None)
+    if "version" not in named or mode is None or len(words) < mode + 8 or not words[mode + 3].isdigit():
+        return None
+    rest = words[mode + 1 :]
+    return Identity(
+        model=words[0],
+        version=named["version"],
+        channels=int(rest[2]),
+        calibrated="" if rest[5] == "no_cal_date" else rest[5],
+        instrument=tuple(rest[-1].split(";")),
+    )
+
+
+def totals_of(reply: str, name: str) -> Totals | None:
+    """Read a reply such as `Watts,MEAN,MIN,MAX,COUNT,...`; None where it is of another form or measured nothing."""
+    words = reply.strip().split(",")
+    if words[0] != name or len(words) < 5:
+        return None
+    try:
+        mean, low, high, count = (float(word) for word in words[1:5])
+    except ValueError:
+        return None
+    return Totals(mean, low, high, int(count)) if mean >= 0 else None
+
+
+def log_lines(text: str) -> Iterator[LogLine]:
+    """Give the lines of ptd_logs.txt that have a time."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
+            yield LogLine(number, at, parts[2].strip())
+
+
+def uncertainty_of(line: LogLine) -> float | None:
+    """Return the uncertainty in percent that a line warns of; None where the line is no such warning."""
+    found = _UNCERTAIN.search(line.text)
+    return float(found[1]) if found else None

@@ -1,0 +1,180 @@
+"""The files of a power session, read: what the official client and server wrote, and whether they measured anything.
+
+The official client ends with status 0 where nothing was measured (a failed comparison of clocks, for one), so a session
+is judged by its files alone. The folder is that of performance/ in a submission: power/, ranging/ and run_1/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.common.files import bytes_of, json_of, text_of
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.power.protocol import SIMULATED, Identity, LogLine, identity_of, log_lines
+from cm4vllm.power.samples import SAMPLES, Samples, read_samples, time_of
+
+__all__ = ["FETCHED_ONLY", "FILES", "Phase", "PowerSession", "Window", "is_power_session", "unmeasured"]
+
+
+class Phase(StrEnum):
+    """The two halves of a session, by the folder of their run: the first finds the ranges that the second is set to."""
+
+    RANGING = "ranging"
+    TESTING = "run_1"
+
+    @property
+    def key(self) -> str:
+        """The name of the phase in client.json and server.json."""
+        return "testing" if self is Phase.TESTING else "ranging"
+
+
+_POWER = tuple(f"power/{name}" for name in ("client.json", "client.log", "ptd_logs.txt", "server.json", "server.log"))
+_RUN = (DETAIL_LOG, "mlperf_log_summary.txt", SAMPLES)
+#: The files of a session that a submission holds (compliance/check.py of mlcommons/power-dev, RESULT_PATHS).
+FILES = (*_POWER, *(f"{phase}/{name}" for phase in Phase for name in _RUN))
+#: What the client fetches, too, and the submission checkers refuse: never published.
+FETCHED_ONLY = "run_1/ptd_out.txt"
+
+_GO = re.compile(r"^ptd-server (\S+ [\d:]+,\d+) \[INFO\] .*(?:sending|Sending) to ptd: 'Go,\d+,\d+,([^']*)'", re.M)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured window of a run in UTC: power_begin and power_end of LoadGen's log."""
+
+    begin: datetime
+    end: datetime
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.begin).total_seconds()
+
+
+def is_power_session(performance: Path) -> bool:
+    """Return True if a performance folder holds a power session, whole or not."""
+    return (performance / "power").is_dir() or (performance / "run_1" / SAMPLES).is_file()
+
+
+class PowerSession:
+    """A session in a folder. Each file is read when it is asked for; what is missing or unreadable is empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def client(self) -> Mapping[str, Any]:
+        return self._json("power/client.json")
+
+    @cached_property
+    def server(self) -> Mapping[str, Any]:
+        return self._json("power/server.json")
+
+    @cached_property
+    def ptd_log(self) -> tuple[LogLine, ...]:
+        """The lines of PTDaemon's log that have a time."""
+        return tuple(log_lines(self.text("power/ptd_logs.txt")))
+
+    @cached_property
+    def identities(self) -> tuple[Identity, ...]:
+        """The analyzers that PTDaemon named, each as often as the server asked."""
+        messages = self.server.get("ptd_messages")
+        replies = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+        found = (identity_of(str(one.get("reply"))) for one in replies if one.get("cmd") == "Identify")
+        return tuple(one for one in found if one is not None)
+
+    @cached_property
+    def analyzers(self) -> tuple[Mapping[str, Any], ...]:
+        """The configuration of each analyzer; servers of before 2025 write that of one without a list."""
+        config = self.server.get("ptd_config")
+        listed = config if isinstance(config, list) else [config]
+        return tuple(one for one in listed if isinstance(one, dict))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The files of a submission that the session lacks."""
+        return tuple(name for name in FILES if not (self.folder / name).is_file())
+
+    @property
+    def simulated(self) -> tuple[str, ...]:
+        """The files that name the simulated analyzer, whatever they are called."""
+        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.is_symlink())
+        word = SIMULATED.encode()
+        return tuple(str(path.relative_to(self.folder)) for path in files if word in bytes_of(path))
+
+    def samples(self, phase: Phase) -> Samples:
+        """Return the samples of a phase; none where they cannot be read."""
+        path = self.folder / phase / SAMPLES
+        return read_samples(path) if path.is_file() else Samples(())
+
+    def window(self, phase: Phase) -> Window | None:
+        """Return the measured window of a phase; None where LoadGen's log does not state it."""
+        path = self.folder / phase / DETAIL_LOG
+        if not path.is_file():
+            return None
+        try:
+            log = read_detail_log(path)
+        except RunFailed:
+            return None
+        begin, end = (time_of(log.values.get(name)) for name in ("power_begin", "power_end"))
+        return None if begin is None or end is None else Window(begin, end)
+
+    def started(self, phase: Phase) -> datetime | None:
+        """Return when the server sent `Go` for a phase, by the server's clock, in UTC."""
+        for stamp, mark in _GO.findall(self.text("power/server.log")):
+            if mark.endswith(f"_{phase.key}"):
+                local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+                return local + timedelta(seconds=float(self.server.get("timezone") or 0))
+        return None
+
+    def stated_digests(self) -> dict[str, str]:
+        """Return the SHA-1 of each file as client.json and server.json state it."""
+        stated: dict[str, str] = {}
+        for part in (self.client, self.server):
+            results = part.get("results")
+            stated |= {str(name): str(value) for name, value in results.items()} if isinstance(results, dict) else {}
+        return stated
+
+    def changed(self) -> Iterator[tuple[str, str, str]]:
+        """Give each published file whose SHA-1 is not the stated one: its name, its own digest and the stated one."""
+        stated = self.stated_digests()
+        for name in FILES:
+            path = self.folder / name
+            if name in stated and path.is_file():
+                own = hashlib.sha1(bytes_of(path), usedforsecurity=False).hexdigest()
+                if own != stated[name]:
+                    yield name, own, stated[name]
+
+    def text(self, name: str) -> str:
+        """Return the text of a file; empty where it does not exist."""
+        path = self.folder / name
+        return text_of(path) if path.is_file() else ""
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        try:
+            value = json_of(self.text(name) or "{}")
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+def unmeasured(session: PowerSession) -> tuple[str, ...]:
+    """Return why a session that has ended measured nothing, one reason each; none where it measured."""
+    reasons = []
+    if missing := session.missing:
+        reasons.append(f"it lacks {', '.join(missing)}")
+    for phase in Phase:
+        window, samples = session.window(phase), session.samples(phase)
+        if window is None:
+            reasons.append(f"LoadGen's log in {phase}/ states no power_begin and power_end")
+        elif not any(sample.total.usable for sample in samples.within(window.begin, window.end)):
+            reasons.append(f"no sample above zero lies in the measured window of {phase}/")
+    return tuple(reasons)
