@@ -19,6 +19,11 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     env = i["env"]
     folder = accuracy_folder(env)
-    score_run(folder, nltk_data=env.get("CM_NLTK_DATA"), graders=ready_graders(env))
+    score_run(
+        folder,
+        nltk_data=env.get("CM_NLTK_DATA"),
+        graders=ready_graders(env),
+        speech_packages=env.get("CM_SPEECH_PACKAGES", ""),
+    )
     env["CM_MLPERF_ACCURACY_RECORD"] = str(folder / ACCURACY_FILE)
     return {"return": 0}

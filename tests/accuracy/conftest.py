@@ -45,11 +45,21 @@ class AccuracyRun:
     model: Path
 
     def write(
-        self, outputs, answers, *, dtype=np.int32, sentences="punkt-untrained", samples=None, columns=(), **dataset
+        self,
+        outputs,
+        answers,
+        *,
+        dtype=np.int32,
+        sentences="punkt-untrained",
+        samples=None,
+        columns=(),
+        benchmark="llama3.1-8b",
+        data=None,
+        **dataset,
     ):
         """Write the dataset of `outputs`, the log of `answers` and run.json, as a LoadGen run leaves them.
 
-        `columns` are further columns of each row.
+        `columns` are further columns of each row; `data` gives the logged bytes of an answer, its tokens without.
         """
         path = self.folder / "dataset.json"
         more = columns or [{}] * len(outputs)
@@ -67,7 +77,9 @@ class AccuracyRun:
                 "seq_id": n,
                 "qsl_idx": index,
                 "token_count": 0,
-                "data": np.array([*tokenizer.encode(text).ids, END], dtype).tobytes().hex().upper(),
+                "data": (data(text) if data else np.array([*tokenizer.encode(text).ids, END], dtype).tobytes())
+                .hex()
+                .upper(),
             }
             for n, (index, text) in enumerate(answers)
         ]
@@ -75,7 +87,7 @@ class AccuracyRun:
         log.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
         settings = RunSettings(
             rehearsal=True,
-            terms=terms("v6.1", "llama3.1-8b", Scenario.OFFLINE, Mode.ACCURACY),
+            terms=terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY),
             user_conf="",
             samples=samples or len(outputs),
             max_tokens=128,

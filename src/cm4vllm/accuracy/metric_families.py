@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from cm4vllm.accuracy.graders.judging import judge
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.gsm8k import solved
 from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
+from cm4vllm.accuracy.normaliser import normalised
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scored_pairs import score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
+from cm4vllm.accuracy.word_errors import word_error_rate
+from cm4vllm.common.errors import InstallError
 
 __all__ = [
     "DATASET",
@@ -27,6 +31,7 @@ __all__ = [
     "rouge_and_exact_match",
     "rouge_gsm8k_and_mbxp",
     "rouge_of_all",
+    "word_errors",
 ]
 
 #: The column that names a sample's metric, and the metrics that are no ROUGE, each a function of prediction and
@@ -42,7 +47,7 @@ class Samples:
     """The input of a metric: the text of each answer, and the row of the dataset that the answer belongs to.
 
     `seed` draws the pairs that are verified, `workers` are the processes to use. `graders` are those that are ready, by
-    name: a metric that another would judge is left out.
+    name: a metric that another would judge is left out. `speech_packages` is the folder of whisper's normaliser.
     """
 
     predictions: Sequence[str]
@@ -51,6 +56,7 @@ class Samples:
     seed: str = ""
     workers: int | None = None
     graders: Mapping[str, GraderRecord] = field(default_factory=dict)
+    speech_packages: Path | None = None
 
     @property
     def references(self) -> list[str]:
@@ -255,6 +261,20 @@ def _key(row: Mapping[str, Any], judges: _Judges) -> str:
     """Return the part of the name of a row's dataset that judges know it by, empty where they do not."""
     name = str(row[DATASET]).lower()
     return next((key for key in judges if key in name), "")
+
+
+def word_errors(samples: Samples) -> Scored:
+    """Score transcripts by their word error rate, in percent (speech2text/accuracy_eval.py). Raises InstallError."""
+    if samples.speech_packages is None:
+        raise InstallError(
+            "the word error rate needs whisper's normaliser",
+            cause="the packages of get,speech-packages are not given",
+            remedy="cm run script --tags=get,speech-packages",
+        )
+    texts = normalised([*samples.predictions, *samples.references], samples.speech_packages)
+    count = len(samples.predictions)
+    wer = word_error_rate(texts[:count], texts[count:])
+    return Scored({"wer": wer * 100, "accuracy": (1 - wer) * 100}, None, 0)
 
 
 def _exact(samples: Samples) -> tuple[dict[int, float], int]:

@@ -1,4 +1,4 @@
-"""The dependencies of the scores of a run: the sentence model and the graders that its scorer uses."""
+"""The dependencies of the scores of a run: the sentence model, normaliser and graders that its scorer uses."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = ["FOLDER", "accuracy_folder", "ready_graders", "score_needs"]
 FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"
 _GIVEN = "CM_MLPERF_GRADERS"
 _SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
+_SPEECH = "CM_MLPERF_SCORES_NEED_SPEECH_PACKAGES"
 _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
 
@@ -43,6 +44,8 @@ def score_needs(env: Mapping[str, Any]) -> dict[str, str]:
     settings = read_record(accuracy_folder(env) / RUN_FILE, RunRecord).settings
     scorer = scorer_of(settings.terms)
     needs = {_SENTENCES: "yes"} if scorer.rouge and settings.dataset.sentences == TRAINED else {}
+    if scorer.normalises:
+        needs[_SPEECH] = "yes"
     if not env.get(_GIVEN):
         names = graders_of(scorer, str(env.get("CM_LIVECODEBENCH_DIR") or ""))
         needs |= {f"{_GRADER}{name.upper()}": "yes" for name in names}

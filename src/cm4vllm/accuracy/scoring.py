@@ -27,6 +27,7 @@ from cm4vllm.accuracy.metric_families import (
     rouge_and_exact_match,
     rouge_gsm8k_and_mbxp,
     rouge_of_all,
+    word_errors,
 )
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
@@ -36,9 +37,9 @@ from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageErro
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.rules import AccuracyTarget, Mode, Terms
+from cm4vllm.rules import AccuracyTarget, Logged, Mode, Terms
 
 __all__ = [
     "SCORERS",
@@ -60,7 +61,8 @@ class Scorer:
     `compute` is the family of metrics. `quoted` says that ROUGE stands in accuracy.txt as text ('38.7792'), which the
     checkers before round v5.1 do not read. `by_rouge` says whether a row of the dataset is scored by ROUGE. `source` is
     the reference script. `graders` name those that each metric takes, by its label. Without `rouge` no sentences are
-    split; `special_tokens` says that an answer's are a part of its text.
+    split; `special_tokens` says that an answer's are a part of its text, `normalises` that whisper's normaliser takes
+    the texts. `written` gives the script's own line where it prints no dictionary.
     """
 
     compute: Callable[[Samples], Scored]
@@ -70,6 +72,8 @@ class Scorer:
     graders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rouge: bool = True
     special_tokens: bool = False
+    normalises: bool = False
+    written: Callable[[Mapping[str, float | int]], str] | None = None
 
 
 #: The scorers by the name that the rules have for them.
@@ -106,6 +110,15 @@ SCORERS = {
         source="language/gpt-oss-120b/eval_mlperf_accuracy.py",
         graders={"livecodebench": ("livecodebench_v6",), "exact_match": ("livecodebench_v6",)},
     ),
+    "word-error-rate": Scorer(
+        compute=word_errors,
+        quoted=False,
+        rouge=False,
+        by_rouge=lambda row: False,
+        normalises=True,
+        written=lambda values: f"Word Error Rate: {values['wer']}%, accuracy={values['accuracy']}%\n",
+        source="speech2text/accuracy_eval.py",
+    ),
 }
 
 #: What is said of a metric that has no samples among those of a run.
@@ -116,25 +129,28 @@ _NOT_READY = "its grader was not made ready (get,mlperf,grader)"
 
 @dataclass(frozen=True)
 class _Answers:
-    """The first answer to each sample, in the order of the log: index in the dataset, token ids."""
+    """The first answer to each sample, in the order of the log: index in the dataset, and token ids or text."""
 
     indices: list[int]
-    tokens: list[npt.NDArray[np.int32]]
-
-    @property
-    def token_count(self) -> int:
-        return sum(map(len, self.tokens))
+    answers: list[npt.NDArray[np.int32]] | list[str]
+    token_count: int
 
 
 def score_run(
-    folder: Path, *, nltk_data: str | None = None, workers: int | None = None, graders: Sequence[GraderRecord] = ()
+    folder: Path,
+    *,
+    nltk_data: str | None = None,
+    workers: int | None = None,
+    graders: Sequence[GraderRecord] = (),
+    speech_packages: str = "",
 ) -> AccuracyRecord:
     """Score the accuracy run in `folder`; write accuracy.txt and accuracy.json there and return the record.
 
     `nltk_data` is where the sentence model lies, nltk's own folders without it. `graders` are those that are ready:
-    what another would judge has no score. Raises RunFailed when the folder holds no accuracy run, its log was changed,
-    answers are missing, or rouge-score disagrees; UsageError for the answers of a simulated server; DatasetError,
-    ModelError and InstallError when what scoring needs is not installed.
+    what another would judge has no score. `speech_packages` is the folder of whisper's normaliser. Raises RunFailed
+    when the folder holds no accuracy run, its log was changed, answers are missing, or rouge-score disagrees;
+    UsageError for the answers of a simulated server; DatasetError, ModelError and InstallError when what scoring needs
+    is not installed.
     """
     run = read_record(folder / RUN_FILE, RunRecord)
     digest = _log_digest(folder, run)
@@ -143,9 +159,12 @@ def score_run(
         sentences = NO_SENTENCES
         if scorer_of(run.settings.terms).rouge:
             sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
-        answers = _answers(folder / ACCURACY_LOG, run.settings.samples)
+        answers = _answers(folder / ACCURACY_LOG, run.settings)
         ready = {one.name: one for one in graders}
-        scored = _scored(run.settings, answers, sentences, digest, workers, ready)
+        texts, rows = _texts(run.settings, answers)
+        packages = Path(speech_packages) if speech_packages else None
+        samples = Samples(texts, rows, sentences, digest, workers, ready, packages)
+        scored = scorer_of(run.settings.terms).compute(samples)
         values = _values(scored, answers)
         record = AccuracyRecord(
             notice=run.notice,
@@ -203,39 +222,43 @@ def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapp
 
     A line for each metric in `unscored` says why it has no number.
     """
+    if scorer.written is not None:
+        return scorer.written(values)
     shown = {key: f"{value}" if scorer.quoted and key in TYPES else value for key, value in values.items()}
     without = "".join(f"{NOT_SCORED}{metric}: {why}\n" for metric, why in (unscored or {}).items())
     return f"\nResults\n\n{shown}\n{without}"
 
 
-def _answers(log: Path, expected: int) -> _Answers:
-    first: dict[int, npt.NDArray[np.int32]] = {}
-    for index, tokens, _ in read_accuracy_log(log):
-        first.setdefault(index, tokens)
+def _answers(log: Path, settings: RunSettings) -> _Answers:
+    expected, terms = settings.samples, settings.terms
+    first: dict[int, Any] = {}
+    counts: dict[int, int] = {}
+    entries = read_label_log(log, terms.labels) if terms.logged is Logged.LABELS else read_accuracy_log(log)
+    for index, answer, count in entries:
+        first.setdefault(index, answer)
+        counts.setdefault(index, count)
     if len(first) != expected or not all(0 <= index < expected for index in first):
         raise RunFailed(
             f"{log} does not cover the dataset",
             cause=f"{len(first)} of {expected} samples are answered",
             remedy="run the accuracy run again",
         )
-    return _Answers(list(first), list(first.values()))
+    return _Answers(list(first), list(first.values()), sum(counts.values()))
 
 
-def _scored(
-    settings: RunSettings,
-    answers: _Answers,
-    sentences: Sentences,
-    seed: str,
-    workers: int | None,
-    graders: Mapping[str, GraderRecord],
-) -> Scored:
+def _texts(settings: RunSettings, answers: _Answers) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the text of each answer, and the row of its sample."""
     require_tokenizer(settings)
     rows = rows_of_samples(settings.dataset, answers.indices)
-    scorer = scorer_of(settings.terms)
-    predictions = Detokenizer(Path(settings.model.path)).decode(
-        [ids.tolist() for ids in answers.tokens], special_tokens=scorer.special_tokens
-    )
-    return scorer.compute(Samples(predictions, rows, sentences, seed, workers, graders))
+    terms = settings.terms
+    if terms.logged is Logged.LABELS:
+        known = set(terms.labels)
+        # The reference reads transcripts by the same characters as the log.
+        rows = [{**row, "output": "".join(filter(known.__contains__, str(row["output"])))} for row in rows]
+        return [str(answer) for answer in answers.answers], rows
+    ids = [answer.tolist() for answer in answers.answers if not isinstance(answer, str)]
+    detokenizer = Detokenizer(Path(settings.model.path))
+    return detokenizer.decode(ids, special_tokens=scorer_of(terms).special_tokens), rows
 
 
 def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:

@@ -12,6 +12,7 @@ from cm4vllm.rules import (
     Category,
     Division,
     ExecutionMode,
+    Media,
     Mode,
     RoundTerms,
     Scenario,
@@ -33,6 +34,8 @@ __all__ = [
     "unscored_words",
 ]
 
+#: Media that the client sends beside prompts.
+_SENT = frozenset[Media]()
 #: The rule by which a division asks for the compliance tests of a benchmark.
 _TESTS = "TESTS"
 
@@ -131,6 +134,8 @@ def _missing(benchmark: BenchmarkTerms) -> list[str]:
         lacks.append("it is not measured with LoadGen, or by a pipeline of its own")
     elif (beams := terms(benchmark.round, benchmark.name, benchmark.scenarios[0], Mode.ACCURACY).generation.beams) > 1:
         lacks.append(f"it is decoded by beam search with {beams} beams, which the client does not ask a server for")
+    if benchmark.media is not None and benchmark.media not in _SENT:
+        lacks.append(f"its samples carry {benchmark.media}, which the client does not send yet")
     if benchmark.scorer not in SCORERS:
         lacks.append(f"its accuracy is computed by the scorer {benchmark.scorer!r}, which is not built yet")
     return lacks

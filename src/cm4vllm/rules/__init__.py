@@ -41,7 +41,7 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, RateUse, Seeds
 from cm4vllm.rules.terms import (
     accuracy_targets,
     benchmark_names,
@@ -74,6 +74,8 @@ __all__ = [
     "Generation",
     "LatencyLimits",
     "LoadGenWheel",
+    "Logged",
+    "Media",
     "Mode",
     "PointTerms",
     "RateUse",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, RateUse, Seeds
 from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 
 __all__ = [
@@ -151,6 +151,8 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     `columns` are those of the dataset beyond prompt, tokens and reference; a sample is scored by them.
     `performance_samples` is the size of the dataset that performance runs have of their own, 0 where it is the same.
     `accuracy_files` names by folder the files that an accuracy run publishes beside its logs, without their endings.
+    A sample carries `media` of `longest_media_s` seconds at most, None for text alone; `server_options` are those of
+    `vllm serve` that the rules then ask for.
     """
 
     round: str
@@ -168,6 +170,9 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     performance_samples: int = 0
     language_model: bool = True
     accuracy_files: dict[str, tuple[str, ...]] = {}
+    media: Media | None = None
+    longest_media_s: float | None = None
+    server_options: dict[str, str] = {}
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
         """Return what a closed result on a system of this type needs; None where there is no such benchmark.
@@ -189,6 +194,8 @@ class Terms(Record, frozen=True, kw_only=True):
     least number of queries, which decides where there is no `early_stopping`.
     `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
     `stops` end the answers to some samples. Benchmarks of other than language models have no lengths of answers.
+    `media` is what a sample carries beside its prompt. `token_latencies` says that LoadGen counts tokens. `logged` is
+    the form of the answers in the accuracy log, `labels` the characters that it numbers.
     """
 
     round: str
@@ -216,6 +223,10 @@ class Terms(Record, frozen=True, kw_only=True):
     stops: tuple[StopSequence, ...] = ()
     min_queries: int = 1
     early_stopping: bool = False
+    media: Media | None = None
+    token_latencies: bool = True
+    logged: Logged = Logged.TOKENS
+    labels: str = ""
 
     @property
     def paced(self) -> bool:

@@ -22,6 +22,8 @@ __all__ = [
     "GenerationEntry",
     "LengthsEntry",
     "LoadGenWheel",
+    "Logged",
+    "Media",
     "RateUse",
     "RoundEntry",
     "ScenarioEntry",
@@ -54,6 +56,24 @@ class RateUse(StrEnum):
     SIZES = "sizes"
     PACES = "paces"
     NONE = "none"
+
+
+class Media(StrEnum):
+    """The kind of input that a sample carries beside its prompt."""
+
+    AUDIO = "audio"
+    IMAGE = "image"
+
+
+class Logged(StrEnum):
+    """The form in which LoadGen's accuracy log holds an answer, as the reference gives it.
+
+    TOKENS are int32 token ids, TEXT is UTF-8, LABELS are int64 indices of characters.
+    """
+
+    TOKENS = "tokens"
+    TEXT = "text"
+    LABELS = "labels"
 
 
 class Seeds(Record, frozen=True, kw_only=True):
@@ -219,6 +239,20 @@ class StopEntry(Entry, frozen=True, kw_only=True):
     where: dict[str, str]
 
 
+class LoggedEntry(Entry, frozen=True, kw_only=True):
+    """The form of logged answers; `labels` are the characters that LABELS number, others are left out."""
+
+    form: Logged
+    labels: str = ""
+
+
+class ServerOptionEntry(Entry, frozen=True, kw_only=True):
+    """An option of `vllm serve` without which a server of the benchmark would break a rule."""
+
+    name: str
+    value: str
+
+
 class SpeculationEntry(Entry, frozen=True, kw_only=True):
     algorithm: str
     steps: int | None = None
@@ -248,6 +282,8 @@ class ComplianceEntry(Entry, frozen=True, kw_only=True):
 class Family(Record, frozen=True, kw_only=True):
     """The benchmarks of one model, one file under data/benchmarks/.
 
+    `media` is what a sample carries beside its prompt, of `longest_media_s` seconds at most. `token_latencies` says
+    that LoadGen counts tokens.
     `least_issued` are the samples of an Offline query where they are not those of the dataset. What only a run needs is
     left out of the files of benchmarks that cm4vllm does not run: `language_model` is false for those of other models.
     """
@@ -257,6 +293,11 @@ class Family(Record, frozen=True, kw_only=True):
     required: tuple[RequiredEntry, ...]
     samples: tuple[SamplesEntry, ...]
     language_model: bool = True
+    media: Media | None = None
+    longest_media_s: float | None = None
+    token_latencies: bool = True
+    logged: tuple[LoggedEntry, ...] = ()
+    server_options: tuple[ServerOptionEntry, ...] = ()
     loadgen: tuple[LoadGenEntry, ...] = ()
     scorer: str = ""
     least_issued: tuple[SamplesEntry, ...] = ()

@@ -27,6 +27,8 @@ from cm4vllm.rules.tables import (
     Family,
     GenerationEntry,
     LengthsEntry,
+    Logged,
+    LoggedEntry,
     division_rule_entries,
     equal_issue_entries,
     families,
@@ -158,6 +160,9 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         ),
         language_model=family.language_model,
         accuracy_files={one.folder: one.names for one in matching(family.accuracy_files, round_name, name)},
+        media=family.media,
+        longest_media_s=family.longest_media_s,
+        server_options={one.name: one.value for one in matching(family.server_options, round_name, name)},
     )
 
 
@@ -195,6 +200,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
     (samples,) = matching(family.samples, *cell)
     issued = (*matching(family.least_issued, *cell), samples)[0]
     limits = matching(family.limits, *cell)
+    logged = next(iter(matching(family.logged, *cell)), LoggedEntry(form=Logged.TOKENS, source=""))
     return Terms(
         round=round_.name,
         benchmark=benchmark,
@@ -231,6 +237,10 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
             StopSequence(tokens=one.tokens, text=one.text, where=one.where)
             for one in matching(family.stop_sequences, *cell)
         ),
+        media=family.media,
+        token_latencies=family.token_latencies,
+        logged=logged.form,
+        labels=logged.labels,
     )
 
 

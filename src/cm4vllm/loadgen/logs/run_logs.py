@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "PerformanceResult",
     "loadgen_version",
     "read_accuracy_log",
+    "read_label_log",
     "read_performance",
     "require_whole",
     "seeds",
@@ -36,6 +38,7 @@ SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
 #: The file beside the logs by which LoadGen overrides its settings for a compliance test.
 AUDIT_CONFIG = "audit.config"
+W = TypeVar("W", np.int32, np.int64)
 _AGAIN = "remove the run's folder and run it again"
 
 
@@ -110,9 +113,32 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
 
     Raises RunFailed when the log is truncated or not one, and when its tokens were written with 64 bits.
     """
+    entries, tokens = _entries(path, np.int32)
+    _require_int32(path, entries, tokens)
+    for entry, ids in zip(entries, tokens, strict=True):
+        yield entry.qsl_idx, ids, len(ids)
+
+
+def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
+    """Give each entry of an accuracy log of int64 labels: index in the dataset, text, number of tokens.
+
+    `labels` are the characters that the log numbers. Raises RunFailed when the log is truncated or not one.
+    """
+    for entry, numbers in zip(*_entries(path, np.int64), strict=True):
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(labels):
+            raise RunFailed(
+                f"{path} has labels outside 0 to {len(labels) - 1}",
+                cause=f"sample {entry.qsl_idx}",
+                remedy="write int64 labels to LoadGen",
+            )
+        yield entry.qsl_idx, "".join(labels[number] for number in numbers), entry.token_count or 0
+
+
+def _entries(path: Path, width: type[W]) -> tuple[list[AccuracyEntry], list[npt.NDArray[W]]]:
+    """Return the entries of an accuracy log, and the data of each as integers of this width. Raises RunFailed."""
     try:
         entries = msgspec.json.decode(bytes_of(path), type=list[AccuracyEntry])
-        tokens = [np.frombuffer(bytes.fromhex(entry.data), np.int32) for entry in entries]
+        return entries, [np.frombuffer(bytes.fromhex(entry.data), width) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -121,9 +147,6 @@ def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], 
             cause=str(error),
             remedy="score it before it is truncated, or run the accuracy run again",
         ) from error
-    _require_int32(path, entries, tokens)
-    for entry, ids in zip(entries, tokens, strict=True):
-        yield entry.qsl_idx, ids, len(ids)
 
 
 def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.NDArray[np.int32]]) -> None:

@@ -42,7 +42,7 @@ from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import require_room, sampling_of
 from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
-from cm4vllm.rules import Audit, LatencyLimits, Mode, Seeds, audit
+from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
 from cm4vllm.serving.node_names import network_name
 from cm4vllm.serving.records import Prompts
 
@@ -217,7 +217,7 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
             cause="its seeds differ, and the checker compares them",
             remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
         )
-    if not _measures(test, terms.limits):
+    if not _measures(test, terms):
         raise RunFailed(
             f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
             cause="its mlperf.conf has other limits, or does not have the name",
@@ -243,12 +243,17 @@ def _set_audit(test: Any, wanted: Audit, settings: RunSettings) -> None:
     test.accuracy_log_probability = min(1.0, _DRAWN * wanted.samples / issued)
 
 
-def _measures(test: Any, limits: LatencyLimits | None) -> bool:
-    """Tell whether LoadGen measures token latencies, and with these limits if any (mlperf.conf has ms, LoadGen ns)."""
-    if limits is None or limits.ttft_ms is None or limits.tpot_ms is None:
-        return bool(test.use_token_latencies)
+def _measures(test: Any, terms: Terms) -> bool:
+    """Tell whether LoadGen measures what the benchmark's rules limit, by these limits if any (mlperf.conf has ms)."""
+    limits, counts = terms.limits, bool(test.use_token_latencies) == terms.token_latencies
+    if limits is None:
+        return counts
+    if limits.latency_ms is not None and not terms.token_latencies:
+        return counts and test.server_target_latency == round(limits.latency_ms * 1e6)
+    if limits.ttft_ms is None or limits.tpot_ms is None:
+        return counts
     expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)
-    return bool(test.use_token_latencies) and (test.ttft_latency, test.tpot_latency) == expected
+    return counts and (test.ttft_latency, test.tpot_latency) == expected
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,55 @@
+"""The word error rate of whisper: joined words count as right (speech2text/accuracy_eval.py and helpers.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["word_error_rate"]
+
+#: Words that may be joined into one, at most.
+_JOINED = 3
+
+
+def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Return the errors of all words of normalised texts, as a part of the references' words, of 1."""
+    errors = words = 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        wanted = reference.split()
+        errors += _errors(hypothesis.split(), wanted)
+        words += len(wanted)
+    return errors / words
+
+
+def _errors(said: list[str], wanted: list[str]) -> int:
+    """Return the distance of two lists of words after words that are joined in one of them are joined in both."""
+    ours, theirs = [], []
+    at = there = 0
+    while there < len(wanted) and at < len(said):
+        of_reference, of_answer = _match(wanted, there, said, at)
+        theirs.append("".join(wanted[there : there + of_reference]))
+        ours.append("".join(said[at : at + of_answer]))
+        there, at = there + of_reference, at + of_answer
+    return _distance(theirs + wanted[there:], ours + said[at:])
+
+
+def _match(wanted: list[str], there: int, said: list[str], at: int) -> tuple[int, int]:
+    """Return how many words of the reference and of the answer stand for each other: one each where nothing fits."""
+    if wanted[there] == said[at]:
+        return 1, 1
+    for count in range(1, _JOINED + 1):
+        if there + count <= len(wanted) and "".join(wanted[there : there + count]) == said[at]:
+            return count, 1
+        if at + count <= len(said) and "".join(said[at : at + count]) == wanted[there]:
+            return 1, count
+    return 1, 1
+
+
+def _distance(one: list[str], other: list[str]) -> int:
+    """Return the Levenshtein distance of two lists."""
+    previous = list(range(len(other) + 1))
+    for row, word in enumerate(one, 1):
+        current = [row]
+        for column, against in enumerate(other, 1):
+            current.append(min(previous[column] + 1, current[column - 1] + 1, previous[column - 1] + (word != against)))
+        previous = current
+    return previous[-1]

@@ -1,0 +1,28 @@
+"""The packages that benchmarks of speech need beside vLLM's environment and ours, in a folder of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cm4vllm.common.environments import checked, install_pinned
+from cm4vllm.common.files import require_space
+from cm4vllm.common.progress import step
+
+__all__ = ["install"]
+
+#: The size of the folder (250 MiB), and of its packages while they are unpacked.
+_SPACE_BYTES = 600 * 2**20
+
+
+def install(folder: Path, lock: Path, python: Path = Path(sys.executable)) -> Path:
+    """Install what `lock` pins for `python`, with hashes, into `folder`/packages, and return that folder.
+
+    Raises InstallError, DiskFull.
+    """
+    require_space(folder, _SPACE_BYTES, "the packages for speech")
+    packages = folder / "packages"
+    with step("packages for speech: audio readers and whisper's normaliser"):
+        done = install_pinned(python, lock, folder / "pip.log", [f"--target={packages}"])
+    checked(done, "the packages for speech cannot be installed")
+    return packages
