@@ -27,7 +27,7 @@ LIMIT_S = 90
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was learnt of the packages of one requirements file."""
+    """The result of the audit of one requirements file."""
 
     name: str
     audited: int

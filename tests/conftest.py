@@ -1,4 +1,4 @@
-"""What all tests start from, and how they share a machine.
+"""The fixtures of all tests, and the order in which tests share a machine.
 
 `make test` runs several processes side by side (pytest-xdist). The tests of a file stay in one process, in their order,
 and with them what their fixtures made; those that start the real vLLM form groups of their own and begin first, since

@@ -1,4 +1,4 @@
-"""What a model folder says of itself, and how it is refused when it is damaged."""
+"""The description that a model folder gives of itself, and the refusal of damaged folders."""
 
 import json
 import struct

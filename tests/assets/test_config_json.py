@@ -86,7 +86,7 @@ def with_odd(config: dict[str, Any], place: tuple[str, ...], text: str) -> str:
 
 
 def without_traceback(function, *given) -> bool:
-    """Whether a call was refused; it may only be so with an error that has a name, and a text that can be shown."""
+    """Return True for a refused call; a refusal must be an error with a name and a text that can be shown."""
     try:
         function(*given)
     except CmError as error:

@@ -83,7 +83,7 @@ def test_a_quantisation_that_fails_leaves_no_model(base, calibration, tmp_path, 
 
 
 def test_a_quantisation_that_leaves_scales_unset_is_refused(model, base, calibration, tmp_path):
-    """What stands for llm-compressor copies the model, with a scale that is as the memory was."""
+    """The stand-in for llm-compressor copies the model with a scale of uninitialised memory."""
     safetensors(tmp_path / "spoilt.safetensors", {"0.self_attn.k_scale": ("F32", [1], 4)})
     python, target = tmp_path / "python", tmp_path / "made"
     python.write_text(f"""#!/bin/sh
@@ -102,7 +102,7 @@ echo '{{"layers": [], "ignored": [], "tools": {{}}}}'
 
 
 def test_a_scheme_is_one_entry_of_the_data_file(model, base, tmp_path, monkeypatch):
-    """What stands for llm-compressor writes down how it was called, and copies the model."""
+    """The stand-in for llm-compressor records its command line and copies the model."""
     described = tmp_path / "schemes.yaml"
     described.write_text(
         quantization._SCHEMES.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds, ratios, limits, the table and the JSON file."""
+"""The module that all benchmarks share: rounds, ratios, limits, the table and the JSON file."""
 
 import json
 import runpy

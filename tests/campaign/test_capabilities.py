@@ -1,4 +1,4 @@
-"""What can be run: each cell is decided by the rules and what is built, and docs/rules.md shows the same table."""
+"""The capabilities: the rules and the built features decide each cell, and docs/rules.md shows the same table."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which steps the job takes, in which order, seen from the function through which it reaches the recipes."""
+"""The steps of a job and their order, seen from the function through which it reaches the recipes."""
 
 import fcntl
 import time

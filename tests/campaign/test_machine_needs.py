@@ -1,4 +1,4 @@
-"""What a job's runs may need of the machine is said before anything is started, and refused where it cannot be."""
+"""The needs of a job's runs: reported before anything is started, and refused where the machine cannot meet them."""
 
 import pytest
 

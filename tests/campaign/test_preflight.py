@@ -1,4 +1,4 @@
-"""What flags name is checked before anything is downloaded, installed or started."""
+"""The checks of everything that flags name, before anything is downloaded, installed or started."""
 
 import fcntl
 import json

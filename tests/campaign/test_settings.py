@@ -1,4 +1,4 @@
-"""What the user asked for is checked against the rules before anything else happens."""
+"""The job settings: checked against the rules before anything else happens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an installation that failed says of its cause."""
+"""The messages of failed installations: each names the cause."""
 
 import subprocess
 import sys

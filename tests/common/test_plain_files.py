@@ -1,4 +1,4 @@
-"""What stands in a folder in the place of a plain file is refused by name: never followed, never waited for."""
+"""Links, pipes and devices in the place of a plain file: refused by name, never followed, never waited for."""
 
 import os
 import signal

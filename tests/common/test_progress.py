@@ -1,4 +1,4 @@
-"""What is said on a terminal: a pseudo-terminal here."""
+"""The messages on a terminal, tested with a pseudo-terminal."""
 
 import os
 import pty

@@ -103,7 +103,7 @@ entries = st.lists(
 
 
 def starts_with_two_ends(log):
-    """Whether an answer is of end tokens alone: the official check does not read the first token of an answer."""
+    """Return True for an answer of end tokens alone: the official check does not read an answer's first token."""
     return any(len(one.tokens) > 1 and set(one.tokens) == {EOS} for one in read_answers(log))
 
 

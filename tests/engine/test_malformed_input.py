@@ -1,4 +1,4 @@
-"""What nobody would write on purpose: each is an error with a message, none ends in a traceback."""
+"""Malformed input: each case is an error with a message, none ends in a traceback."""
 
 import json
 import os

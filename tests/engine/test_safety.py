@@ -1,4 +1,4 @@
-"""What must hold however a run is used and however it ends: exact values, kept secrets, confined paths."""
+"""The invariants of every run, also of one that fails: exact values, kept secrets, confined paths."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a start loads: a hit of the cache is over before pathlib would be imported."""
+"""The modules that a start loads: a cache hit ends before pathlib would be imported."""
 
 import subprocess
 import sys

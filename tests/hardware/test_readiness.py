@@ -1,4 +1,4 @@
-"""What disturbs a measurement is found in what the kernel shows, each with the command that changes it."""
+"""The machine settings that disturb a measurement, read from the kernel, each with the command that changes it."""
 
 import shlex
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run may need of the machine: workers, open files on both sides, ports, memory; and what is refused."""
+"""The limits of a run: workers, open files on both sides, ports, memory; and the refusals."""
 
 import dataclasses
 import json

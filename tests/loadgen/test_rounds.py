@@ -31,7 +31,7 @@ CELLS += [
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Where each round's LoadGen lies, each in a folder of its own."""
+    """Install each round's LoadGen in a folder of its own; give the folders by round."""
     folder = tmp_path_factory.mktemp("wheels")
     return {name: provide(LoadGenSettings(round=name), folder / name).pythonpath for name in round_names()}
 

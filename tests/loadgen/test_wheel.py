@@ -1,4 +1,4 @@
-"""Which LoadGen belongs to a round."""
+"""The LoadGen version of each round."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What bound a run: found on simulated servers whose bottleneck is known, and not said where it cannot be known."""
+"""The bottleneck of a run: named correctly on simulated servers, and left out where the records do not show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tokens were counted stands on every page, and runs that were counted in different ways make no page."""
+"""The token count's method: shown on every page; runs with different methods make no page."""
 
 from __future__ import annotations
 

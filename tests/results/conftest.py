@@ -57,5 +57,5 @@ def any_scenario(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test has just written counts as unchanged for long: else nothing of it would be kept."""
+    """Treat files that a test has just written as unchanged for long: otherwise nothing of them would be kept."""
     monkeypatch.setattr(file_listing, "RECENT_S", -60.0)

@@ -1,4 +1,4 @@
-"""What the verification of a compliance test states: against the logs of the result and of the test."""
+"""The figures of compliance verifications, compared with the logs of the result and of the test."""
 
 from __future__ import annotations
 

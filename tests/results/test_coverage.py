@@ -1,4 +1,4 @@
-"""What the rules are applied to: benchmarks of every kind under every official name, and what is said of the rest."""
+"""The coverage of the checks: benchmarks of every kind under every official name, and the message for the others."""
 
 from __future__ import annotations
 

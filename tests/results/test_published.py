@@ -1,4 +1,4 @@
-"""What is found in the published v4.1 tree is what docs/checks-published.md says, code by code."""
+"""The findings in the published v4.1 tree: the same as in docs/checks-published.md, code by code."""
 
 from __future__ import annotations
 

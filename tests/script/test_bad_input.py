@@ -1,4 +1,4 @@
-"""What bad input gets: a message with cause and remedy, an exit code of its own, no traceback, nothing left over."""
+"""Bad input: a message with cause and remedy, an exit code of its own, no traceback, nothing left over."""
 
 import http.server
 import json

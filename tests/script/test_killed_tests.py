@@ -1,4 +1,4 @@
-"""What is left of a test that started `cm` when the tests themselves are killed: nothing."""
+"""Killed tests: nothing that they started with `cm` outlives them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What --plan lists of the main job is what a run of it executes, step by step; and both refuse the same."""
+"""The main job's --plan: the same steps as the run, and the same refusals."""
 
 from __future__ import annotations
 

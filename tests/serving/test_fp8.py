@@ -1,4 +1,4 @@
-"""Where vLLM is given another FP8 kernel, and what its processes see of it."""
+"""The choice of another FP8 kernel for vLLM, and its effect in vLLM's processes."""
 
 import json
 from importlib import metadata

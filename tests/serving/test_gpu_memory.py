@@ -1,4 +1,4 @@
-"""Whether a server's GPU memory is freed, on readings in the form that NVML gives; no GPU is needed."""
+"""The wait for a server's GPU memory to be freed, with readings in NVML's form; no GPU is needed."""
 
 import os
 import shutil

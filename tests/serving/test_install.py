@@ -162,7 +162,7 @@ def test_a_vllm_that_serves_no_token_is_no_installation(tmp_path, index, lock, m
 
 @pytest.fixture
 def tools(index, monkeypatch):
-    """What an environment needs besides vLLM, in an index of its own."""
+    """Make an index of the packages that an environment needs besides vLLM."""
     monkeypatch.setattr(module, "_BUILD_TOOLS", ())
 
 

@@ -1,4 +1,4 @@
-"""What a killed server leaves behind: sockets and shared memory, taken away by its supervisor or by the next start."""
+"""Leftovers of a killed server: its supervisor or the next start removes sockets and shared memory."""
 
 import os
 import signal

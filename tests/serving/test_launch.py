@@ -1,4 +1,4 @@
-"""What the recipe does, with a program in place of vLLM's Python that understands its command line."""
+"""The recipe of the server, with a program in place of vLLM's Python that understands its command line."""
 
 import json
 import signal

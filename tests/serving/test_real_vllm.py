@@ -118,7 +118,7 @@ with set_current_vllm_config(VllmConfig()):
 
 
 def gone(processes) -> bool:
-    """Whether all of them end; who adopted them may be slow to reap them."""
+    """Return True as soon as all processes have ended; the process that adopted them may be slow to reap them."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         states = []

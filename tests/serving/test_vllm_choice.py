@@ -1,4 +1,4 @@
-"""Which vLLM is installed: the one for what was detected, or for what was asked for where it exists."""
+"""The choice of the vLLM package: for the detected device, or for the requested one where a package exists."""
 
 import json
 from contextlib import contextmanager

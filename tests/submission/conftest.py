@@ -277,7 +277,7 @@ def inference(inference_git: Path) -> Source:
 
 @pytest.fixture(scope="session")
 def parts() -> ModuleType:
-    """What campaigns are laid out of here, for tests that lay out another one."""
+    """Give the module that lays out campaigns, for tests that lay out another one."""
     return sys.modules[__name__]
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a tree learns about the software, in the form that published submissions have."""
+"""The software section of a tree's README, in the form of published submissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a state, and how it is drawn: as text, and on a terminal of 80 columns."""
+"""The panels of a state, drawn as text and on a terminal of 80 columns."""
 
 import fcntl
 import itertools

@@ -1,4 +1,4 @@
-"""What bound a probe is named by the server's metrics; where they do not tell, nothing is."""
+"""The cause of a missed limit: named from the server's metrics, and left out where they do not show it."""
 
 import pytest
 

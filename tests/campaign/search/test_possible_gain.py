@@ -1,4 +1,4 @@
-"""How much better than the chosen setting another may be, by the records of a search alone."""
+"""The possible gain of other settings over the chosen one, computed from the records of a search alone."""
 
 import math
 

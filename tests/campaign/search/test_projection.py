@@ -1,4 +1,4 @@
-"""What a short probe says of a full-length run, where the full-length run can be made: on simulated servers."""
+"""Projections from short probes, compared with full-length runs on simulated servers."""
 
 import math
 from dataclasses import replace

@@ -181,7 +181,7 @@ def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_e
 
 
 def test_a_run_that_misses_a_limit_by_little_contradicts_no_probe():
-    """What the probes said counts on, or else one crowded passage of the schedule would decide alone."""
+    """The probes still count after such a run: otherwise a single crowded passage of the schedule would decide."""
     system, limits = SYSTEMS["KV cache"]
     found, _ = found_by(system, limits, seed=3)
     failed = [one for one in found.probes if one.sure and one.verdict is Verdict.FAILS]

@@ -1,4 +1,4 @@
-"""What scripts are called is remembered, and never after a meta changed."""
+"""The summaries of scripts: kept between starts, and read again after a meta changed."""
 
 import json
 import os

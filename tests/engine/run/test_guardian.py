@@ -1,4 +1,4 @@
-"""What run.sh started does not outlive an engine that was killed."""
+"""The guardian: processes that run.sh started end with an engine that was killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is known of a run under way: how far it is, how long it still takes, and what LoadGen has planned."""
+"""The status of a run under way: progress, remaining time and LoadGen's plan."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What LoadGen is told of an answer, by the convention of each benchmark's reference: LoadGen's own logs say it."""
+"""The reports to LoadGen, by the convention of each benchmark's reference implementation, read from LoadGen's logs."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What a replay takes from a stranger's capsule by itself, and what it asks for: flags, variables, options of vLLM."""
+"""The consent of a replay: flags, variables and vLLM options that it takes from a foreign capsule, or asks for."""
 
 from __future__ import annotations
 

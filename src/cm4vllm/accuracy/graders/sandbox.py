@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass
 class Held:
-    """Why a sandbox was ended from outside; empty while it was not."""
+    """The reason for which a sandbox was ended from outside; empty while it was not."""
 
     why: str = ""
 
