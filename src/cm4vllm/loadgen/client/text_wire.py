@@ -8,7 +8,7 @@ the server counts its tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,10 +17,11 @@ from cm4vllm.loadgen.client.wire import (
     AnswerLimits,
     FinishReason,
     Sampling,
-    cleaned,
     drawn,
     error_message,
     error_words,
+    event_data,
+    finish_reason,
 )
 from cm4vllm.serving.records import Dialect, Prompts
 from cm4vllm.serving.text_servers import text_body
@@ -133,23 +134,20 @@ class _Parts:
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect) -> TextAnswer:
         """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
-        if self.reason not in ("stop", "length"):
-            raise AnswerError(
-                "the answer has no finish_reason"
-                if self.reason is None
-                else f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}"
-            )
+        reason = finish_reason(self.reason)
         usage = (self.usage if dialect.usage else None) or _Usage()
         text, count = "".join(self.pieces), usage.completion_tokens
         if dialect.usage:
-            _require_counts(usage, prompt_tokens, limits, dialect, cut=self.reason == "length")
+            _require_counts(usage, prompt_tokens, limits, dialect, reason)
         elif not text:
             raise AnswerError("the answer has no text")
         cached = (usage.prompt_tokens_details or _Details()).cached_tokens or 0
-        return TextAnswer(text, count, usage.prompt_tokens, cached, cast(FinishReason, self.reason))
+        return TextAnswer(text, count, usage.prompt_tokens, cached, reason)
 
 
-def _require_counts(usage: _Usage, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect, *, cut: bool) -> None:
+def _require_counts(
+    usage: _Usage, prompt_tokens: int, limits: AnswerLimits, dialect: Dialect, reason: FinishReason
+) -> None:
     """Raise AnswerError for an answer that does not keep to what was asked for, as the server itself counts it."""
     count = usage.completion_tokens
     if count < 0:
@@ -158,14 +156,7 @@ def _require_counts(usage: _Usage, prompt_tokens: int, limits: AnswerLimits, dia
         raise AnswerError("the answer has no tokens")
     if dialect.prompts is Prompts.IDS and usage.prompt_tokens != prompt_tokens:
         raise AnswerError("the server counts other prompt tokens than were sent")
-    if not limits.min_tokens <= count <= limits.max_tokens:
-        raise AnswerError(
-            "the answer has fewer tokens than min_tokens"
-            if count < limits.min_tokens
-            else "the answer has more tokens than max_tokens"
-        )
-    if cut and count < limits.max_tokens and max(prompt_tokens, usage.prompt_tokens) + count < limits.max_model_len:
-        raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
+    limits.require_kept(max(prompt_tokens, usage.prompt_tokens), count, reason)
 
 
 class TextReader:
@@ -221,18 +212,12 @@ class TextReader:
 
     def _read_line(self, line: bytes) -> None:
         """Take up one line. Raises AnswerError."""
-        if not line or line.startswith(b":"):
-            return  # the end of an event, or a comment
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            value = value.strip()
-            if self._done:
-                raise AnswerError("the stream goes on after [DONE]")
-            if value == b"[DONE]":
-                self._done = True
-            else:
-                self._parts.add(value)
-        elif field == b"event" and b"error" in value.lower():
-            raise AnswerError("the server sent an error event")
-        elif field not in (b"event", b"id", b"retry"):
-            raise AnswerError(error_message(line) or "a line of the stream is no event")
+        data = event_data(line)
+        if data is None:
+            return
+        if self._done:
+            raise AnswerError("the stream goes on after [DONE]")
+        if data == b"[DONE]":
+            self._done = True
+        else:
+            self._parts.add(data)

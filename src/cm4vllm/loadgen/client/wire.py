@@ -32,6 +32,8 @@ __all__ = [
     "drawn",
     "error_message",
     "error_words",
+    "event_data",
+    "finish_reason",
     "most_bytes",
     "refusal_words",
     "whole_answer",
@@ -121,6 +123,24 @@ class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     max_model_len: int
 
+    def require_kept(self, prompt_tokens: int, tokens: int, reason: FinishReason) -> None:
+        """Raise AnswerError for an answer of `tokens` that is too short, too long, or cut before its length."""
+        if tokens < self.min_tokens:
+            raise AnswerError("the answer has fewer tokens than min_tokens")
+        if tokens > self.max_tokens:
+            raise AnswerError("the answer has more tokens than max_tokens")
+        if reason == "length" and tokens < self.max_tokens and prompt_tokens + tokens < self.max_model_len:
+            raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
+
+
+def finish_reason(named: str | None) -> FinishReason:
+    """Return the reason that a whole answer has for its end. Raises AnswerError for every other."""
+    if named is None:
+        raise AnswerError("the answer has no finish_reason")
+    if named not in ("stop", "length"):
+        raise AnswerError(f"the answer was cut: its finish_reason is {cleaned(named)!r}")
+    return cast(FinishReason, named)
+
 
 class Answer(NamedTuple):
     """A whole answer: its int32 token ids, and why it ended."""
@@ -206,13 +226,7 @@ class _Parts:
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits) -> Answer:
         """Return the answer, if it is whole and keeps to `limits`. Raises AnswerError."""
-        usage, count = self.usage or _Usage(), len(self.tokens)
-        if self.reason not in ("stop", "length"):
-            raise AnswerError(
-                "the answer has no finish_reason"
-                if self.reason is None
-                else f"the answer was cut: its finish_reason is {cleaned(self.reason)!r}"
-            )
+        usage, count, reason = self.usage or _Usage(), len(self.tokens), finish_reason(self.reason)
         if usage.completion_tokens < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
         if not count:
@@ -225,15 +239,8 @@ class _Parts:
             raise AnswerError("the answer's token_ids and its usage.completion_tokens disagree")
         if usage.prompt_tokens != prompt_tokens:
             raise AnswerError("the server counts other prompt tokens than were sent")
-        if not limits.min_tokens <= count <= limits.max_tokens:
-            raise AnswerError(
-                "the answer has fewer tokens than min_tokens"
-                if count < limits.min_tokens
-                else "the answer has more tokens than max_tokens"
-            )
-        if self.reason == "length" and count < limits.max_tokens and prompt_tokens + count < limits.max_model_len:
-            raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
-        return Answer(self.tokens, cast(FinishReason, self.reason))
+        limits.require_kept(prompt_tokens, count, reason)
+        return Answer(self.tokens, reason)
 
 
 class StreamReader:
@@ -331,21 +338,29 @@ class StreamReader:
 
     def _read_line(self, line: bytes) -> None:
         """Take up one line. Raises AnswerError."""
-        if not line or line.startswith(b":"):
-            return  # the end of an event, or a comment
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            value = value.strip(b" \t")
-            if self._done:
-                raise AnswerError("the stream goes on after [DONE]")
-            if value == b"[DONE]":
-                self._done = True
-            else:
-                self._parts.add([_document(value)])
-        elif field == b"event" and b"error" in value.lower():
-            raise AnswerError("the server sent an error event")
-        elif field not in (b"event", b"id", b"retry"):
-            raise AnswerError(error_message(line) or "a line of the stream is no event")
+        data = event_data(line)
+        if data is None:
+            return
+        if self._done:
+            raise AnswerError("the stream goes on after [DONE]")
+        if data == b"[DONE]":
+            self._done = True
+        else:
+            self._parts.add([_document(data)])
+
+
+def event_data(line: bytes) -> bytes | None:
+    """Return the data of a line of a stream; None for the other parts of an event. Raises AnswerError."""
+    if not line or line.startswith(b":"):
+        return None  # the end of an event, or a comment
+    field, _, value = line.partition(b":")
+    if field == b"data":
+        return value.strip(b" \t")
+    if field == b"event" and b"error" in value.lower():
+        raise AnswerError("the server sent an error event")
+    if field not in (b"event", b"id", b"retry"):
+        raise AnswerError(error_message(line) or "a line of the stream is no event")
+    return None
 
 
 def error_message(raw: bytes | bytearray) -> str:
