@@ -123,6 +123,10 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
     assert Path(kept.settings.dataset.path).is_file()
     assert str(tmp_path / "first") not in str(kept.settings.server.argv)
     assert kept.settings.server.started_at == made.settings.server.started_at
+    # The address stays that of the server that was measured: this one may have measured nothing.
+    words, port = kept.settings.server.argv, made.settings.server.endpoint.rpartition(":")[2]
+    assert words[words.index("--port") + 1] == port
+    assert words[5:] == ["--port", port, *second.server("http://127.0.0.1:9").argv[7:]]
 
 
 def other_template(place, settings):

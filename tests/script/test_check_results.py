@@ -66,4 +66,4 @@ def test_a_round_that_does_not_exist_is_refused(cm, tree):
 
 
 def test_a_missing_input_is_asked_for(cm):
-    cm("run", "script", "--tags=check,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--results_tree=")
+    cm("run", "script", "--tags=check,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")

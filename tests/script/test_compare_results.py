@@ -25,6 +25,4 @@ def test_two_published_systems_side_by_side(cm, neural_magic, tmp_path):
 
 
 def test_a_missing_input_is_asked_for(cm):
-    cm("run", "script", "--tags=compare,mlperf,results", "--quiet").refused_with(
-        UsageError.exit_code, "--compared_results="
-    )
+    cm("run", "script", "--tags=compare,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")

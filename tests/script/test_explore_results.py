@@ -22,9 +22,7 @@ def test_a_page_is_made_of_a_repository(cm, neural_magic, tmp_path, monkeypatch)
 
 
 def test_wrong_inputs_are_refused(cm, tmp_path):
-    cm("run", "script", "--tags=explore,mlperf,results", "--quiet").refused_with(
-        UsageError.exit_code, "--explored_results="
-    )
+    cm("run", "script", "--tags=explore,mlperf,results", "--quiet").refused_with(UsageError.exit_code, "--input=")
     cm("run", "script", "--tags=explore,mlperf,results", f"--input={tmp_path}", "--quiet").refused_with(
         SubmissionError.exit_code, "no published results"
     )

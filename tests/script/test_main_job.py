@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
 
 #: Seconds that a first run may take until its server is ready: vLLM's installation and the model's training included.
 FIRST_START_S = 900
-#: Without the Offline run that would find the rate.
+#: A job that comes to the Server performance run at once: without the runs before it.
 SERVER_ALONE = ("--output_dir=results", "--scenario=Server", "--server_target_qps=20")
+PERFORMANCE = ",_performance-only"
 
 
 def listed(cm):
@@ -66,7 +67,7 @@ def test_a_rehearsal_from_assets_to_report(cm):
 
 
 def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
-    running = cm.start_main_job(*SERVER_ALONE)
+    running = cm.start_main_job(*SERVER_ALONE, tags=PERFORMANCE)
     running.wait_for("] Server performance run", FIRST_START_S)
     os.killpg(running.process.pid, signal.SIGINT)
     running.finish().refused_with(Interrupted.exit_code)
@@ -76,7 +77,7 @@ def test_ctrl_c_leaves_no_process_and_no_half_written_run(cm):
 
 @pytest.mark.long
 def test_kill_9_of_cm_ends_the_server_too(cm):
-    running = cm.start_main_job(*SERVER_ALONE)
+    running = cm.start_main_job(*SERVER_ALONE, tags=PERFORMANCE)
     running.wait_for("] Server performance run", FIRST_START_S)
     running.process.kill()
     running.process.wait()
@@ -85,7 +86,7 @@ def test_kill_9_of_cm_ends_the_server_too(cm):
 
 
 def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
-    running = cm.start_main_job(*SERVER_ALONE, "--attempts=1")
+    running = cm.start_main_job(*SERVER_ALONE, "--attempts=1", tags=PERFORMANCE)
     running.wait_for("] Server performance run", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     for process in psutil.Process(server["supervisor_pid"]).children(recursive=True):

@@ -13,6 +13,7 @@ from cm4vllm.serving.arguments import (
     ServerSettings,
     completed,
     niceness,
+    preset_options,
     read_server_settings,
     secret_env,
     server_argv,
@@ -81,6 +82,7 @@ def test_what_is_set_wins_over_the_preset():
     words = server_argv(Path("/venv/bin/python"), settings, preset=preset)
     assert words[-5:] == ["--max-num-seqs", "8", "--block-size", "16", "--seed=3"]
     assert "--enforce-eager" not in words
+    assert preset_options(preset, settings) == {"block-size": 16}
 
 
 def test_what_only_the_cpu_backend_has_is_said_to_it_alone():

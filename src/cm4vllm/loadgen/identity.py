@@ -104,8 +104,11 @@ def at_present_places(record: RunRecord, settings: RunSettings) -> RunRecord:
 
 
 def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
-    members = [_at_present(one, other) for one, other in zip(kept.members, now.members, strict=True)]
-    return replace(kept, argv=now.argv, options=now.options, env=now.env, ca_file=now.ca_file, members=members)
+    """Return `kept` with the files of `now`; the address stays that of the server that was measured."""
+    members = [_at_present(before, other) for before, other in zip(kept.members, now.members, strict=True)]
+    present = iter(_without_address(now.argv))
+    argv = [word if of_address else next(present) for word, of_address in _by_part(kept.argv)]
+    return replace(kept, argv=argv, env=now.env, ca_file=now.ca_file, members=members)
 
 
 def _model(model: ModelRecord) -> ModelRecord:
@@ -139,10 +142,14 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
 
 
 def _without_address(words: Iterable[str]) -> Iterator[str]:
+    return (word for word, of_address in _by_part(words) if not of_address)
+
+
+def _by_part(words: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Give each word of a command line, and True with those that state the address."""
     before = ""
     for word in words:
-        if before not in _ADDRESS and word.partition("=")[0] not in _ADDRESS:
-            yield word
+        yield word, before in _ADDRESS or word.partition("=")[0] in _ADDRESS
         before = word
 
 

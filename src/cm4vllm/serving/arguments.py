@@ -25,6 +25,7 @@ __all__ = [
     "ServerSettings",
     "completed",
     "niceness",
+    "preset_options",
     "ray_env",
     "read_server_settings",
     "secret_env",
@@ -36,6 +37,9 @@ __all__ = [
 LOOPBACK = "127.0.0.1"
 #: The option of vLLM that holds a secret, and the variable that vLLM's hub client reads instead.
 _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
+
+#: Options of vLLM by name, without dashes.
+_Options = dict[str, bool | int | float | str]
 
 
 class ServerSettings(Record, frozen=True, kw_only=True):
@@ -183,19 +187,26 @@ def server_argv(
         "vllm",
         "--disable-uvicorn-access-log",
     ]
-    given = _set_options(settings)
     extra, _ = _extra(settings.extra)
-    said = given_options(extra)
-    options = {
-        name: value
-        for name, value in {**(preset.options if preset else {}), **given}.items()
-        if name.removeprefix("no-") not in said
-    }
+    options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
     chosen = [part for word in option_words(options) for part in word.split("=", 1)]
     return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
 
 
-def _set_options(settings: ServerSettings) -> dict[str, bool | int | float | str]:
+def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
+    """Return the options of the preset that the server gets: those that the settings do not give themselves."""
+    given = _set_options(settings)
+    free = {name: value for name, value in preset.options.items() if name not in given}
+    return _unsaid(free, _extra(settings.extra)[0])
+
+
+def _unsaid(options: _Options, words: list[str]) -> _Options:
+    """Return the options that are not among `words`."""
+    said = given_options(words)
+    return {name: value for name, value in options.items() if name.removeprefix("no-") not in said}
+
+
+def _set_options(settings: ServerSettings) -> _Options:
     """Return the options that the settings set, by name; a preset's option that is switched off is False."""
     valued: dict[str, bool | int | float | str | None] = {
         **{option: getattr(settings, field) for option, field in _OPTION_FIELDS.items()},

@@ -87,7 +87,8 @@ def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Prese
         else preset_for(chosen.device, model, settings.gpu_name, settings.gpu_count)
     )
     if preset is not None:
-        say(f"options of the preset {preset.name}: {' '.join(option_words(preset.options))}")
+        words = option_words(arguments.preset_options(preset, chosen))
+        say(f"options of the preset {preset.name}: {' '.join(words) or 'none, all are given'}")
     return preset
 
 

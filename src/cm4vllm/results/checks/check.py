@@ -18,7 +18,7 @@ CHECK_FAILED = "CHECK-FAILED"
 
 
 class Stage(StrEnum):
-    """The point at which a check applies: after any measurement, before a tree is made of its runs, on a written tree."""
+    """The point at which a check applies: after any measurement, before a tree is made of it, on a written tree."""
 
     ALWAYS = "always"
     SUBMITTED = "submitted"
