@@ -15,9 +15,11 @@ from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised
 
-#: As vLLM's processes: a socket named by a uuid, and a segment of shared memory, neither of which it takes away itself.
+#: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
+#: by its name, none of which is taken away by it.
 SERVER = """
 import mmap, os, signal, socket, sys, time, uuid
+from _multiprocessing import SemLock
 from pathlib import Path
 place = os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(uuid.uuid4()))
 socket.socket(socket.AF_UNIX).bind(place)
@@ -25,7 +27,9 @@ segment = f"/dev/shm/psm_{uuid.uuid4().hex[:8]}"
 memory = os.open(segment, os.O_RDWR | os.O_CREAT)
 os.ftruncate(memory, 4096)
 held = mmap.mmap(memory, 4096)
-print(place, segment, flush=True)
+name = f"/mp-{uuid.uuid4().hex[:8]}"
+lock = SemLock(1, 1, 1, name, False)
+print(place, segment, f"/dev/shm/sem.{name[1:]}", flush=True)
 time.sleep(600)
 """
 
@@ -53,7 +57,7 @@ def started(tmp_path, temporary):
     assert files[0].is_relative_to(temporary)
     supervisor.stdin.write(READY)
     supervisor.stdin.flush()
-    while not list(files[0].parent.glob("psm_*")):
+    while len(list(files[0].parent.iterdir())) < len(files):
         time.sleep(0.02)
     (server,) = [int(pid) for pid in Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()]
     yield supervisor, server, files

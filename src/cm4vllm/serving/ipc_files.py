@@ -1,7 +1,7 @@
 """Unix sockets and shared memory of a server: vLLM leaves them behind when it is killed, and they are removed here.
 
-Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory that its
-processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A
+Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory and each named
+semaphore that its processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A
 supervisor that is killed loses the lock: the next start or stop of a server finds the folder, and removes it.
 """
 
@@ -29,8 +29,11 @@ _PREFIX = "cm4vllm-ipc-"
 _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as tempfile does
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
-#: How Python names the segments of multiprocessing.shared_memory.
-_SEGMENT = re.compile(r" (/dev/shm/psm_\w+)$", re.MULTILINE)
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the C library keeps both
+#: How Python names the segments of multiprocessing.shared_memory, and the semaphores of processes that it spawns.
+_NAMES = ("psm_*", "sem.mp-*")
+#: A mapped file of /dev/shm in /proc/pid/maps: its inode. A semaphore's file has another name there than its own.
+_MAPPED = re.compile(r" (\d+) +/dev/shm/\S+(?: \(deleted\))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,15 @@ class IpcFiles:
             os.close(lock)  # it was taken for an abandoned one before it was locked
 
     def note_memory(self, processes: Iterable[int]) -> None:
-        """Note the segments of shared memory that these processes have mapped."""
+        """Note the segments of shared memory and the semaphores that these processes have mapped."""
+        mapped: set[int] = set()
         for pid in processes:
             with contextlib.suppress(OSError):  # it has ended
-                for segment in set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))):
-                    with contextlib.suppress(FileExistsError):
-                        (self.folder / Path(segment).name).symlink_to(segment)
+                mapped.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))))
+        for file in (file for name in _NAMES for file in _SHARED_MEMORY.glob(name)) if mapped else ():
+            with contextlib.suppress(OSError):  # noted already, or removed
+                if file.stat().st_ino in mapped:
+                    (self.folder / file.name).symlink_to(file)
 
     def remove(self) -> None:
         """Remove the folder, and the shared memory that was noted."""
@@ -79,7 +85,7 @@ def remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    for link in folder.glob("psm_*"):
+    for link in (link for name in _NAMES for link in folder.glob(name)):
         with contextlib.suppress(OSError):
             link.readlink().unlink()
     shutil.rmtree(folder, ignore_errors=True)
