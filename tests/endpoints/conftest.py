@@ -1,4 +1,4 @@
-"""The official checker in an environment of its own, and bundles of made-up points that it accepts."""
+"""The official checker and the reference client, and bundles of made-up points that the checker accepts."""
 
 import json
 import os
@@ -16,28 +16,29 @@ from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.bundle import CheckerInstallation
 
 
+def installed(folder, part, *given):
+    """Return the path of the record of a part of get,mlperf,endpoints, installed where it is not."""
+    if not os.environ.get("CM_REPOS"):
+        pytest.skip("CM_REPOS names no CM home: run by `make test`")
+    words = ["run", "script", f"--tags=get,mlperf,endpoints,_{part}", *given, "--quiet", "--out=json"]
+    cm = Path(sys.executable).with_name("cm")
+    done = subprocess.run([cm, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(json.loads(done.stdout[done.stdout.index("{") :])["new_env"][f"CM_MLPERF_ENDPOINTS_{part.upper()}"])
+
+
 @pytest.fixture(scope="session")
 def checker(tmp_path_factory):
     """The official checker, from the CM home that `make setup` prepared; installed there if need be."""
-    if not os.environ.get("CM_REPOS"):
-        pytest.skip("CM_REPOS names no CM home: run by `make test`")
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("cm"),
-            "run",
-            "script",
-            "--tags=get,mlperf,endpoints,_checker",
-            "--quiet",
-            "--out=json",
-        ],
-        cwd=tmp_path_factory.mktemp("cm"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout[done.stdout.index("{") :])["new_env"]["CM_MLPERF_ENDPOINTS_CHECKER"]
-    return read_record(Path(record), CheckerInstallation)
+    return read_record(installed(tmp_path_factory.mktemp("cm"), "checker"), CheckerInstallation)
+
+
+@pytest.fixture(scope="session")
+def reference_client(tmp_path_factory):
+    """The record of the reference client, from the git directory that ENDPOINTS_GIT names."""
+    if not (source := os.environ.get("ENDPOINTS_GIT")):
+        pytest.skip("ENDPOINTS_GIT names no git directory of mlcommons/endpoints")
+    return installed(tmp_path_factory.mktemp("cm"), "client", f"--endpoints_src={source}")
 
 
 @pytest.fixture

@@ -25,7 +25,15 @@ from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.schedule import FOLDER
 from cm4vllm.campaign.step_checks import CHECKS
 from cm4vllm.campaign.steps import Condition, Product, Step
-from cm4vllm.common.errors import ClockChanged, CmError, InstallError, ServerDied, ServerStuck, SourceUnavailable
+from cm4vllm.common.errors import (
+    ClockChanged,
+    CmError,
+    InstallError,
+    RunIncomplete,
+    ServerDied,
+    ServerStuck,
+    SourceUnavailable,
+)
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now
@@ -209,7 +217,7 @@ class Execution:
         return left, left.why_not
 
     def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:
-        """Take a step by its recipe; where a server that is ours ends, again with a new one. Raises CmError."""
+        """Take a step by its recipe; where its client or a server that is ours ends, again. Raises CmError."""
         for note in step.notes:
             say(f"{step.name}: {note}")
         for number in range(1, self.job.attempts + 1):
@@ -218,7 +226,7 @@ class Execution:
             try:
                 self._attempt(step, inputs, digest, why)
                 return
-            except ClockChanged as error:
+            except (ClockChanged, RunIncomplete) as error:
                 if number == self.job.attempts:
                     raise
                 warn(f"{step.name}: attempt {number} of {self.job.attempts} is made again: {error.what}")

@@ -19,6 +19,7 @@
       RunFailed              50   requests failed, or the LoadGen process ended unexpectedly
       InvalidResult          51   the run ended well, but the rules call its result invalid
       ClockChanged           52   the clock was set during a run, whose times then mean nothing
+      RunIncomplete          53   a client of MLPerf Endpoints ended before all samples were answered
       SubmissionError        60   the submission cannot be built from these records
       CheckerFailed          61   the official checker refuses the submission
       ResultsDiffer          62   a result that was measured again is not the same
@@ -57,6 +58,7 @@ __all__ = [
     "RecipeError",
     "ResultsDiffer",
     "RunFailed",
+    "RunIncomplete",
     "ServerDied",
     "ServerNotReady",
     "ServerStuck",
@@ -205,6 +207,10 @@ class InvalidResult(CmError):
 
 class ClockChanged(CmError):
     exit_code = 52
+
+
+class RunIncomplete(CmError):
+    exit_code = 53
 
 
 class SubmissionError(CmError):

@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 
-from cm4vllm.common.errors import InstallError, RunFailed
+from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import exit_in_words, last_lines, run
 from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.endpoints.client_leftovers import remove_leftovers
+from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
 __all__ = ["ClientInstallation", "RunCounts", "faults_of", "require_unmodified", "run_client"]
@@ -31,6 +32,9 @@ EVENTS = "events.jsonl"
 #: The client ends its services in a second; what is left then is killed.
 _GRACE_S = 10.0
 _LOOK_S = 0.5
+#: The end of a server is known to its supervisor this long after it, and to us.
+_NOTICED_S = 2.0
+_AGAIN = "run the same command again: it repeats this run"
 #: The progress bar of the client: samples of all.
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
 
@@ -78,11 +82,11 @@ def run_client(
     """Make the run in `folder`, where `wanted.folder` appears, and return its counts.
 
     A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
-    runs. Raises RunFailed where the client fails, or ends before all samples were answered, which its exit status does
-    not say.
+    runs. Raises ServerDied, RunFailed where the client fails, RunIncomplete where it was killed or ends before all
+    samples were answered, which its exit status does not say.
     """
     require_unmodified(client)
-    remove_leftovers()
+    _remove_leftovers()
     target = folder / wanted.folder
     shutil.rmtree(target, ignore_errors=True)
     settings = folder / f"{wanted.folder}.yaml"
@@ -108,13 +112,14 @@ def run_client(
         if supervisor.stdin is not None:
             supervisor.stdin.close()
         supervisor.wait()
-        remove_leftovers()
-    _require_status(state, log)
-    if faults := faults_of(target, wanted, client.commit):
-        raise RunFailed(
-            f"the run in {target} is not whole",
-            cause="; ".join(faults),
-            remedy=f"run the same command again: it repeats this run; the client's log is {log}",
+        _remove_leftovers()
+    faults = faults_of(target, wanted, client.commit)
+    if faults or _status(state) != 0:
+        _require_server(alive)
+    _require_status(_status(state), log)
+    if faults:
+        raise RunIncomplete(
+            f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
         )
     return _counts(json.loads((target / SUMMARY).read_text(encoding="utf-8")))
 
@@ -161,10 +166,10 @@ def _counts(summary: Mapping[str, Any]) -> RunCounts:
 
 
 def _follow(supervisor: subprocess.Popen[bytes], log: Path, shown: Step, alive: Callable[[], str | None]) -> None:
-    """Wait for the end of the client; show how far it is. Raises RunFailed when the server ends."""
+    """Wait for the end of the client; show how far it is. Raises ServerDied when the server ends."""
     while supervisor.poll() is None:
         if reason := alive():
-            raise RunFailed("the server ended during the run", cause=reason, remedy="run the same command again")
+            raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
         if found := _progress(log):
             shown.update(f"{found[0]:,} of {found[1]:,} samples")
         time.sleep(_LOOK_S)
@@ -180,13 +185,35 @@ def _progress(log: Path) -> tuple[int, int] | None:
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
-def _require_status(state: Path, log: Path) -> None:
-    """Raise RunFailed where the client ended with an error."""
+def _require_server(alive: Callable[[], str | None]) -> None:
+    """Raise ServerDied where the server ends: its client may end first, and the end is known a little later."""
+    deadline = time.monotonic() + _NOTICED_S
+    while (reason := alive()) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_S / 5)
+    if reason is not None:
+        raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
+
+
+def _status(state: Path) -> int | None:
+    """Return the exit status of the client, negative for a signal; None where its supervisor did not see it."""
     try:
-        status = json.loads(state.read_text(encoding="utf-8")).get("status")
+        status: int | None = json.loads(state.read_text(encoding="utf-8")).get("status")
     except (OSError, ValueError):
-        status = None
+        return None
+    return status
+
+
+def _require_status(status: int | None, log: Path) -> None:
+    """Raise RunFailed where the client ended with an error, RunIncomplete where it or its supervisor was killed."""
     if status == 0:
         return
     how = "its supervisor was killed" if status is None else exit_in_words(status)
+    if status is None or status < 0:
+        raise RunIncomplete(f"the reference client ended early: {how}", remedy=f"{_AGAIN}; the client's log is {log}")
     raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")
+
+
+def _remove_leftovers() -> None:
+    """End the processes of clients whose supervisor was killed, and remove what ended clients left in shared memory."""
+    end_orphans()
+    remove_leftovers()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
 
 from cm4vllm.common.errors import UsageError
@@ -15,10 +15,17 @@ __all__ = [
     "PlannedPoint",
     "ServerRates",
     "coverage_faults",
+    "coverage_words",
+    "next_point",
     "placed_points",
     "plan_curve",
     "require_coverage",
 ]
+
+#: The server may be faster in the run than in the probe: so much longer is the planned window than the rules ask for.
+_MARGIN = 1.1
+#: Seconds of the window of a rehearsal, where the passes that the rules ask for take fewer.
+_REHEARSAL_S = 10.0
 
 
 class ServerRates(Record, frozen=True, kw_only=True):
@@ -73,23 +80,6 @@ class CurvePlan(Record, frozen=True, kw_only=True):
         """Expected seconds of all runs, without the starts of the client and the server."""
         return sum(point.all_seconds for point in self.points)
 
-    def lines(self, overhead_s: float, source: str) -> Iterator[str]:
-        """Give the plan in lines: regions, points, and the expected minutes, with `overhead_s` for each client.
-
-        `source` says what the expectations rest on.
-        """
-        yield f"regions: {'; '.join(f'{one.name} {one.start} to {one.end}' for one in self.regions.required)}"
-        for number, point in enumerate(self.points, 1):
-            of = "Offline" if point.terms.offline else ", ".join(point.terms.regions) or "no region"
-            elected = self.elected_offline and point.concurrency == self.regions.c_max
-            yield (
-                f"point {number}: concurrency {point.concurrency:,} ({of}{', elected Offline' * elected}), "
-                f"{point.samples:,} samples in {point.passes:,} passes{', with accuracy' * point.accuracy}: "
-                f"{(point.all_seconds + overhead_s) / 60:,.1f} min"
-            )
-        total = self.seconds + overhead_s * len(self.points)
-        yield f"{len(self.points)} points: {total / 60:,.0f} min expected, from {source}"
-
 
 def plan_curve(
     benchmark: EndpointsBenchmark,
@@ -100,21 +90,20 @@ def plan_curve(
     points: Sequence[int] = (),
     count: int = 0,
     elected_offline: bool = True,
-    windowed: bool = True,
     at_full_length: bool = True,
 ) -> CurvePlan:
     """Return the plan of a curve of `count` points (the least allowed by default), or of the given `points`.
 
     Each region gets the point that takes the least time in it; the other points halve the widest gaps. With
-    `elected_offline` the highest point is the Offline result too, else a run of all samples at once follows. With
-    `windowed` each point has the passes that the window of the steady state needs, with `at_full_length` the seconds
-    that the rules ask for. Raises UsageError.
+    `elected_offline` the highest point is the Offline result too, else a run of all samples at once follows. Each point
+    has the passes that the window of the steady state needs; with `at_full_length` the window takes the seconds that
+    the rules ask for, else those of a rehearsal. Raises UsageError.
     """
     chosen = tuple(sorted(set(points)))
     if chosen:
         c_min, c_max = chosen[0], chosen[-1]
     curve = regions(c_min=c_min, c_max=c_max)
-    cost = _Cost(benchmark, rates, curve, windowed=windowed, at_full_length=at_full_length)
+    cost = _Cost(benchmark, rates, curve, at_full_length=at_full_length)
     chosen = chosen or _chosen(curve, cost, count or endpoints_rules().curve.least_points)
     require_coverage(curve, chosen)
     with_accuracy = _with_accuracy(curve, chosen, cost, elected_offline=elected_offline)
@@ -156,11 +145,17 @@ def coverage_faults(curve: Regions, points: Iterable[int]) -> list[str]:
     return faults
 
 
+def coverage_words(curve: Regions, points: Sequence[int]) -> str:
+    """Return what the rules do not allow in these points in a sentence; empty where all is well."""
+    faults = coverage_faults(curve, points)
+    return f"--points={','.join(map(str, points))} {'; '.join(faults)}" if faults else ""
+
+
 def require_coverage(curve: Regions, points: Sequence[int]) -> None:
     """Raise UsageError where the rules do not allow these points."""
-    if faults := coverage_faults(curve, points):
+    if words := coverage_words(curve, points):
         raise UsageError(
-            f"--points={','.join(map(str, points))} {'; '.join(faults)}",
+            words,
             cause=f"{'; '.join(map(str, curve.required))} ({endpoints_rules().curve.source})",
             remedy="leave --points out: the points are then placed so that each region has one",
         )
@@ -170,21 +165,26 @@ class _Cost:
     """The time that a point of the curve takes."""
 
     def __init__(
-        self, benchmark: EndpointsBenchmark, rates: ServerRates, curve: Regions, *, windowed: bool, at_full_length: bool
+        self, benchmark: EndpointsBenchmark, rates: ServerRates, curve: Regions, *, at_full_length: bool
     ) -> None:
         self._benchmark, self._rates, self._curve = benchmark, rates, curve
-        window = endpoints_rules().window
-        self._least_blocks = window.passes + window.left_out if windowed else 1
         self._at_full_length = at_full_length
 
     def point(self, concurrency: int, *, accuracy: bool = False, offline: bool = False) -> PlannedPoint:
-        """Return the point as it is planned."""
-        terms = point_terms(self._benchmark, concurrency, self._curve, offline=offline)
+        """Return the point as it is planned: the blocks before the window, and the window."""
+        terms, window = (
+            point_terms(self._benchmark, concurrency, self._curve, offline=offline),
+            endpoints_rules().window,
+        )
         rate, size = self._rates.at(concurrency), terms.samples_of_a_pass
-        least_seconds = terms.least_seconds if self._at_full_length else 0.0
-        # A block of the steady state has as many passes as are in flight.
-        least_passes = 1 if offline else self._least_blocks * math.ceil(concurrency / size)
-        passes = max(least_passes, math.ceil(least_seconds * rate / size))
+        least_seconds = _MARGIN * terms.least_seconds if self._at_full_length else _REHEARSAL_S
+        of_the_seconds = math.ceil(least_seconds * rate / size)
+        if offline:
+            passes = max(1, of_the_seconds if self._at_full_length else 1)
+        else:
+            # A block of the steady state has as many passes as are in flight.
+            block = math.ceil(concurrency / size)
+            passes = window.left_out * block + max(window.passes * block, of_the_seconds)
         samples = passes * size
         return PlannedPoint(
             terms=terms,
@@ -214,12 +214,12 @@ def _chosen(curve: Regions, cost: _Cost, count: int) -> tuple[int, ...]:
 def _with_gaps_halved(chosen: set[int], count: int) -> tuple[int, ...]:
     """Return `count` points: those, and what halves the widest gaps between them."""
     points = set(chosen)
-    while len(points) < count and (middle := _middle_of_widest_gap(sorted(points))) is not None:
+    while len(points) < count and (middle := next_point(sorted(points))) is not None:
         points.add(middle)
     return tuple(sorted(points))
 
 
-def _middle_of_widest_gap(chosen: Sequence[int]) -> int | None:
+def next_point(chosen: Sequence[int]) -> int | None:
     """Return the concurrency in the middle, by logarithms, of the widest gap that has room; None without one."""
     gaps = [(high / low, low, high) for low, high in pairwise(chosen) if high - low > 1]
     if not gaps:

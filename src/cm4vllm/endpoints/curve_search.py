@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
+from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, PointSetup, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, Probe
 from cm4vllm.rules import endpoints_rules
@@ -26,17 +29,18 @@ _LEAST_GAIN = 0.1
 #: Samples of a probe for each request in flight: most of them are answered at the full concurrency.
 _SAMPLES_IN_FLIGHT = 4
 _FEWEST_SAMPLES = 32
+#: Between probes that lie further apart there is another: a server does not gain evenly over them.
+_WIDEST_GAP = 16
 
 
 class CurveInputs(Record, frozen=True, kw_only=True):
-    """What is asked of a curve: its ends, 0 where they are searched for, or its points; and how many points."""
+    """Inputs of a curve: its ends, 0 where they are searched for, or its points; and the number of points."""
 
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
     points: input_types.CurvePoints = ""
     count: input_types.CurvePointCount = 0
     offline: input_types.CurveOffline = "elected"
-    windowed: Annotated[bool, Key("CM_MLPERF_ENDPOINTS_WINDOWED")] = True
     rehearsal: Annotated[bool, Key("CM_MLPERF_ENDPOINTS_REHEARSAL")] = False
     output_dir: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CURVE_DIR")] = ""
 
@@ -62,6 +66,8 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
         probe(high)
     else:
         high = _highest(probe, planned.benchmark.samples)
+    for between in _gaps([one.concurrency for one in probes]):
+        probe(between)
     rates = ServerRates(
         by_concurrency={one.concurrency: one.samples_per_second for one in probes},
         source=f"probes of {probes[0].samples} to {probes[-1].samples} samples",
@@ -74,12 +80,11 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
         points=given,
         count=inputs.count,
         elected_offline=inputs.offline == "elected",
-        windowed=inputs.windowed,
         at_full_length=not inputs.rehearsal,
     )
     record = CurveRecord(plan=plan, probes=tuple(probes), identity=curve_identity(inputs, point), found_at=now())
     write_record(folder / CURVE_FILE, record)
-    for line in plan.lines(record.overhead_s, rates.source):
+    for line in plan_lines(record):
         say(line)
     return record, folder / CURVE_FILE
 
@@ -112,6 +117,15 @@ def _highest(probe: Callable[[int], Probe], most: int) -> int:
             break
         concurrency, rate = 2 * concurrency, higher
     return concurrency
+
+
+def _gaps(probed: Sequence[int]) -> Iterator[int]:
+    """Give the concurrencies that halve, by logarithms, what lies between probes until no gap is too wide."""
+    for low, high in pairwise(sorted(probed)):
+        if high / low > _WIDEST_GAP:
+            middle = round(math.sqrt(low * high))
+            yield middle
+            yield from _gaps((low, middle, high))
 
 
 def _probe(point: PointInputs, planned: PointSetup, concurrency: int, folder: Path) -> Probe:

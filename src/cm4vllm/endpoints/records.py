@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun
-from cm4vllm.endpoints.curve_plan import CurvePlan
+from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
 from cm4vllm.serving.records import ServerRecord
@@ -65,3 +65,7 @@ class CurveRecord(Record, frozen=True, kw_only=True):
     def overhead_s(self) -> float:
         """The mean seconds that the client took beside its run."""
         return sum(probe.overhead_s for probe in self.probes) / len(self.probes)
+
+    def foreseen_s(self, point: PlannedPoint) -> float:
+        """Return the expected seconds of a point's client, from its start to its end."""
+        return point.all_seconds + self.overhead_s

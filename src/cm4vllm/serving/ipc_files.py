@@ -1,8 +1,9 @@
 """Unix sockets and shared memory of a server: vLLM leaves them behind when it is killed, and they are removed here.
 
 Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory and each named
-semaphore that its processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A
-supervisor that is killed loses the lock: the next start or stop of a server finds the folder, and removes it.
+semaphore that its processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last
+process has ended. A supervisor that is killed loses the lock: the next start or stop of a server finds the folder, and
+removes it.
 """
 
 from __future__ import annotations

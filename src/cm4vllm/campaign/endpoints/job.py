@@ -19,7 +19,8 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.endpoints.curve_plan import placed_points
-from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord
+from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
+from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.curves import read_curves
@@ -31,7 +32,7 @@ _EXPORTED = re.compile(r"<<<(\w+)>>>")
 
 
 class _Values:
-    """What the steps so far have exported; no step of this schedule has a condition."""
+    """The exports of the steps so far; no step of this schedule has a condition."""
 
     def __init__(self, job: EndpointsJob) -> None:
         self.env = common_inputs(job)
@@ -88,15 +89,14 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
     """Return what the plan says of the curve: as an earlier command found it, else as far as it is given."""
     earlier = job.out / "curve" / CURVE_FILE
     if earlier.is_file():
-        record = read_record(earlier, CurveRecord)
-        return list(record.plan.lines(record.overhead_s, f"the probes of {record.found_at[:10]}"))
+        return list(plan_lines(read_record(earlier, CurveRecord)))
     if not job.c_max:
         return ["C_max is found by a search on the server; the points are placed then"]
     curve = regions(c_min=job.c_min, c_max=job.c_max)
     points = placed_points(curve, job.given, job.points - (job.settings.offline == "dedicated"))
     rules = endpoints_rules()
     return [
-        f"regions: {'; '.join(map(str, curve.required))}",
+        regions_line(curve),
         *(
             f"point {n}: concurrency {one:,} ({', '.join(r.name for r in curve.of(one))})"
             for n, one in enumerate(points, 1)
@@ -104,6 +104,8 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
         "samples and minutes follow from the probes: "
         f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"
         + ("" if job.rehearsal else f", and {rules.least_seconds(1):,.0f} or {rules.least_seconds(job.c_max):,.0f} s"),
+        *one_more_point(points),
+        *moved_ends(points),
     ]
 
 
@@ -112,9 +114,17 @@ def _report(job: EndpointsJob, execution: Execution) -> None:
     curves, _ = read_curves(job.out / "points")
     page = write_curve_page(curves, job.out / "curve.html", notices=job.notices)
     print(curve_table(curves), flush=True)
+    print(_foreseen(job), flush=True)
     say(f"report: {page}")
     if execution.failure is not None:
         raise execution.failure
+
+
+def _foreseen(job: EndpointsJob) -> str:
+    """Return the table of the minutes that were foreseen and measured of each point."""
+    files = {number: job.out / "points" / f"point-{number}" / POINT_FILE for number in range(1, job.points + 1)}
+    measured = {number: read_record(file, PointRecord).wall_s for number, file in files.items() if file.is_file()}
+    return foreseen_table(read_record(job.out / "curve" / CURVE_FILE, CurveRecord), measured) + "\n"
 
 
 def _results(job: EndpointsJob) -> dict[str, str]:

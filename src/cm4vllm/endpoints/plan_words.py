@@ -1,0 +1,93 @@
+"""The plan of a curve in words: regions, points and minutes, one more point, moved ends; and the measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.endpoints.curve_plan import coverage_words, next_point
+from cm4vllm.endpoints.records import CurveRecord
+from cm4vllm.rules import Regions, endpoints_rules, regions
+
+__all__ = ["foreseen_table", "moved_ends", "one_more_point", "plan_lines", "regions_line"]
+
+_HEAD = ("point", "concurrency", "foreseen, min", "measured, min", "difference")
+
+
+def regions_line(curve: Regions) -> str:
+    """Return the regions in a line."""
+    return f"regions: {'; '.join(map(str, curve.required))}"
+
+
+def plan_lines(record: CurveRecord) -> Iterator[str]:
+    """Give a planned curve in lines: regions, points with the minutes of their clients, the sum, and alternatives."""
+    plan = record.plan
+    yield regions_line(plan.regions)
+    for number, point in enumerate(plan.points, 1):
+        of = "Offline" if point.terms.offline else ", ".join(point.terms.regions) or "no region"
+        elected = plan.elected_offline and point.concurrency == plan.regions.c_max
+        yield (
+            f"point {number}: concurrency {point.concurrency:,} ({of}{', elected Offline' * elected}), "
+            f"{point.samples:,} samples in {point.passes:,} passes{', with accuracy' * point.accuracy}: "
+            f"{record.foreseen_s(point) / 60:,.1f} min"
+        )
+    minutes = sum(map(record.foreseen_s, plan.points)) / 60
+    probes = sorted(record.probes, key=lambda probe: probe.concurrency)
+    probed = ", ".join(f"{probe.samples_per_second:,.4g} samples/s at {probe.concurrency:,}" for probe in probes)
+    yield f"{len(plan.points)} points: {minutes:,.0f} min expected, by the probes of {record.found_at[:10]} ({probed})"
+    fixed = [point.concurrency for point in plan.points if not point.terms.offline]
+    seconds = {point.concurrency: record.foreseen_s(point) for point in plan.points}
+    yield from one_more_point(fixed, seconds)
+    yield from moved_ends(fixed)
+
+
+def one_more_point(points: Sequence[int], seconds: Mapping[int, float] | None = None) -> Iterator[str]:
+    """Give a line on what one more point would gain; `seconds` are those foreseen of the points, where they are known.
+
+    Its own minutes are those of its two neighbours: it lies between them.
+    """
+    if len(points) >= endpoints_rules().curve.most_points or (added := next_point(points)) is None:
+        return
+    low = max(point for point in points if point < added)
+    high = min(point for point in points if point > added)
+    cost = f"; about {(seconds[low] + seconds[high]) / 120:,.1f} min" if seconds else ""
+    yield (
+        f"one more point (--point_count={len(points) + 1}) would lie at {added:,} and split the widest step, {low:,} "
+        f"to {high:,} ({high / low:,.3g} times), into {added / low:,.3g} and {high / added:,.3g} times{cost}"
+    )
+
+
+def moved_ends(points: Sequence[int]) -> Iterator[str]:
+    """Give a line for each end of the curve on the regions that it would have with the end moved to the next point."""
+    yield _moved("lowest", points[1:])
+    yield _moved("highest", points[:-1])
+
+
+def _moved(end: str, points: Sequence[int]) -> str:
+    begin = f"with {points[0 if end == 'lowest' else -1]:,} as the {end} point"
+    try:
+        curve = regions(c_min=points[0], c_max=points[-1])
+    except UsageError as error:
+        return f"{begin} the curve would not be allowed: {error.cause}"
+    between = "; ".join(map(str, curve.required[1:]))
+    return f"{begin}: {between}; {coverage_words(curve, points) or 'each region keeps a point'}"
+
+
+def foreseen_table(record: CurveRecord, measured: Mapping[int, float]) -> str:
+    """Return a table of the minutes foreseen and measured; `measured` are seconds by the number of the point."""
+    rows = [_HEAD]
+    for number, point in enumerate(record.plan.points, 1):
+        if (seconds := measured.get(number)) is None:
+            continue
+        foreseen = record.foreseen_s(point)
+        rows.append(
+            (
+                str(number),
+                f"{point.concurrency:,}",
+                f"{foreseen / 60:,.2f}",
+                f"{seconds / 60:,.2f}",
+                f"{seconds / foreseen - 1:+.0%}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)

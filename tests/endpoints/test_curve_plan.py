@@ -1,0 +1,114 @@
+"""The plan of a curve: points, passes that suffice for the window, one more point, moved ends."""
+
+import random
+
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.endpoints.curve_plan import ServerRates, coverage_words, plan_curve, require_coverage
+from cm4vllm.endpoints.curve_search import _gaps, _highest, given_points
+from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines
+from cm4vllm.endpoints.records import CurveRecord, Probe
+from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions
+
+BENCHMARK = endpoints_benchmark("llama3_1-8b")
+RATES = ServerRates(by_concurrency={1: 2.0, 512: 80.0}, source="made")
+
+
+def record(plan):
+    probes = tuple(
+        Probe(concurrency=at, samples=32, samples_per_second=rate, overhead_s=6.0)
+        for at, rate in RATES.by_concurrency.items()
+    )
+    return CurveRecord(plan=plan, probes=probes, identity="", found_at="2026-11-24T00:00:00+00:00")
+
+
+def test_the_planned_window_has_the_passes_and_the_seconds_of_the_rules_after_what_is_left_out():
+    draw, window = random.Random(1), endpoints_rules().window
+    for _ in range(20):
+        rates = ServerRates(by_concurrency={1: draw.uniform(0.1, 9), 4096: draw.uniform(10, 900)}, source="made")
+        plan = plan_curve(BENCHMARK, rates, c_min=draw.randint(1, 8), c_max=draw.randint(200, 4096))
+        for point in plan.points:
+            in_window = point.passes - window.left_out
+            assert in_window >= window.passes
+            seconds = in_window * BENCHMARK.samples / rates.at(point.concurrency)
+            assert seconds >= 1.1 * point.terms.least_seconds
+
+
+def test_a_rehearsal_leaves_the_seconds_out_and_keeps_the_passes():
+    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
+    assert {point.passes for point in plan.points} == {5}
+
+
+def test_points_that_leave_a_region_out_are_refused_with_the_words_of_the_plan():
+    points = (3, 8, 16, 24, 32, 40)
+    curve = regions(c_min=3, c_max=40)
+    words = coverage_words(curve, points)
+    assert words.startswith("--points=3,8,16,24,32,40 leaves Low (4 to 6) without a point")
+    with pytest.raises(UsageError) as refused:
+        require_coverage(curve, points)
+    assert refused.value.what == words
+    assert coverage_words(regions(c_min=1, c_max=40), (1, 2, 4, 7, 13, 23, 40)) == ""
+
+
+def test_moved_ends_say_what_becomes_of_the_regions():
+    lowest, highest = moved_ends((1, 3, 9, 24, 65, 182, 400, 512))
+    assert (
+        lowest == "with 3 as the lowest point: Low 4 to 11; Medium 12 to 67; High 68 to 512; each region keeps a point"
+    )
+    assert highest.startswith("with 400 as the highest point: Low 2 to 8; ")
+    lowest, highest = moved_ends((1, 8, 16, 24, 32, 40, 41))
+    assert "leaves Low (9 to 11) without a point" in lowest
+    *_, highest = moved_ends((1, 2, 4, 7, 13, 23, 40))
+    assert "the curve would not be allowed: C_max is at least 33" in highest
+
+
+def test_one_more_point_splits_the_widest_step():
+    (line,) = one_more_point((1, 2, 4, 7, 13, 23, 92), {23: 60.0, 92: 120.0})
+    assert "(--point_count=8) would lie at 46 and split the widest step, 23 to 92 (4 times)" in line
+    assert line.endswith("into 2 and 2 times; about 1.5 min")
+    assert list(one_more_point(tuple(range(1, 33)))) == []
+
+
+def test_the_plan_in_lines_names_points_regions_accuracy_minutes_and_their_source():
+    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512)
+    lines = list(plan_lines(record(plan)))
+    assert lines[0] == "regions: Ultra Low 1 to 32; Low 2 to 9; Medium 10 to 65; High 66 to 512"
+    assert sum("with accuracy" in line for line in lines) == endpoints_rules().accuracy.points - 1
+    total = next(line for line in lines if line.startswith("7 points: "))
+    assert "by the probes of 2026-11-24 (2 samples/s at 1, 80 samples/s at 512)" in total
+    assert f"{sum(point.all_seconds + 6 for point in plan.points) / 60:,.0f} min" in total
+
+
+def test_foreseen_and_measured_minutes_stand_side_by_side():
+    plan = plan_curve(BENCHMARK, RATES, c_min=1, c_max=512, at_full_length=False)
+    made = record(plan)
+    foreseen = made.foreseen_s(plan.points[1])
+    lines = foreseen_table(made, {2: 1.25 * foreseen}).splitlines()
+    assert len(lines) == 2
+    assert lines[1].split() == ["2", "3", f"{foreseen / 60:,.2f}", f"{1.25 * foreseen / 60:,.2f}", "+25%"]
+
+
+def test_given_points_are_whole_numbers_in_their_order():
+    assert given_points(" 40, 1,7,7 ") == (1, 7, 40)
+    for text in ("1,x", "0,2", "1,-2"):
+        with pytest.raises(UsageError, match="names"):
+            given_points(text)
+
+
+def test_the_search_ends_where_twice_the_concurrency_gains_little():
+    probed = []
+
+    def probe(concurrency):
+        probed.append(concurrency)
+        rate = min(concurrency, 140) * 1.0
+        return Probe(concurrency=concurrency, samples=1, samples_per_second=rate, overhead_s=0.0)
+
+    assert _highest(probe, 10_000) == 132
+    assert probed == [33, 66, 132, 264]
+
+
+def test_probes_that_lie_far_apart_get_others_between_them():
+    assert list(_gaps([40, 1])) == [6]
+    assert list(_gaps([1, 16])) == []
+    assert sorted(_gaps([1, 4096])) == [8, 64, 512]

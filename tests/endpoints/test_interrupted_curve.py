@@ -1,0 +1,166 @@
+"""A job of MLPerf Endpoints whose processes are killed: the same command finishes it, and nothing is left behind."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cm4vllm.campaign.ledger import State, read_ledger
+from cm4vllm.common.errors import RunIncomplete
+from cm4vllm.common.processes import die_with_parent
+from cm4vllm.serving.supervisor import children, descendants
+
+JOB = Path(__file__).with_name("small_curve.py")
+ROOT = Path(__file__).parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+POINTS = range(1, 8)
+
+
+class Curve:
+    """A job in a folder of its own; `client` is the record of the client, None for small_client.py."""
+
+    def __init__(self, folder, client=None):
+        self.folder, self.out, self.log = folder, folder / "results" / "endpoints" / "test", folder / "job.log"
+        self.shared = set()
+        self.arguments = [sys.executable, JOB, folder, *([client] if client else [])]
+
+    def start(self):
+        with self.log.open("w") as log:
+            return subprocess.Popen(
+                self.arguments,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))},
+            )
+
+    def wait_for(self, process, point, attempt):
+        """Wait until the client of an attempt has answers; return the process ids of it and its supervisor."""
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            entered = read_ledger(self.out).states.get(f"point {point}")
+            if entered is not None and entered.last.state is State.RUNNING and entered.last.attempt == attempt:
+                client = self.processes(f"point-{point}")
+                if client is not None and self.answers(point):
+                    self.shared |= shared_memory_of([*client, *descendants(client[1])])
+                    return client
+            time.sleep(0.05)
+
+    def answers(self, point):
+        log = self.out / "points" / f"point-{point}.log"
+        return log.exists() and any(f" {count}/".encode() in log.read_bytes() for count in range(1, 100))
+
+    def processes(self, name):
+        """Return the ids of a client and of its supervisor; None while it does not run."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(self.out / "points" / f"{name}.spec.json") in words and (found := children(process.pid)):
+                return found[0], process.pid
+        return None
+
+    def server(self):
+        return json.loads((self.out / "server" / "supervisor.json").read_text())["server"]
+
+    def digests(self, points):
+        return {
+            str(path.relative_to(self.out)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for point in points
+            for path in sorted((self.out / "points" / f"point-{point}").rglob("*"))
+            if path.is_file()
+        }
+
+    def attempts(self):
+        return [read_ledger(self.out).states[f"point {point}"].attempts for point in POINTS]
+
+    def left(self):
+        """Return the processes that have the job's folder in their environment or on their command line."""
+        here = str(self.folder)
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if here in " ".join([*process.cmdline(), *process.environ().values()]) and process.pid != os.getpid():
+                    left.append(process)
+            except psutil.Error:
+                continue
+        return [process.cmdline() for process in psutil.wait_procs(left, 10)[1]]
+
+
+def shared_memory_of(pids):
+    """Return what processes have open or mapped below /dev/shm: files and, for those in a folder, the folder."""
+    used, inodes = set(), set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            inodes |= {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps)}
+            links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            used |= {SHARED_MEMORY / link.split("/")[3] for link in links if link.startswith("/dev/shm/")}
+    for path in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(OSError):
+            used |= {path} if path.stat().st_ino in inodes else set()
+    return used
+
+
+def killed_in_turn(curve):
+    """Kill the job in its fourth point; in its next run a client, the server, a supervisor; then stop a client."""
+    process = curve.start()
+    curve.wait_for(process, 4, 1)
+    process.kill()
+    process.wait()
+    assert curve.left() == []
+    finished = curve.digests([1, 2, 3])
+    assert len(finished) > 9
+    process = curve.start()
+    os.kill(curve.wait_for(process, 4, 2)[0], signal.SIGKILL)
+    curve.wait_for(process, 5, 1)
+    os.kill(curve.server(), signal.SIGKILL)
+    os.kill(curve.wait_for(process, 6, 1)[1], signal.SIGKILL)
+    os.kill(curve.wait_for(process, 7, 1)[0], signal.SIGINT)
+    assert process.wait(120) == 0, curve.log.read_text()
+    output = curve.log.read_text()
+    assert curve.digests([1, 2, 3]) == finished
+    assert curve.attempts() == [1, 1, 1, 3, 2, 2, 2]
+    for point in (1, 2, 3):
+        assert f"point {point}: kept" in output
+    for words in (
+        "point 4: attempt 1 of 2 is made again: the reference client ended early: killed by SIGKILL",
+        "point 5: attempt 1 of 2 is INVALID, and the server is started again: the server ended during the run",
+        "point 6: attempt 1 of 2 is made again: the reference client ended early: its supervisor was killed",
+        "point-7 is not whole",
+    ):
+        assert words in output, output
+    assert curve.left() == []
+    assert curve.shared
+    assert [path for path in curve.shared if path.exists()] == []
+
+
+def test_a_curve_whose_processes_are_killed_in_turn_is_finished_by_the_same_command(tmp_path):
+    killed_in_turn(Curve(tmp_path))
+
+
+def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(tmp_path):
+    curve = Curve(tmp_path)
+    process = curve.start()
+    for attempt in (1, 2):
+        os.kill(curve.wait_for(process, 1, attempt)[0], signal.SIGINT)
+    assert process.wait(60) == RunIncomplete.exit_code
+    output = curve.log.read_text()
+    assert "samples were issued" in output and "run the same command again" in output
+    assert not (curve.out / "points" / "point-1" / "point.json").exists()
+    assert curve.left() == []
+
+
+@pytest.mark.long
+def test_the_reference_clients_processes_are_killed_in_turn(tmp_path, reference_client):
+    killed_in_turn(Curve(tmp_path, reference_client))
