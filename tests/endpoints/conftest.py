@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_points import write_points
+from made_points import STAND_IN, write_points
 
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.bundle import CheckerInstallation
@@ -45,3 +45,9 @@ def reference_client(tmp_path_factory):
 def points(tmp_path):
     """The run folders of seven points of llama3_1-8b that the rules accept."""
     return write_points(tmp_path / "points")
+
+
+@pytest.fixture
+def stand_in_points(tmp_path):
+    """The run folders of seven points of the stand-in, as a rehearsal leaves them."""
+    return write_points(tmp_path / "stand-in", STAND_IN)

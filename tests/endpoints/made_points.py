@@ -1,7 +1,10 @@
 """Run folders of a made-up curve that keeps all rules, for tests that change one thing in them."""
 
 import json
+import shutil
+from pathlib import Path
 
+import msgspec
 import yaml
 
 from cm4vllm.common.files import write_json, write_text
@@ -15,6 +18,10 @@ POINTS = (8, 11, 14, 32, 54, 128, 256)
 WITH_ACCURACY = (8, 14, 32, 256)
 SEEDS = seed_set("2026-11-C1")
 PASSES = 6
+#: The stand-in's benchmark, as a rehearsal has it: a name and a dataset of its own, and a pass of 64 samples.
+STAND_IN = msgspec.structs.replace(
+    BENCHMARK, name="cm4vllm-tiny", dataset="harbour-log", samples=64, accuracy_samples=64
+)
 COMMIT = "ea33275"
 
 DESCRIPTION = {
@@ -80,9 +87,24 @@ POWER = {
 }
 
 
-def write_points(folder):
-    """Write the run folders of the curve into `folder` and return them by concurrency."""
-    return {concurrency: _write_point(folder / f"point-{concurrency}", concurrency) for concurrency in POINTS}
+def write_points(folder, benchmark=BENCHMARK):
+    """Write the run folders of the curve into `folder` and return them by concurrency.
+
+    A run of the stand-in lasts seconds, and its answers are poor.
+    """
+    return {
+        concurrency: _write_point(folder / f"point-{concurrency}", concurrency, benchmark) for concurrency in POINTS
+    }
+
+
+def renamed(bundle, target, name):
+    """Copy the folder of a bundle to `target` with another name of the model, and return the copy."""
+    copy = Path(shutil.copytree(bundle, target))
+    for point in sorted(copy.rglob("point.yaml")):
+        change_yaml(point, lambda content: content.update(model_name=name))
+    for model in {point.parents[1] for point in copy.rglob("point.yaml")}:
+        model.rename(model.with_name(name))
+    return copy
 
 
 def change_yaml(path, change):
@@ -99,16 +121,18 @@ def change_json(path, change):
     path.write_text(json.dumps(content))
 
 
-def _write_point(folder, concurrency):
-    terms = point_terms(BENCHMARK, concurrency, CURVE)
-    samples = PASSES * BENCHMARK.samples
+def _write_point(folder, concurrency, benchmark):
+    stand_in = benchmark is STAND_IN
+    seconds = 60 if stand_in else 1800
+    terms = point_terms(benchmark, concurrency, CURVE)
+    samples = PASSES * benchmark.samples
     accuracy = concurrency in WITH_ACCURACY
     window = Window(
         super_pass_start=1,
         super_pass_end=PASSES - 1,
-        super_pass_size=BENCHMARK.samples,
-        n_samples=(PASSES - 1) * BENCHMARK.samples,
-        duration_s=1500.0,
+        super_pass_size=benchmark.samples,
+        n_samples=(PASSES - 1) * benchmark.samples,
+        duration_s=seconds * 5 / 6,
     )
     facts = PointFacts(
         concurrency=concurrency,
@@ -121,7 +145,7 @@ def _write_point(folder, concurrency):
             duration_s=0, requests_issued=0, requests_completed=0, data_source="none", concurrency=0, logs_retained=True
         ),
         steady_state=SteadyState(
-            status="windowable",
+            status="insufficient_duration" if stand_in else "windowable",
             verdict="STEADY STATE",
             window=window,
             state={"tpot_p50": "Plateau", "tpot_p90": "Plateau"},
@@ -135,7 +159,7 @@ def _write_point(folder, concurrency):
         dataset_name="CNN/DailyMail",
         dataset_link="https://example.org/dataset",
     )
-    write_text(folder / "point.yaml", yaml.safe_dump(point_document(BENCHMARK, CURVE, SEEDS, stated, facts)))
+    write_text(folder / "point.yaml", yaml.safe_dump(point_document(benchmark, CURVE, SEEDS, stated, facts)))
     write_json(
         folder / "system_desc.json",
         system_document(
@@ -149,18 +173,19 @@ def _write_point(folder, concurrency):
         ),
     )
     write_json(folder / "system_power.json", POWER)
-    write_text(folder / "config.yaml", yaml.safe_dump(_config(samples, concurrency, accuracy)))
-    write_json(folder / "performance" / "result_summary.json", _summary(samples, concurrency))
+    write_text(folder / "config.yaml", yaml.safe_dump(_config(benchmark, samples, concurrency, accuracy)))
+    write_json(folder / "performance" / "result_summary.json", _summary(samples, concurrency, seconds))
     if accuracy:
-        write_json(folder / "accuracy" / "accuracy_results.json", {"accuracy_scores": [_score()]})
+        score = _score(benchmark, 0.5 if stand_in else 1.005)
+        write_json(folder / "accuracy" / "accuracy_results.json", {"accuracy_scores": [score]})
     return folder
 
 
-def _config(samples, concurrency, accuracy):
-    datasets = [{"name": BENCHMARK.client_dataset, "type": "performance"}]
+def _config(benchmark, samples, concurrency, accuracy):
+    datasets = [{"name": benchmark.client_dataset, "type": "performance"}]
     return {
         "model_params": {"name": "meta-llama/Llama-3.1-8B-Instruct", "streaming": "on"},
-        "datasets": datasets + [{"name": BENCHMARK.client_dataset, "type": "accuracy"}] * accuracy,
+        "datasets": datasets + [{"name": benchmark.client_dataset, "type": "accuracy"}] * accuracy,
         "settings": {
             "runtime": {
                 "n_samples_to_issue": samples,
@@ -172,8 +197,7 @@ def _config(samples, concurrency, accuracy):
     }
 
 
-def _summary(samples, concurrency):
-    seconds = 1800
+def _summary(samples, concurrency, seconds):
     return {
         "version": "0.1.0",
         "git_sha": COMMIT,
@@ -190,17 +214,17 @@ def _summary(samples, concurrency):
     }
 
 
-def _score():
-    """Return an accuracy entry that meets every target of the benchmark."""
+def _score(benchmark, part):
+    """Return an accuracy entry whose scores are this part of the benchmark's lower targets."""
     score = {
-        target.label: f"{(target.lower or 0) * 1.005 if target.upper is None else target.reference:.4f}"
-        for target in endpoints_targets(BENCHMARK)
+        target.label: f"{(target.lower or 0) * part if target.upper is None else target.reference:.4f}"
+        for target in endpoints_targets(benchmark)
     }
     return {
-        "dataset_name": BENCHMARK.client_dataset,
+        "dataset_name": benchmark.client_dataset,
         "dataset_type": "accuracy",
         "score": score,
-        "unit_samples": BENCHMARK.accuracy_samples,
+        "unit_samples": benchmark.accuracy_samples,
         "num_repeats": 1,
         "complete": True,
     }

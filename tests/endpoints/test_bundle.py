@@ -2,14 +2,17 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
+from made_points import BENCHMARK, change_yaml, renamed
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import run
 from cm4vllm.endpoints.bundle import build_bundle, official_report
 from cm4vllm.rules import regions
+from cm4vllm.submission.privacy import private_words
 
 _REGIONS = """
 import json, sys
@@ -33,12 +36,17 @@ def test_regions_are_those_of_the_official_checker(checker):
     assert ours == done.output.splitlines()
 
 
+#: What the official checker may warn of in a rehearsal: it is short, on a name without thresholds.
+_WARNINGS = {"point-duration", "steady-state-basis", "power-estimated", "maximal-engagement", "accuracy-gate"}
+
+
 @pytest.fixture
-def built(checker, points, tmp_path):
+def build(checker, tmp_path):
+    """A function that builds the bundle of run folders."""
     write_text(tmp_path / "src" / "vllm" / "README.md", "vllm serve\n")
     write_text(tmp_path / "docs" / "README.md", "software\n")
 
-    def build():
+    def build(points, **given):
         return build_bundle(
             checker,
             {folder.name: folder for folder in points.values()},
@@ -47,20 +55,80 @@ def built(checker, points, tmp_path):
             availability="available",
             source=tmp_path / "src",
             documentation=tmp_path / "docs",
+            **given,
         )
 
     return build
 
 
-def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, built, tmp_path):
-    report = official_report(checker, built(), tmp_path / "report.json")
+def program(checker, name):
+    """The path of a program in the checker's environment."""
+    return Path(checker.python).with_name(name)
+
+
+def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build, points, tmp_path):
+    report = official_report(checker, build(points), tmp_path / "report.json")
     found = [f"{one.rule}: {one.message}" for one in report.findings if one.severity != "info"]
     assert found == []
 
 
-def test_what_the_builder_refuses_leaves_no_bundle(built, points, tmp_path):
+def test_a_rehearsal_has_the_error_of_its_name_alone(checker, build, stand_in_points, tmp_path):
+    report = official_report(checker, build(stand_in_points), tmp_path / "report.json")
+    assert set(report.counts("error")) == {"model-name-valid"}
+    assert set(report.counts("warning")) <= _WARNINGS
+
+
+def test_a_rehearsal_under_the_name_of_the_benchmark_fails_in_accuracy_alone(checker, build, stand_in_points, tmp_path):
+    bundle = renamed(build(stand_in_points), tmp_path / "renamed", BENCHMARK.name)
+    report = official_report(checker, bundle, tmp_path / "report.json")
+    assert set(report.counts("error")) == {"accuracy-gate", "accuracy-sample-count"}
+
+
+def test_the_official_program_takes_each_run_folder(checker, stand_in_points):
+    for folder in stand_in_points.values():
+        done = run([program(checker, "endpoints-submission-cli"), "runs", "create", "--dry-run", "--path", folder])
+        assert done.ok, done.tail(5)
+    (folder / "point.yaml").unlink()
+    assert not run([program(checker, "endpoints-submission-cli"), "runs", "create", "--dry-run", "--path", folder]).ok
+
+
+def test_the_official_viewer_has_no_warning(checker, build, stand_in_points, tmp_path):
+    bundle = build(stand_in_points)
+
+    def view():
+        return run([program(checker, "mlperf-viz"), bundle.parent, "--strict", "--export", tmp_path / "view.json"])
+
+    done = view()
+    assert done.ok, done.tail(5)
+    next(bundle.rglob("result_summary.json")).unlink()
+    assert not view().ok
+
+
+def test_what_the_builder_refuses_leaves_no_bundle(build, points, tmp_path):
     (points[8] / "config.yaml").unlink()
     with pytest.raises(SubmissionError, match="the official builder refuses") as raised:
-        built()
+        build(points)
     assert "config.yaml" in raised.value.cause
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("http://gpu-7.lab.example:8000", "server"),
+        ("http://203.0.113.7:8000", "server"),
+        ("/home/kkowalska/results", "home folder"),
+        ("sk-quite-secret-1234", "secret"),
+    ],
+)
+def test_a_private_word_in_a_file_leaves_no_bundle(build, points, tmp_path, text, kind):
+    words = private_words(
+        tmp_path,
+        {"HOME": "/home/kkowalska", "SERVER_API_KEY": "sk-quite-secret-1234"},
+        servers=("gpu-7.lab.example", "203.0.113.7"),
+    )
+    change_yaml(points[54] / "config.yaml", lambda content: content.update(note=text))
+    with pytest.raises(SubmissionError, match="config.yaml, line .*" + kind) as raised:
+        build(points, private=words)
+    assert "sk-quite" not in f"{raised.value.what}{raised.value.cause}"
     assert not (tmp_path / "bundle").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_d
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.serving.records import host_of
+from cm4vllm.submission.privacy import private_words
 
 __all__ = ["BundleInputs", "author_and_build", "read_points"]
 
@@ -71,6 +73,10 @@ def author_and_build(inputs: BundleInputs) -> Path:
         availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
         source=folder / "shared" / "src",
         documentation=folder / "shared" / "docs",
+        private=private_words(
+            servers={host_of(endpoint) for _, record in points for endpoint in record.server.endpoints},
+            folders=[str(folder.parent), os.environ.get("CM_REPOS", "")],
+        ),
     )
 
 

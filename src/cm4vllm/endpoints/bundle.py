@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import staged_folder, write_json
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
+from cm4vllm.submission.privacy import PrivateWord, refuse_private
 
 __all__ = ["CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
 
@@ -62,11 +63,12 @@ def build_bundle(
     availability: str,
     source: Path,
     documentation: Path,
+    private: Collection[PrivateWord] = (),
 ) -> Path:
     """Build the bundle of the runs as `target`, whole or not at all, and return the folder of the organisation in it.
 
     `source` and `documentation` are folders whose contents become src/ and docs/. Raises SubmissionError with the words
-    of the builder where it refuses.
+    of the builder where it refuses, and for a bundle with one of the `private` words in a file.
     """
     with staged_folder(target) as staging:
         spec = staging.parent / f"{staging.name}.json"
@@ -87,6 +89,7 @@ def build_bundle(
             spec.unlink(missing_ok=True)
         if not done.ok:
             raise SubmissionError("the official builder refuses the run folders", cause=done.tail(12))
+        refuse_private(staging, private)
         organisation = Path(done.output.strip().splitlines()[-1]).name
     return target / organisation
 
