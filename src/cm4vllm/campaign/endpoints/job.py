@@ -15,6 +15,7 @@ from cm4vllm.campaign.schedule import with_durations
 from cm4vllm.campaign.steps import Condition, Step
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
+from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
@@ -25,6 +26,8 @@ from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.curves import read_curves
 from cm4vllm.rules import endpoints_rules, regions
+from cm4vllm.serving.records import host_of
+from cm4vllm.serving.server_requests import base_urls
 
 __all__ = ["plan_job", "run_job"]
 
@@ -73,6 +76,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes) -> dict[str, str]:
 def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
     """Return the job that the environment asks for, checked. Raises CmError."""
     job = EndpointsJob.of(read_settings(EndpointsSettings, env))
+    _require_own_address(job.settings.api_server)
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)
     unstated = [key for key in ("driver", "filesystem") if not stated.node.get(key)]
@@ -83,6 +87,19 @@ def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
             remedy="state them as keys of `node` in the file",
         )
     return job
+
+
+def _require_own_address(addresses: str) -> None:
+    """Raise UsageError for a server that the client's configuration, which is submitted, may not name."""
+    for address in base_urls(addresses) if addresses else ():
+        if not is_loopback(host_of(address)):
+            raise UsageError(
+                f"{address} is no address of this machine itself",
+                cause="the reference client writes it into config.yaml, which is submitted as the client wrote it",
+                remedy="make a port of this machine that leads to the server, for example with `socat "
+                "TCP-LISTEN:8000,bind=127.0.0.1,fork,reuseaddr TCP:SERVER:8000`, and give "
+                "--api_server=http://127.0.0.1:8000",
+            )
 
 
 def _curve_notes(job: EndpointsJob) -> list[str]:
