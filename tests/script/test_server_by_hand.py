@@ -20,7 +20,7 @@ from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_probe import Site
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-1")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("vllm-2")]
 
 #: Seconds that a first start may take: vLLM's installation and the model's training included.
 FIRST_START_S = 900

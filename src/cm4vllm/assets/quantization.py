@@ -204,20 +204,26 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
                 progress.update(f"{found[1]} {found[4]} %")
 
         status, lines = run_worker(words, tell)
-        printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
-        if status or not printed:
-            raise ModelError(
-                f"{model.name} cannot be quantised to {what}",
-                cause="\n".join([exit_in_words(status), *lines[-6:]]),
-                remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
-            )
+        facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {what}")
         if unset := unset_scales(staging):
             raise ModelError(
                 f"{model.name} was not quantised well to {what}",
                 cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
                 remedy="take another scheme, or give other samples with --calibration_path",
             )
-        facts: dict[str, Any] = json.loads(printed)
+    return facts
+
+
+def _printed_facts(status: int, lines: list[str], failed: str) -> dict[str, Any]:
+    """Return the facts that the worker printed at its end. Raises ModelError with the text `failed` without them."""
+    printed = next((line for line in reversed(lines) if line.startswith('{"layers"')), "")
+    if status or not printed:
+        raise ModelError(
+            failed,
+            cause="\n".join([exit_in_words(status), *lines[-6:]]),
+            remedy="another scheme may suit its architecture: fp8-dynamic asks least of it",
+        )
+    facts: dict[str, Any] = json.loads(printed)
     return facts
 
 

@@ -302,40 +302,35 @@ def translated_os_errors(action: str, path: str | os.PathLike[str], elsewhere: s
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(
-                f"cannot {action} {path}",
-                cause=f"no space left on the disk that is mounted at {_mount_point(path)}",
-                remedy=f"free space there, or choose {other}",
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise NotWritable(
-                f"cannot {action} {path}",
-                cause=str(error.strerror),
-                remedy=f"change its permissions, or choose {other}",
-            ) from error
-        if error.errno == errno.ENOENT:
-            raise NotWritable(
-                f"cannot {action} {path}",
-                cause=f"{error.filename or path} does not exist and cannot be created",
-                remedy=f"check that no other program removes it during the run, or choose {other}",
-            ) from error
-        if error.errno == errno.EIO:
-            raise NotWritable(
-                f"cannot {action} {path}",
-                cause="the disk, or the network behind it, reports an input/output error",
-                remedy=f"see the kernel's messages (dmesg), or choose {other}",
-            ) from error
-        if error.errno in (errno.EISDIR, errno.EINVAL, errno.ELOOP):
-            raise NotWritable(
-                f"cannot {action} {path}",
-                cause=f"it is no file: {error.strerror}",
-                remedy=f"remove it, or choose {other}",
-            ) from error
-        if error.errno in (errno.ENOTDIR, errno.EEXIST):
-            raise NotWritable(
-                f"cannot {action} {path}",
-                cause=f"{error.filename or path} is a file, not a folder",
-                remedy=f"choose {other}",
-            ) from error
-        raise
+        cause, remedy = _cause_and_remedy(error, path)
+        if not cause:
+            raise
+        kind = DiskFull if error.errno in _FULL else NotWritable
+        remedy = f"{remedy}, or choose {other}" if remedy else f"choose {other}"
+        raise kind(f"cannot {action} {path}", cause=cause, remedy=remedy) from error
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _cause_and_remedy(error: OSError, path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the cause of an error on `path`, and what to do beside choosing another folder; empty if unknown."""
+    named = error.filename or path
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"no space left on the disk that is mounted at {_mount_point(path)}", "free space there"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return str(error.strerror), "change its permissions"
+        case errno.ENOENT:
+            return f"{named} does not exist and cannot be created", (
+                "check that no other program removes it during the run"
+            )
+        case errno.EIO:
+            return "the disk, or the network behind it, reports an input/output error", (
+                "see the kernel's messages (dmesg)"
+            )
+        case errno.EISDIR | errno.EINVAL | errno.ELOOP:
+            return f"it is no file: {error.strerror}", "remove it"
+        case errno.ENOTDIR | errno.EEXIST:
+            return f"{named} is a file, not a folder", ""
+    return "", ""

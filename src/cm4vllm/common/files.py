@@ -201,13 +201,18 @@ def staged_folder(target: Path) -> Iterator[Path]:
     if _inode(staging) != made:
         raise _vanished(target, staging)
     with translated_os_errors("finish", target):
-        places = (target.with_name(f"{target.name}.old{number or ''}") for number in count())
-        old = next(place for place in places if _removed(place))  # another user's may have to stay
-        if os.path.lexists(target):
-            target.rename(old)
-        staging.rename(target)
-        _removed(old)
+        _put_in_place(staging, target)
         _removed(failed)
+
+
+def _put_in_place(staging: Path, target: Path) -> None:
+    """Rename a filled folder to `target`, in place of what is there. Raises OSError."""
+    places = (target.with_name(f"{target.name}.old{number or ''}") for number in count())
+    old = next(place for place in places if _removed(place))  # another user's may have to stay
+    if os.path.lexists(target):
+        target.rename(old)
+    staging.rename(target)
+    _removed(old)
 
 
 def _removed(path: Path) -> bool:

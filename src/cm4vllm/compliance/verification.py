@@ -46,20 +46,8 @@ def verify_run(folder: Path) -> ComplianceRecord:
     Raises RunFailed where the folder holds no such run, its log was changed, or LoadGen did not apply audit.config, and
     what the module of the test raises.
     """
-    run = read_record(folder / RUN_FILE, RunRecord)
+    run = _verifiable(folder)
     settings, log = run.settings, folder / ACCURACY_LOG
-    if settings.compliance_test not in verified_tests():
-        raise UsageError(
-            f"{folder} holds no run of a compliance test that can be verified",
-            cause=f"known: {', '.join(verified_tests())}",
-        )
-    digest = sha256_of(log) if log.is_file() else ""
-    if digest != run.files[ACCURACY_LOG]:
-        raise RunFailed(
-            f"{log} is not the log that the run wrote",
-            cause="its SHA-256 differs from that in run.json",
-            remedy="run the test again: --rerun",
-        )
     test, rules = audit(settings.compliance_test, settings.benchmark), compliance_rules(settings.compliance_test)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
     answers = read_answers(log)
@@ -76,7 +64,7 @@ def verify_run(folder: Path) -> ComplianceRecord:
         checks=verdict.checks,
         answers=len(answers),
         file=file.name,
-        log_sha256=digest,
+        log_sha256=run.files[ACCURACY_LOG],
         source=test.source,
         shows_logs=bool(rules.run_logs),
     )
@@ -84,6 +72,23 @@ def verify_run(folder: Path) -> ComplianceRecord:
     write_record(folder / COMPLIANCE_FILE, record)
     say(f"{settings.title}: {'passed' if record.passed else 'FAILED: ' + '; '.join(record.failures)}")
     return record
+
+
+def _verifiable(folder: Path) -> RunRecord:
+    """Return the record of the run in `folder`. Raises UsageError, or RunFailed where its log was changed."""
+    run, log = read_record(folder / RUN_FILE, RunRecord), folder / ACCURACY_LOG
+    if run.settings.compliance_test not in verified_tests():
+        raise UsageError(
+            f"{folder} holds no run of a compliance test that can be verified",
+            cause=f"known: {', '.join(verified_tests())}",
+        )
+    if not log.is_file() or sha256_of(log) != run.files[ACCURACY_LOG]:
+        raise RunFailed(
+            f"{log} is not the log that the run wrote",
+            cause="its SHA-256 differs from that in run.json",
+            remedy="run the test again: --rerun",
+        )
+    return run
 
 
 def compliance_folder(env: Mapping[str, Any]) -> Path:

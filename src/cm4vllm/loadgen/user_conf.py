@@ -110,22 +110,26 @@ def user_conf(
         samples_of_the_dataset=dataset_samples,
     )
     if execution is ExecutionMode.VALID:
-        if dataset_samples is not None and dataset_samples != terms.samples:
-            raise DatasetError(
-                f"the dataset has {dataset_samples} samples, a valid run of {terms.benchmark} needs {terms.samples}",
-                remedy="use the benchmark's dataset, or rehearse with --execution_mode=test",
-            )
-        _require_qps(terms, target_qps)
-        return UserConf(
-            terms,
-            False,
-            terms.samples,
-            target_qps,
-            terms.min_duration_ms,
-            min_query_count=_least_samples(terms, target_qps),
-            performance_sample_count=terms.user_conf.get("performance_sample_count_override"),
-        )
+        return _valid(terms, target_qps, dataset_samples)
     return _rehearsal(terms, target_qps, dataset_samples or terms.samples, test_query_count, max_test_duration_s)
+
+
+def _valid(terms: Terms, target_qps: float | None, dataset_samples: int | None) -> UserConf:
+    if dataset_samples is not None and dataset_samples != terms.samples:
+        raise DatasetError(
+            f"the dataset has {dataset_samples} samples, a valid run of {terms.benchmark} needs {terms.samples}",
+            remedy="use the benchmark's dataset, or rehearse with --execution_mode=test",
+        )
+    _require_qps(terms, target_qps)
+    return UserConf(
+        terms,
+        False,
+        terms.samples,
+        target_qps,
+        terms.min_duration_ms,
+        min_query_count=_least_samples(terms, target_qps),
+        performance_sample_count=terms.user_conf.get("performance_sample_count_override"),
+    )
 
 
 def _rehearsal(

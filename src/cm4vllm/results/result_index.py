@@ -7,6 +7,7 @@ Each submitter's folder is read by itself, with all checks, and its rows are kep
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -267,6 +268,20 @@ def _read(home: Path) -> IndexPart:
     return IndexPart(rows=tuple(rows))
 
 
+def _code_counts(result: Result, findings: Iterable[Finding]) -> dict[str, int]:
+    """Return the number of findings of a result and of its system, by severity and code."""
+    own = (  # as findings name them
+        spelled_out(f"/{result.system}/{result.model}/{Path(result.folder).name}/"),
+        spelled_out(f"/systems/{result.system}.json"),
+    )
+    codes = Counter(
+        f"{finding.severity} {finding.code}"
+        for finding in findings
+        if any(place in f"/{finding.file}/" or f"/{finding.file}".endswith(place) for place in own)
+    )
+    return dict(sorted(codes.items()))
+
+
 def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()) -> IndexRow:
     """Return the row of a result; `found` are the findings of its submission, of which its own are counted."""
     described = submission.system(result.system)
@@ -275,14 +290,6 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
     metric, unit, value, file, field = cell_of(part.metric if part else None)
     _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
     published = power_metric(part) if part else None
-    own = (  # as findings name them
-        spelled_out(f"/{result.system}/{result.model}/{Path(result.folder).name}/"),
-        spelled_out(f"/systems/{result.system}.json"),
-    )
-    codes: dict[str, int] = {}
-    for one in found:
-        if any(place in f"/{one.file}/" or f"/{one.file}".endswith(place) for place in own):
-            codes[f"{one.severity} {one.code}"] = codes.get(f"{one.severity} {one.code}", 0) + 1
     row = IndexRow(
         round=result.round,
         division=result.division,
@@ -309,7 +316,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         energy_mj=published.value if published and published.unit == "mJ/query" else None,
         file=file,
         field=field,
-        codes=dict(sorted(codes.items())),
+        codes=_code_counts(result, found),
         folder=result.system,
     )
     texts = {name: value for name in row.__struct_fields__ if isinstance(value := getattr(row, name), str)}

@@ -7,7 +7,8 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -55,14 +56,7 @@ def base_url(text: str) -> str:
     """
     url = text.strip()
     if url.startswith("unix:"):
-        path = url.removeprefix("unix:").removeprefix("//")
-        if not path.startswith("/"):
-            raise UsageError(
-                f"{text!r} is not the address of a Unix socket",
-                cause="it needs an absolute path",
-                remedy="give it as --api_server=unix:///run/vllm.sock",
-            )
-        return f"unix://{path}"
+        return _unix_url(text, url)
     if "://" not in url:
         url = f"http://{url}"
     try:
@@ -89,11 +83,27 @@ def base_url(text: str) -> str:
             remedy=f"{_EXAMPLE}; a key is given in "
             "an environment variable (VLLM_API_KEY, or the one that --api_key_env names)",
         )
-    host = parts.hostname
-    if ":" in host:
-        address, zone, name = host.replace("%25", "%").partition("%")
-        host = f"[{address}{'%25' if zone else ''}{name}]"
-    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "") + _prefix(parts.path)
+    shown_port = f":{port}" if port is not None else ""
+    return f"{parts.scheme}://{_host(parts.hostname)}{shown_port}{_prefix(parts.path)}"
+
+
+def _unix_url(text: str, url: str) -> str:
+    path = url.removeprefix("unix:").removeprefix("//")
+    if not path.startswith("/"):
+        raise UsageError(
+            f"{text!r} is not the address of a Unix socket",
+            cause="it needs an absolute path",
+            remedy="give it as --api_server=unix:///run/vllm.sock",
+        )
+    return f"unix://{path}"
+
+
+def _host(name: str) -> str:
+    """Return a host as a URL has it: an IPv6 address in brackets, with its zone."""
+    if ":" not in name:
+        return name
+    address, zone, interface = name.replace("%25", "%").partition("%")
+    return f"[{address}{'%25' if zone else ''}{interface}]"
 
 
 def _prefix(path: str) -> str:
@@ -188,16 +198,27 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
 
     Raises ServerUnreachable; ServerUnsuitable where what comes is no HTTP, or a redirect, or asks for a key.
     """
-    endpoint = site.endpoint
     headers = site.access.headers()
     connection = site.connect(timeout_s)
-    try:
+    with _translated_errors(site.endpoint, path, timeout_s), closing(connection):
         data = None if body is None else json.dumps(body)
         connection.request(method, site.target(path), data, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
         answer = response.read(_MOST_BYTES)
         if response.length:
             raise http.client.IncompleteRead(answer, response.length)
+    if response.status in (401, 403):
+        raise refused(site.endpoint, path, response.status, site.access)
+    if response.status in _REDIRECTS:
+        raise _redirected(site, path, response.headers.get("Location", ""))
+    return response.status, answer
+
+
+@contextmanager
+def _translated_errors(endpoint: str, path: str, timeout_s: float) -> Iterator[None]:
+    """Turn the errors of a connection into ServerUnreachable, or ServerUnsuitable where the answer is no HTTP."""
+    try:
+        yield
     except ssl.SSLError as error:
         raise ServerUnreachable(
             f"no TLS connection to {endpoint}",
@@ -219,13 +240,6 @@ def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tupl
         ) from error
     except http.client.HTTPException as error:
         raise not_measurable(endpoint, f"{NO_HTTP}: {type(error).__name__}") from error
-    finally:
-        connection.close()
-    if response.status in (401, 403):
-        raise refused(endpoint, path, response.status, site.access)
-    if response.status in _REDIRECTS:
-        raise _redirected(site, path, response.headers.get("Location", ""))
-    return response.status, answer
 
 
 def _redirected(site: Site, path: str, location: str) -> ServerUnsuitable:

@@ -82,12 +82,7 @@ def pack(
     with translated_os_errors("write", archive, "--archive"), contextlib.ExitStack() as opened:
         archive.parent.mkdir(parents=True, exist_ok=True)
         _partial(archive).unlink(missing_ok=True)  # of an archive that was killed, and is not encrypted
-        out = _Digested()
-        if plain is not None:
-            out.streams.append(opened.enter_context(opened.enter_context(_aside(plain)).open("wb")))
-        if encrypted is not None:
-            aside = opened.enter_context(_aside(encrypted))
-            out.streams.append(opened.enter_context(encrypting(program, recipients, aside)))
+        out = _opened(opened, plain, encrypted, program, recipients)
         _write(out, tree, files, added)
     digest = out.digest.hexdigest()
     if plain is not None:
@@ -95,6 +90,19 @@ def pack(
     elif archive.exists():
         warn(f"{archive} of an earlier command is not encrypted, and stays beside {archive.name}{ENCRYPTION[program]}")
     return Packed(plain, digest, encrypted, _state(encrypted, sha256_of(encrypted)) if encrypted else "")
+
+
+def _opened(
+    stack: contextlib.ExitStack, plain: Path | None, encrypted: Path | None, program: str, recipients: tuple[str, ...]
+) -> _Digested:
+    """Return a stream into both files, or the one that is asked for; `stack` closes them."""
+    out = _Digested()
+    if plain is not None:
+        out.streams.append(stack.enter_context(stack.enter_context(_aside(plain)).open("wb")))
+    if encrypted is not None:
+        aside = stack.enter_context(_aside(encrypted))
+        out.streams.append(stack.enter_context(encrypting(program, recipients, aside)))
+    return out
 
 
 def private_ids(tree: Path, source: Source) -> dict[str, str]:

@@ -165,6 +165,27 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version
     writer.json(home / "systems" / f"{one.system}.json", one.description)
     if one.settings.model.name != one.settings.benchmark:
         writer.mapping(home / "model_mapping.json", {one.settings.model.name: one.settings.benchmark})
+    _write_results(writer, one, private)
+    calibration = scrubbed(calibration_page(one.settings.model, run.notice), private)
+    writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
+    if run.settings.network:
+        name = read_detail_log(one.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
+        page = scrubbed(network_page(one.description, name, run), private)
+        writer.section(home / NETWORK_PAGE, NETWORK_TITLE, one.system, page)
+    _write_program(writer, one, private, version)
+    writer.section(
+        home / SUBMITTER_PAGE,
+        scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
+        heading_of(f"{asked.model} on {one.system}", one.scenarios),
+        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
+    )
+    for path, text in (asked.extra_files or {}).items():
+        _extra(writer, home / place_below(path), scrubbed(text, private), one)
+
+
+def _write_results(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None:
+    """Write the logs, the settings and the compliance tests of each run."""
+    asked, layout, home = one.asked, one.layout, one.home(writer.root)
     facts = published_facts(asked.out)
     for measured in one.runs:
         place = home, one.system, asked.model, measured.scenario
@@ -182,14 +203,13 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():
             write_text(layout.settings_of(*place) / file, scrubbed(content, private))
-    calibration = scrubbed(calibration_page(one.settings.model, run.notice), private)
-    writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
-    if run.settings.network:
-        name = read_detail_log(one.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
-        page = scrubbed(network_page(one.description, name, run), private)
-        writer.section(home / NETWORK_PAGE, NETWORK_TITLE, one.system, page)
+
+
+def _write_program(writer: TreeWriter, one: Results, private: list[PrivateWord], version: str) -> None:
+    """Write the page of the program that ran, and its capsule."""
+    asked, run = one.asked, one.runs[0].performance
     command = published_command(asked.command, hosts=servers_of(asked.out))
-    program = home / layout.program / asked.model
+    program = one.home(writer.root) / one.layout.program / asked.model
     writer.section(
         program / "README.md",
         f"# {asked.model}: what ran",
@@ -198,14 +218,6 @@ def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version
     )
     if asked.capsule:
         writer.text(program / capsule_name(one.system, one.scenarios), scrubbed(asked.capsule, private))
-    writer.section(
-        home / SUBMITTER_PAGE,
-        scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
-        heading_of(f"{asked.model} on {one.system}", one.scenarios),
-        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
-    )
-    for path, text in (asked.extra_files or {}).items():
-        _extra(writer, home / place_below(path), scrubbed(text, private), one)
 
 
 def _require_free(writer: TreeWriter, folder: Path) -> None:

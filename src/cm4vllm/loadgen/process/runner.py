@@ -217,15 +217,8 @@ def _record(
         SAMPLES_FILE,
         *([AUDIT_CONFIG] if settings.audit_config else []),
     ]
-    missing = [name for name in logs if not (folder / name).is_file()]
     client = ended.client
-    if missing or client.completed != client.requests:
-        raise RunFailed(
-            "the run ended, but it is not complete",
-            cause=f"missing: {', '.join(missing)}"
-            if missing
-            else f"{client.completed} of {client.requests} requests were completed",
-        )
+    _require_complete(client, [name for name in logs if not (folder / name).is_file()])
     require_whole(folder, settings.mode)
     require_agreement(settings, client.text)
     return RunRecord(
@@ -242,6 +235,15 @@ def _record(
         machine_load=load,
         files={name: sha256_of(folder / name) for name in logs},
     )
+
+
+def _require_complete(client: ClientRecord, missing: list[str]) -> None:
+    """Raise RunFailed for a run that ended without all its files or answers."""
+    cause = f"missing: {', '.join(missing)}" if missing else ""
+    if not cause and client.completed != client.requests:
+        cause = f"{client.completed} of {client.requests} requests were completed"
+    if cause:
+        raise RunFailed("the run ended, but it is not complete", cause=cause)
 
 
 def _error(failed: Failed) -> CmError:

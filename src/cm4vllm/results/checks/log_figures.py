@@ -167,6 +167,19 @@ def _planned(log: _Log, each: float) -> Iterator[_Apart]:
 
 
 def _rates(log: _Log) -> Iterator[_Apart]:
+    yield from _offline_rate(log)
+    yield from _server_rates(log)
+    alone, mean = log["result_qps_without_loadgen_overhead"], log["result_mean_latency_ns"]
+    if alone and mean and log.samples * log["result_max_latency_ns"] < _SUM_END and not _close(alone * mean / 1e9, 1.0):
+        yield _Apart(
+            "samples/s without overhead is not one over the mean latency",
+            "result_qps_without_loadgen_overhead",
+            alone,
+            f"{1e9 / mean:.6g}",
+        )
+
+
+def _offline_rate(log: _Log) -> Iterator[_Apart]:
     samples = log.samples
     if log.scenario == "Offline" and (rate := log["result_samples_per_second"]):
         done = rate * log["result_max_latency_ns"] / 1e9
@@ -181,6 +194,10 @@ def _rates(log: _Log) -> Iterator[_Apart]:
                 f"{done:,.1f} samples",
                 f"{samples:,.0f}",
             )
+
+
+def _server_rates(log: _Log) -> Iterator[_Apart]:
+    samples = log.samples
     if log.scenario == "Server" and (rate := log["result_scheduled_samples_per_sec"]):
         planned, made = (samples - 1) / rate, log["generated_query_duration"] / 1e9
         # The last query is scheduled before the end of what was generated, by a few mean intervals.
@@ -203,14 +220,6 @@ def _rates(log: _Log) -> Iterator[_Apart]:
                 f"{ended:,.3f} s",
                 f"{planned:,.3f} to {latest:,.3f} s",
             )
-    alone, mean = log["result_qps_without_loadgen_overhead"], log["result_mean_latency_ns"]
-    if alone and mean and log.samples * log["result_max_latency_ns"] < _SUM_END and not _close(alone * mean / 1e9, 1.0):
-        yield _Apart(
-            "samples/s without overhead is not one over the mean latency",
-            "result_qps_without_loadgen_overhead",
-            alone,
-            f"{1e9 / mean:.6g}",
-        )
 
 
 #: By how many mean intervals the last query may be earlier than the end of the generated schedule.

@@ -11,7 +11,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Performance, Result, Submission
-from cm4vllm.rules import Division, Mode
+from cm4vllm.rules import Division, Mode, Terms
 
 __all__ = ["is_strict", "measured", "performance_runs"]
 
@@ -190,23 +190,27 @@ def performance_samples(submission: Submission) -> Iterator[Fault]:
                 drawn,
                 f"{terms.samples} or more",
             )
-        if part.loadgen_scenario != terms.loadgen_scenario:
-            continue  # LOG-SCENARIO, or inferred
-        issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
-        if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:
-            yield Fault(
-                "Offline issues fewer samples than the rules ask for",
-                part.log,
-                "effective_samples_per_query",
-                issued,
-                f"{terms.min_samples} or more",
-                severity=Severity.ERROR if is_strict(submission) else Severity.WARNING,
-            )
-        if not terms.early_stopping and isinstance(queries, int) and queries < terms.min_queries:
-            yield Fault(
-                "LoadGen was asked for fewer queries than the rules have",
-                part.log,
-                "effective_min_query_count",
-                queries,
-                f"{terms.min_queries} or more",
-            )
+        if part.loadgen_scenario == terms.loadgen_scenario:  # else LOG-SCENARIO, or inferred
+            yield from _issued(part, terms, strict=is_strict(submission))
+
+
+def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:
+    """Give the counts of samples and queries that a run was asked for and that are below those of the rules."""
+    issued, queries = (part.settings.get(key) for key in ("samples_per_query", "min_query_count"))
+    if terms.at_once and isinstance(issued, int) and issued < terms.min_samples:
+        yield Fault(
+            "Offline issues fewer samples than the rules ask for",
+            part.log,
+            "effective_samples_per_query",
+            issued,
+            f"{terms.min_samples} or more",
+            severity=Severity.ERROR if strict else Severity.WARNING,
+        )
+    if not terms.early_stopping and isinstance(queries, int) and queries < terms.min_queries:
+        yield Fault(
+            "LoadGen was asked for fewer queries than the rules have",
+            part.log,
+            "effective_min_query_count",
+            queries,
+            f"{terms.min_queries} or more",
+        )

@@ -150,6 +150,23 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
     yield from differs("division", submission.division, error=True)
     yield from differs("scenario", result.scenario)
     yield from differs("model", result.benchmark)
+    yield from _against_system(submission, result, given)
+    if given.get("execution_mode") == "test":
+        yield Fault("the command starts a short run", readme_of(result), "--execution_mode", "test", "valid")
+    qps = given.get(f"{result.scenario.lower()}_target_qps", "")
+    run = result.performance
+    if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not close(float(qps), run.target_qps, 1e-3):
+        yield Fault(
+            "the command asks for another target QPS than the log",
+            readme_of(result),
+            f"--{result.scenario.lower()}_target_qps",
+            qps,
+            f"{run.target_qps:g}, as in {run.log}",
+        )
+
+
+def _against_system(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
+    """Give the flags of a command that contradict the description of the result's system."""
     system = submission.system(result.system)
     stated = system.description if system else {}
     if given.get("device") == "cpu" and str(stated.get("accelerators_per_node", "0")) not in ("0", "", "N/A"):
@@ -169,18 +186,6 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
             "--category",
             given["category"],
             kinds,
-        )
-    if given.get("execution_mode") == "test":
-        yield Fault("the command starts a short run", readme_of(result), "--execution_mode", "test", "valid")
-    qps = given.get(f"{result.scenario.lower()}_target_qps", "")
-    run = result.performance
-    if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not close(float(qps), run.target_qps, 1e-3):
-        yield Fault(
-            "the command asks for another target QPS than the log",
-            readme_of(result),
-            f"--{result.scenario.lower()}_target_qps",
-            qps,
-            f"{run.target_qps:g}, as in {run.log}",
         )
 
 
