@@ -38,6 +38,12 @@ ComplianceDatasetRecordPath = Annotated[str, Key("CM_COMPLIANCE_DATASET_RECORD")
 ModelRecordPath = Annotated[str, Key("CM_ML_MODEL_RECORD")]
 ServerRecordPath = Annotated[str, Key("CM_VLLM_SERVER_RECORD")]
 
+# --- power ---
+
+PowerSource = Annotated[str, Key("CM_MLPERF_POWER_SOURCE")]
+NtpServer = Annotated[str, Key("CM_MLPERF_POWER_NTP_SERVER")]
+PowerPort = Annotated[int, Key("CM_MLPERF_POWER_SERVER_PORT")]
+
 # --- jobs ---
 
 Rerun = Annotated[str, Key("CM_RERUN")]

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cm4vllm.power.samples import time_of
+from cm4vllm.power.samples import SIMULATED, time_of
 
-__all__ = ["SIMULATED", "Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
-
-#: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
-SIMULATED = "SIMULATED"
+__all__ = ["Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
 
 _LINE = re.compile(r"(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d\.\d{3})(?::? )?(.*)")
 _UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")

@@ -14,8 +14,20 @@ from pathlib import Path
 
 from cm4vllm.common.files import text_of
 
-__all__ = ["SAMPLES", "Reading", "Sample", "Samples", "mean_watts", "read_samples", "samples_of", "time_of"]
+__all__ = [
+    "SAMPLES",
+    "SIMULATED",
+    "Reading",
+    "Sample",
+    "Samples",
+    "mean_watts",
+    "read_samples",
+    "samples_of",
+    "time_of",
+]
 
+#: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
+SIMULATED = "SIMULATED"
 #: The name of the file of samples in the folder of a run.
 SAMPLES = "spl.txt"
 _FORMAT = "%m-%d-%Y %H:%M:%S.%f"
@@ -41,12 +53,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: its time in UTC, the reading of all, the mark of its measurement, and the reading of each channel."""
+    """One sample: its time in UTC, the reading of all, the mark of its measurement, and the reading of each channel.
+
+    It is `simulated` where it says so itself.
+    """
 
     at: datetime
     total: Reading
     mark: str = ""
     channels: Mapping[str, Reading] = field(default_factory=dict)
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +120,15 @@ def _sample(text: str) -> Sample | None:
         at = time_of(words.next())
         if at is None:
             return None
-        total, mark = words.reading(), ""
+        total, mark, simulated = words.reading(), "", False
         channels: dict[str, Reading] = {}
         while words.more:
             name = words.next()
             if name == "Mark":
                 marked = words.next()
                 mark = mark or marked
+            elif name == SIMULATED:
+                simulated = True
             elif name == "Watts":  # PTDaemon's replies do not name the channels
                 words.back()
                 channels[f"Ch{len(channels) + 1}"] = words.reading()
@@ -123,7 +141,7 @@ def _sample(text: str) -> Sample | None:
                 return None
     except (ValueError, IndexError):
         return None
-    return Sample(at, total, mark, channels)
+    return Sample(at, total, mark, channels, simulated)
 
 
 class _Words:

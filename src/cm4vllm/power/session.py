@@ -19,8 +19,8 @@ from typing import Any
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, json_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.power.protocol import SIMULATED, Identity, LogLine, identity_of, log_lines
-from cm4vllm.power.samples import SAMPLES, Samples, read_samples, time_of
+from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
+from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, read_samples, time_of
 
 __all__ = ["FETCHED_ONLY", "FILES", "Phase", "PowerSession", "Window", "is_power_session", "unmeasured"]
 

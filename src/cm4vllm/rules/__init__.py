@@ -41,7 +41,7 @@ from cm4vllm.rules.records import (
     StopSequence,
     Terms,
 )
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, PowerPrograms, RateUse, Seeds
 from cm4vllm.rules.terms import (
     accuracy_targets,
     benchmark_names,
@@ -78,6 +78,7 @@ __all__ = [
     "Media",
     "Mode",
     "PointTerms",
+    "PowerPrograms",
     "RateUse",
     "Region",
     "Regions",

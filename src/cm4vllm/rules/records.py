@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, PowerPrograms, RateUse, Seeds
 from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 
 __all__ = [
@@ -126,7 +126,7 @@ class RequiredScenarios(Record, frozen=True, kw_only=True):
 
 
 class RoundTerms(Record, frozen=True, kw_only=True):
-    """One round: LoadGen's seeds and wheel, the layout of its submission trees, the official checkers of it.
+    """One round: LoadGen's seeds and wheel, the layout of its submission trees, its checkers and power programs.
 
     `builds` are versions that LoadGen states where it was built from the sources of the round.
     `test_seeds` are those of compliance tests that have seeds of their own.
@@ -137,6 +137,7 @@ class RoundTerms(Record, frozen=True, kw_only=True):
     loadgen: LoadGenWheel
     layout: str
     checkers: tuple[Checker, ...]
+    power: PowerPrograms
     builds: tuple[str, ...] = ()
     test_seeds: dict[str, Seeds] = {}
 

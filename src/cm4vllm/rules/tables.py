@@ -109,12 +109,23 @@ class Checker(Record, frozen=True, kw_only=True):
     respelled_is_inferred: bool = False
 
 
+class PowerPrograms(Record, frozen=True, kw_only=True):
+    """The official power client and server of a round: a commit of mlcommons/power-dev that its checkers accept.
+
+    `section` is that of the server's configuration file in which the first analyzer is described.
+    """
+
+    commit: str
+    section: str
+
+
 class RoundEntry(Record, frozen=True, kw_only=True):
     name: str
     seeds: Seeds
     loadgen: LoadGenWheel
     layout: str
     checkers: tuple[Checker, ...]
+    power: PowerPrograms
     sources: dict[str, str]
     builds: tuple[str, ...] = ()
     test_seeds: dict[str, Seeds] = {}

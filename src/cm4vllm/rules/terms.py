@@ -82,6 +82,7 @@ def round_terms(name: str) -> RoundTerms:
                 loadgen=entry.loadgen,
                 layout=entry.layout,
                 checkers=entry.checkers,
+                power=entry.power,
                 builds=entry.builds,
                 test_seeds=entry.test_seeds,
             )

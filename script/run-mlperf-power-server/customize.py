@@ -1,0 +1,11 @@
+"""Runs the official power server until Ctrl-C."""
+
+from typing import Any
+
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.power.server_run import ServerSettings, serve
+
+    serve(read_settings(ServerSettings, i["env"]))
+    return {"return": 0}

@@ -1,0 +1,121 @@
+"""The recipe `run,mlperf,power,client`: a power session around a command of the user's."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
+from cm4vllm.common.files import given_path
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.progress import say, step
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.power.clocks import require_clock
+from cm4vllm.power.making import Site, make_session, preflight_run
+from cm4vllm.power.samples import SIMULATED, mean_watts
+from cm4vllm.power.session import Phase, PowerSession
+from cm4vllm.rules import round_names, round_terms
+
+__all__ = ["ClientSettings", "make", "require_reachable", "require_settings", "site_of"]
+
+_CONNECT_S = 5.0
+
+
+class ClientSettings(Record, frozen=True, kw_only=True):
+    """The settings of a session: its servers, the command, the folder of its logs, and that of the session."""
+
+    source: input_types.PowerSource = ""
+    round: input_types.Round = ""
+    power_server: Annotated[str, Key("CM_MLPERF_POWER_SERVER_ADDRESS")] = ""
+    port: input_types.PowerPort = 4950
+    ntp_server: input_types.NtpServer = ""
+    run_cmd: Annotated[str, Key("CM_MLPERF_RUN_CMD")] = ""
+    loadgen_logs: Annotated[str, Key("CM_MLPERF_LOADGEN_LOGS_DIR")] = "loadgen_logs"
+    log_dir: Annotated[str, Key("CM_MLPERF_POWER_LOG_DIR")] = "logs"
+    preflight: Annotated[bool, Key("CM_MLPERF_POWER_PREFLIGHT")] = False
+    simulated: Annotated[bool, Key("CM_MLPERF_POWER_SIMULATED")] = False
+
+
+def site_of(settings: ClientSettings) -> Site:
+    """Return the place of the session."""
+    return Site(
+        source=settings.source,
+        programs=round_terms(settings.round or round_names()[-1]).power,
+        host=settings.power_server,
+        port=settings.port,
+        ntp_server=settings.ntp_server,
+        simulated=settings.simulated,
+    )
+
+
+def require_settings(settings: ClientSettings) -> None:
+    """Raise UsageError for settings with which no session can be made: in a plan and in a run."""
+    if not settings.run_cmd and not settings.preflight:
+        raise UsageError("no command to measure was given", remedy="give it with --run_cmd, or add _preflight")
+    if not settings.preflight and (folder := given_path(settings.log_dir)).exists():
+        raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
+    if not settings.simulated:
+        for value, flag in ((settings.power_server, "--power_server"), (settings.ntp_server, "--ntp_server")):
+            if not value:
+                raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
+
+
+def require_reachable(site: Site) -> None:
+    """Raise ServerUnreachable where one of the two servers does not answer, UsageError for a wrong clock."""
+    if site.simulated:
+        return
+    try:
+        socket.create_connection((site.host, site.port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ServerUnreachable(
+            f"no power server answers on {site.host} port {site.port}",
+            cause=str(error),
+            remedy="start it on the director (--tags=run,mlperf,power,server), and name that: --power_server=HOST",
+        ) from error
+    require_clock(site.ntp_server)
+
+
+def make(settings: ClientSettings) -> Path:
+    """Make the session; return its folder, or the present one after a session before the runs, which is not kept."""
+    require_settings(settings)
+    site = site_of(settings)
+    require_reachable(site)
+    if settings.preflight:
+        with step("power session without a measurement"), scratch_folder("cm4vllm-preflight-") as folder:
+            _say(make_session(site, folder / "performance", preflight_run))
+        return Path.cwd()
+    target = given_path(settings.log_dir)
+    with step("power session: ranging, then testing"):
+        _say(make_session(site, target, lambda folder: _run_command(settings, folder)))
+    return target
+
+
+def _run_command(settings: ClientSettings, folder: Path) -> None:
+    """Run the command of the user, and take LoadGen's logs from where it writes them."""
+    status = subprocess.run(settings.run_cmd, shell=True, check=False).returncode  # noqa: S602 - what the user gave
+    if status:
+        raise RunFailed("the measured command failed", cause=exit_in_words(status), remedy="run it by itself first")
+    logs = sorted(given_path(settings.loadgen_logs).rglob(DETAIL_LOG), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        raise RunFailed(
+            "the measured command wrote no LoadGen logs",
+            cause=f"no {DETAIL_LOG} below {settings.loadgen_logs}",
+            remedy="name the folder that it writes to with --loadgen_logs_dir",
+        )
+    shutil.copytree(logs[-1].parent, folder, dirs_exist_ok=True)
+
+
+def _say(session: PowerSession) -> None:
+    mark = f"{SIMULATED}: " if session.simulated else ""
+    for phase in Phase:
+        window = session.window(phase)
+        samples = session.samples(phase).within(window.begin, window.end) if window else ()
+        if window:
+            say(f"{mark}{phase.key}: {mean_watts(samples):.3f} W, {len(samples)} samples in {window.seconds:.1f} s")

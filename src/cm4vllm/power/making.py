@@ -1,0 +1,183 @@
+"""A power session made with the official client: ranging, then testing, each around a run that the caller makes.
+
+The client works in a folder of its own below the system's folder for temporary files: its log holds the path and the
+command line. What it wrote is published in one step, and only after its files show that it measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
+from cm4vllm.common.files import bytes_of, staged_folder, text_of, write_bytes
+from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.records import Record
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.power.clocks import LOOPBACK
+from cm4vllm.power.programs import CLIENT, official_environment
+from cm4vllm.power.session import FILES, PowerSession, unmeasured
+from cm4vllm.power.workload import COMMAND, Relay
+from cm4vllm.rules import PowerPrograms
+
+__all__ = ["OUTPUT", "Site", "make_session", "preflight_run"]
+
+#: What the client printed, beside the folder of the session: never published.
+OUTPUT = "power-client-output.txt"
+_POLL_S = 0.1
+_ENDED_WELL = "Successful exit"
+_FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", re.M)
+_PREFLIGHT_S = 10.0
+
+#: Makes one run of LoadGen, whose logs it writes to the folder.
+Run = Callable[[Path], None]
+
+
+class Site(Record, frozen=True, kw_only=True):
+    """The place of a session: the programs' folder, the power server and the time server.
+
+    On a simulated site all of them are started here (power/simulated_site.py); `debug` shortens its pauses, and the
+    official checker refuses that.
+    """
+
+    source: str
+    programs: PowerPrograms
+    host: str = ""
+    port: int = 4950
+    ntp_server: str = ""
+    simulated: bool = False
+    debug: bool = False
+
+
+def make_session(site: Site, target: Path, make_run: Run) -> PowerSession:
+    """Make a session around two runs and publish its files in `target`, which must not exist yet.
+
+    Raises UsageError where the site is incomplete, ServerUnreachable where nothing answers there, what `make_run`
+    raises, and RunFailed where the client ended without a measurement.
+    """
+    with scratch_folder("cm4vllm-power-") as folder:
+        (folder / "loadgen").mkdir()
+        output = folder / OUTPUT
+        with Relay(folder) as relay:
+            status = _run_client(_client_words(site, folder), site, folder, relay, make_run)
+        session = PowerSession(folder / "session")
+        _require_measured(session, status, text_of(output))
+        with staged_folder(target) as staging:
+            for name in FILES:
+                (staging / name).parent.mkdir(exist_ok=True)
+                write_bytes(staging / name, bytes_of(session.folder / name))
+        shutil.copyfile(output, target.with_name(OUTPUT))
+    return PowerSession(target)
+
+
+def preflight_run(folder: Path) -> None:
+    """Stand for a run of ten seconds: write the log that the official client looks for, and measure nothing."""
+    begin = datetime.now(UTC)
+    time.sleep(_PREFLIGHT_S)
+    lines = (
+        f':::MLLOG {{"key": "power_{name}", "value": "{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}", '
+        '"metadata": {"is_error": false, "is_warning": false}}\n'
+        for name, at in (("begin", begin), ("end", datetime.now(UTC)))
+    )
+    (folder / DETAIL_LOG).write_text("".join(lines), encoding="utf-8")
+    (folder / "mlperf_log_summary.txt").write_text("a session before the runs, without LoadGen\n", encoding="utf-8")
+
+
+def _client_words(site: Site, folder: Path) -> list[str]:
+    """Return the command line of the client, on a simulated site that of all of it."""
+    host, ntp = (LOOPBACK, LOOPBACK) if site.simulated else (site.host, site.ntp_server)
+    for value, flag in ((host, "--power_server"), (ntp, "--ntp_server")):
+        if not value:
+            raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
+    words = ["-a", host, "-p", str(site.port), "-w", COMMAND, "-L", str(folder / "loadgen")]
+    words += ["-o", str(folder / "session"), "-n", ntp, "--no-timestamp-path"]
+    python = [sys.executable, "-m"]
+    if not site.simulated:
+        return [*python, "cm4vllm.power.launched", f"{site.source}/{CLIENT}", *words]
+    around = [*python, "cm4vllm.power.simulated_site", str(folder), site.source, site.programs.section]
+    return [*_namespace(), *around, *words]
+
+
+def _namespace() -> list[str]:
+    """Return the command that gives a program a network of its own. Raises UsageError where the system refuses it."""
+    words = ["unshare", "-Urn"]
+    try:
+        done = run([*words, "true"])
+    except FileNotFoundError as error:
+        raise UsageError(
+            "no simulated power session on this machine",
+            cause="`unshare` not found on PATH",
+            remedy="install util-linux",
+        ) from error
+    if not done.ok:
+        raise UsageError(
+            "no simulated power session on this machine",
+            cause=f"its time server needs a network namespace, which the system refuses: {done.tail(1)}",
+            remedy="allow user namespaces: sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    return words
+
+
+def _run_client(words: Sequence[str], site: Site, folder: Path, relay: Relay, make_run: Run) -> int:
+    """Run the client, and each run that it asks for in this thread. Returns its status; raises what a run raises."""
+    env = official_environment(folder)
+    if site.debug:
+        env["MLPP_DEBUG"] = "1"
+    command = [shutil.which(words[0]) or words[0], *words[1:]]
+    with (folder / OUTPUT).open("wb") as log:
+        client = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+    try:
+        while client.poll() is None:
+            if relay.asked():
+                _make_run(folder / "loadgen", relay, make_run)
+            time.sleep(_POLL_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(client.pid, signal.SIGKILL)
+        client.wait()
+    return client.returncode
+
+
+def _make_run(folder: Path, relay: Relay, make_run: Run) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    make_run(folder)
+    relay.answer(0)
+
+
+def _require_measured(session: PowerSession, status: int, output: str) -> None:
+    reasons = unmeasured(session)
+    if status == 0 and _ENDED_WELL in output and not reasons:
+        return
+    said = [text for text in _FAULT.findall(output) if text]
+    how = "ended" if status == 0 else exit_in_words(status)
+    cause = "\n".join([f"the official client: {how}", *said[-3:], *(output.splitlines()[-3:] if not said else ())])
+    if "Could not connect to the server" in output:
+        raise ServerUnreachable(
+            "the power server does not answer",
+            cause=cause,
+            remedy="start it on the director (--tags=run,mlperf,power,server), and name that: --power_server=HOST",
+        )
+    raise RunFailed(
+        "the power session measured nothing",
+        cause="\n".join([cause, *reasons[:2]]),
+        remedy="nothing of it is kept; mend what the client says, and give the same command again",
+    )

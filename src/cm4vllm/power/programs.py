@@ -1,0 +1,57 @@
+"""The official power client and server: mlcommons/power-dev at the commit of a round, unmodified.
+
+All of their Python files are hashed into each session, and the checkers of a round accept those of some commits only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.files import staged_folder
+from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
+from cm4vllm.rules import PowerPrograms
+
+__all__ = ["CLIENT", "SERVER", "official_environment", "provide"]
+
+URL = "https://github.com/mlcommons/power-dev"
+#: The programs below the folder of the sources.
+CLIENT, SERVER = "ptd_client_server/client.py", "ptd_client_server/server.py"
+_PARTS = ("ptd_client_server", "compliance")
+_REMEDY = (
+    "give a checkout or a git directory of mlcommons/power-dev that holds the commit: --power_src=DIR\n"
+    f"(made elsewhere with: git clone --bare {URL})"
+)
+
+
+def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
+    """Write the programs of a round to `folder`, from the git repository `source` or from GitHub; return `folder`.
+
+    Raises SourceUnavailable where the commit cannot be reached.
+    """
+    if (folder / CLIENT).is_file():
+        return folder
+    if source is None:
+        patterns = tuple(f"/{part}/**" for part in _PARTS)
+        return fetch_checkout(folder, URL, programs.commit, patterns, what="the power programs", remedy=_REMEDY)
+    git = git_directory(source)
+    if git is None:
+        raise SourceUnavailable(
+            f"{source} is no git repository",
+            cause="the programs are taken from a commit, so that nothing in them is changed",
+            remedy=_REMEDY,
+        )
+    with staged_folder(folder) as staging:
+        extract(git, programs.commit, _PARTS, staging, remedy=_REMEDY)
+    return folder
+
+
+def official_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the official programs: no key of the user, and no program that could set the clock.
+
+    `folder` is the working folder of the program.
+    """
+    (folder / "no-programs").mkdir()
+    env = {"PATH": str(folder / "no-programs"), "LC_ALL": "C.UTF-8", "HOME": str(folder), "TZ": "UTC"}
+    return env | {name: value for name in ("PYTHONPATH", "TMPDIR") if (value := os.environ.get(name))}

@@ -1,0 +1,97 @@
+"""The recipe `run,mlperf,power,server`: the official power server on the director, until Ctrl-C."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+import sys
+from typing import Annotated
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import RunFailed, UsageError
+from cm4vllm.common.files import given_path, text_of
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.power.clocks import require_clock
+from cm4vllm.power.programs import SERVER, official_environment
+from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
+from cm4vllm.rules import round_names, round_terms
+
+__all__ = ["ServerSettings", "require_one_analyzer", "serve"]
+
+
+class ServerSettings(Record, frozen=True, kw_only=True):
+    """The settings of the power server; `conf_file` replaces all but the programs."""
+
+    source: input_types.PowerSource = ""
+    round: input_types.Round = ""
+    ptd: Annotated[str, Key("CM_MLPERF_PTD_PATH")] = ""
+    ntp_server: input_types.NtpServer = ""
+    listen: Annotated[str, Key("CM_MLPERF_POWER_SERVER_LISTEN")] = "127.0.0.1"
+    port: input_types.PowerPort = 4950
+    device_type: Annotated[int | None, Key("CM_MLPERF_POWER_DEVICE_TYPE")] = None
+    device_port: Annotated[str, Key("CM_MLPERF_POWER_DEVICE_PORT")] = ""
+    interface_flag: Annotated[str, Key("CM_MLPERF_POWER_INTERFACE_FLAG")] = ""
+    channel: Annotated[str, Key("CM_MLPERF_POWER_CHANNEL")] = ""
+    conf_file: Annotated[str, Key("CM_MLPERF_POWER_SERVER_CONF_FILE")] = ""
+
+
+def serve(settings: ServerSettings) -> None:
+    """Run the official power server until Ctrl-C.
+
+    Raises UsageError for settings that it cannot start with, RunFailed where it ends by itself.
+    """
+    text = text_of(given_path(settings.conf_file)) if settings.conf_file else config_text(_config(settings))
+    require_one_analyzer(text)
+    if not settings.conf_file:
+        require_clock(settings.ntp_server)
+    with scratch_folder("cm4vllm-power-") as folder:
+        path = folder / "server.conf"
+        path.write_text(text, encoding="utf-8")
+        words = [sys.executable, "-m", "cm4vllm.power.launched", f"{settings.source}/{SERVER}", "-c", str(path)]
+        with subprocess.Popen(words, cwd=folder, env=official_environment(folder), stdin=subprocess.DEVNULL) as server:
+            status = server.wait()
+    raise RunFailed(
+        "the power server ended",
+        cause=exit_in_words(status),
+        remedy="its last lines above say why; start it again when that is mended",
+    )
+
+
+def require_one_analyzer(text: str) -> None:
+    """Raise UsageError for a configuration of two analyzers or more."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise UsageError("the server's configuration file cannot be read", cause=str(error)) from error
+    count = parser.get("ptd", "analyzerCount", fallback="1")
+    if count.strip() != "1":
+        raise UsageError(
+            f"{count} analyzers are not supported",
+            cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
+            remedy="measure with one analyzer of several channels: --channel=1,3",
+        )
+
+
+def _config(settings: ServerSettings) -> ServerConfig:
+    if settings.device_type is None or not settings.device_port:
+        raise UsageError(
+            "the power analyzer is not described",
+            remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
+        )
+    return ServerConfig(
+        ptd=settings.ptd,
+        ntp_server=settings.ntp_server,
+        analyzer=Analyzer(
+            device_type=settings.device_type,
+            device_port=settings.device_port,
+            interface_flag=settings.interface_flag,
+            channel=settings.channel,
+        ),
+        section=round_terms(settings.round or round_names()[-1]).power.section,
+        host=settings.listen,
+        port=settings.port,
+    )

@@ -1,0 +1,89 @@
+"""The other side of a simulated power session: time server, official server and simulated PTDaemon, and the client.
+
+All of it runs in a network namespace of its own, with its own loopback device: the port of the time server needs no
+rights, no port of the machine is taken, and nothing is left when it ends. It is started by power/making.py:
+
+    unshare -Urn python -m cm4vllm.power.simulated_site FOLDER SOURCE SECTION CLIENT-ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cm4vllm.common.processes import die_with_parent
+from cm4vllm.power.clocks import LOOPBACK, serve_time
+from cm4vllm.power.programs import CLIENT, SERVER
+from cm4vllm.power.ptd import simulated_program
+from cm4vllm.power.samples import SIMULATED
+from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
+
+__all__: list[str] = []
+
+_START_S, _END_S = 60.0, 15.0
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+def main(folder: Path, source: Path, section: str, arguments: Sequence[str]) -> int:
+    """Make the session; return the client's status."""
+    die_with_parent()
+    _raise_loopback()
+    threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
+    config = ServerConfig(
+        ptd=str(simulated_program(folder)),
+        ntp_server=LOOPBACK,
+        analyzer=Analyzer(device_type=SIMULATED_DEVICE, device_port=SIMULATED),
+        section=section,
+    )
+    path = folder / "server.conf"
+    path.write_text(config_text(config), encoding="utf-8")
+    launch = [sys.executable, "-m", "cm4vllm.power.launched"]
+    with (folder / "server-output.txt").open("wb") as log:
+        server = subprocess.Popen(
+            [*launch, str(source / SERVER), "-c", str(path)], cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        _await_port(config.port, server)
+        return subprocess.run([*launch, str(source / CLIENT), *arguments], cwd=folder, check=False).returncode
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        name = b"lo".ljust(16, b"\0")
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(channel, _SIOCGIFFLAGS, name + bytes(16)), 16)
+        fcntl.ioctl(channel, _SIOCSIFFLAGS, name + struct.pack("h", flags | _IFF_UP) + bytes(14))
+
+
+def _await_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            sys.exit(f"the power server ended with status {server.returncode} before it listened")
+        try:
+            socket.create_connection((LOOPBACK, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    sys.exit(f"the power server did not listen on port {port} within {_START_S:.0f} s")
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -1,0 +1,252 @@
+"""Whole sessions of the unmodified official client and server, with the simulated analyzer and real LoadGen runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import RunFailed, SourceUnavailable, UsageError
+from cm4vllm.power import clocks
+from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
+from cm4vllm.power.programs import provide
+from cm4vllm.power.samples import SIMULATED
+from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
+from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, unmeasured
+from cm4vllm.rules import round_names, round_terms
+
+LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
+
+
+@pytest.fixture(scope="module")
+def site(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """A simulated site with the programs of the newest round."""
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+    programs = round_terms(round_names()[-1]).power
+    source = provide(programs, power_dev, tmp_path_factory.mktemp("power") / "source")
+    return Site(source=str(source), programs=programs, simulated=True, debug=True)
+
+
+def loadgen_run(folder: Path) -> None:
+    """Make a real LoadGen run of some seconds."""
+    subprocess.run([sys.executable, LOADGEN, folder, "Offline", "llama3_1-8b"], check=True, stdout=subprocess.DEVNULL)
+
+
+def seconds_of_loadgen(folder: Path) -> None:
+    """Repeat LoadGen's log over a window of six seconds, as a longer run has it."""
+    begin = time.time()
+    time.sleep(6)
+    loadgen_run(folder)
+    log = folder / "mlperf_log_detail.txt"
+    lines = log.read_text().splitlines()
+    stamp = time.strftime("%m-%d-%Y %H:%M:%S.000", time.gmtime(begin + 1))
+    for at, line in enumerate(lines):
+        entry = json.loads(line.removeprefix(":::MLLOG "))
+        if entry["key"] == "power_begin":
+            lines[at] = ":::MLLOG " + json.dumps({**entry, "value": stamp})
+    log.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def made(site: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[PowerSession, float]:
+    """A session without shortened pauses, around two LoadGen runs, with a key in the environment; and its seconds."""
+    target = tmp_path_factory.mktemp("made") / "performance"
+    os.environ["HF_TOKEN"] = "hf_madeUpForThisTest"
+    begin = time.monotonic()
+    try:
+        session = make_session(replace(site, debug=False), target, seconds_of_loadgen)
+    finally:
+        del os.environ["HF_TOKEN"]
+    return session, time.monotonic() - begin
+
+
+def test_the_programs_are_those_that_the_checkers_of_each_round_accept(power_dev: Path, tmp_path: Path) -> None:
+    git = os.environ.get("INFERENCE_GIT")
+    if not git:
+        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+    for name in round_names():
+        terms = round_terms(name)
+        folder = provide(terms.power, power_dev, tmp_path / name) / "ptd_client_server"
+        own = {
+            str(path.relative_to(folder)): hashlib.sha1(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*.py"))
+        }
+        place = f"{terms.checkers[0].commit}:tools/submission/power/sources_checksums.json"
+        done = subprocess.run(["git", f"--git-dir={git}", "show", place], capture_output=True, check=True)
+        assert own in json.loads(done.stdout), name
+
+
+def test_programs_are_taken_from_git_alone(power_dev: Path, tmp_path: Path) -> None:
+    programs = round_terms(round_names()[-1]).power
+    with pytest.raises(SourceUnavailable, match="no git repository") as raised:
+        provide(programs, tmp_path, tmp_path / "source")
+    assert "--power_src=DIR" in raised.value.remedy
+
+
+def test_a_session_is_whole_and_measured(made: tuple[PowerSession, float]) -> None:
+    session, seconds = made
+    names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
+    assert names == set(FILES) and len(names) == 11
+    assert FETCHED_ONLY in session.stated_digests()  # the twelfth file was fetched, and left out
+    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 90
+    assert "Successful exit" in session.folder.with_name(OUTPUT).read_text()
+    for phase in Phase:
+        started = session.started(phase)
+        assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 0.4
+
+
+def test_everything_of_a_simulated_session_says_so(made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    assert {"power/ptd_logs.txt", "power/server.json", "power/server.log", "run_1/spl.txt", "ranging/spl.txt"} == set(
+        session.simulated
+    )
+    assert all(sample.simulated for phase in Phase for sample in session.samples(phase).samples)
+    assert session.identities and all(one.simulated for one in session.identities)
+    assert session.text("power/ptd_logs.txt").count(SIMULATED) > 10
+
+
+def test_no_key_and_no_home_folder_is_in_a_session(made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    for name in FILES:
+        text = session.text(name)
+        assert "hf_madeUp" not in text and str(Path.home()) + "/" not in text and str(Path.cwd()) not in text, name
+
+
+def test_the_official_checker_refuses_the_identity_alone(site: Site, made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    check = Path(site.source) / "compliance" / "check.py"
+    done = subprocess.run([sys.executable, check, session.folder], capture_output=True, text=True, check=False)
+    failed = [line.partition("[ ] ")[2] for line in (done.stdout + done.stderr).splitlines() if "[ ] " in line]
+    assert len([line for line in (done.stdout + done.stderr).splitlines() if "[x] " in line]) == 8, done.stderr
+    assert failed == [
+        "Check PTD commands and replies",
+        "Check errors and warnings from PTD logs",
+        "Check PTD configuration",
+    ]
+
+
+def test_a_client_that_ends_well_without_a_result_is_a_named_error(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="measured nothing") as raised:
+        make_session(site, tmp_path / "performance", lambda folder: None)
+    assert "loadgen logs" in raised.value.cause
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_error_of_a_run_is_raised_and_nothing_is_published(site: Site, tmp_path: Path) -> None:
+    def failing(folder: Path) -> None:
+        raise UsageError("no such sample")
+
+    with pytest.raises(UsageError, match="no such sample"):
+        make_session(site, tmp_path / "performance", failing)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_sessions import loadgen_run
+from cm4vllm.power.making import Site, make_session
+from cm4vllm.rules import PowerPrograms
+import msgspec
+left = [int(sys.argv[1])]
+def run(folder):
+    loadgen_run(folder)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+make_session(msgspec.json.decode(sys.argv[2], type=Site), Path(sys.argv[3]), run)
+"""
+
+
+@pytest.mark.parametrize("phase", [1, 2], ids=["ranging", "testing"])
+def test_a_killed_session_leaves_no_process_and_no_half_folder(site: Site, tmp_path: Path, phase: int) -> None:
+    (tmp_path / "tmp").mkdir()
+    target = tmp_path / "performance"
+    program = KILLED.format(tests=str(Path(__file__).parent))
+    words = [sys.executable, "-c", program, str(phase), msgspec.json.encode(site).decode(), str(target)]
+    done = subprocess.run(words, check=False, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    assert done.returncode == -signal.SIGKILL
+    end = time.monotonic() + 10
+    while (running := processes_of(str(tmp_path / "tmp"))) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert running == []
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+
+
+def processes_of(folder: str) -> list[str]:
+    """Return the command lines that name a folder."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in lines if folder in line]
+
+
+def test_a_session_on_another_machine_names_its_servers(site: Site, tmp_path: Path) -> None:
+    real = Site(source=site.source, programs=site.programs, host="127.0.0.1", port=1)
+    with pytest.raises(UsageError, match="--ntp_server"):
+        make_session(real, tmp_path / "performance", preflight_run)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_the_offset_of_a_clock_is_read_and_refused(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    program = f"import time; now = time.time; time.time = lambda: now() + {shift}\n" + (
+        "import socket; from cm4vllm.power.clocks import serve_time\n"
+        "probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); probe.bind(('127.0.0.1', 0))\n"
+        "port = probe.getsockname()[1]; probe.close(); print(port, flush=True); serve_time('127.0.0.1', port)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        time.sleep(0.2)
+        try:
+            assert clocks.clock_offset_s("127.0.0.1", port) == pytest.approx(shift, abs=0.05)
+            judge: Callable[..., float] = clocks.require_clock
+            if shift:
+                with pytest.raises(UsageError, match=r"ms off the time server"):
+                    judge("127.0.0.1", port)
+            else:
+                judge("127.0.0.1", port)
+        finally:
+            server.kill()
+
+
+def test_a_configuration_is_refused_where_the_server_would_not_start(tmp_path: Path) -> None:
+    ptd = tmp_path / "ptd"
+    ptd.touch()
+    analyzer = Analyzer(device_type=49, device_port="/dev/usbtmc0", channel="1")
+    config = ServerConfig(ptd=str(ptd), ntp_server="ntp.example", analyzer=analyzer, section="analyzer1")
+    assert config_text(config).splitlines() == [
+        "[server]",
+        "ntpServer = ntp.example",
+        "listen = 127.0.0.1 4950",
+        "",
+        "[ptd]",
+        f"ptd = {ptd}",
+        "",
+        "[analyzer1]",
+        "networkPort = 8888",
+        "deviceType = 49",
+        "interfaceFlag = ",
+        "devicePort = /dev/usbtmc0",
+        "channel = 1",
+        "",
+    ]
+    assert "[analyzer1]" not in config_text(replace(config, section="ptd"))
+    for change in ({"ptd": "/none"}, {"ntp_server": ""}, {"host": "localhost"}, {"ntp_server": "a\nb"}):
+        with pytest.raises(UsageError):
+            config_text(replace(config, **change))
