@@ -16,7 +16,7 @@ from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import READY, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
-#: by its name, none of which is taken away by it.
+#: by its name; as the client of MLPerf Endpoints: a folder with an open file, and one with a socket. It removes none.
 SERVER = """
 import mmap, os, signal, socket, sys, time, uuid
 from _multiprocessing import SemLock
@@ -29,7 +29,13 @@ os.ftruncate(memory, 4096)
 held = mmap.mmap(memory, 4096)
 name = f"/mp-{uuid.uuid4().hex[:8]}"
 lock = SemLock(1, 1, 1, name, False)
-print(place, segment, f"/dev/shm/sem.{name[1:]}", flush=True)
+events, ipc = (Path("/dev/shm", f"{kind}_{uuid.uuid4().hex[:8]}") for kind in ("benchmark", "zmq"))
+events.mkdir()
+ipc.mkdir()
+opened = (events / "events").open("w")
+socket_there = socket.socket(socket.AF_UNIX)
+socket_there.bind(str(ipc / "commands"))
+print(place, segment, f"/dev/shm/sem.{name[1:]}", events, ipc, flush=True)
 time.sleep(600)
 """
 

@@ -20,7 +20,6 @@ from cm4vllm.common.processes import exit_in_words, last_lines, run
 from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
-from cm4vllm.endpoints.client_leftovers import remove_leftovers
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
@@ -86,7 +85,7 @@ def run_client(
     samples were answered, which its exit status does not say.
     """
     require_unmodified(client)
-    _remove_leftovers()
+    end_orphans()
     target = folder / wanted.folder
     shutil.rmtree(target, ignore_errors=True)
     settings = folder / f"{wanted.folder}.yaml"
@@ -112,7 +111,7 @@ def run_client(
         if supervisor.stdin is not None:
             supervisor.stdin.close()
         supervisor.wait()
-        _remove_leftovers()
+        end_orphans()
     faults = faults_of(target, wanted, client.commit)
     if faults or _status(state) != 0:
         _require_server(alive)
@@ -211,9 +210,3 @@ def _require_status(status: int | None, log: Path) -> None:
     if status is None or status < 0:
         raise RunIncomplete(f"the reference client ended early: {how}", remedy=f"{_AGAIN}; the client's log is {log}")
     raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")
-
-
-def _remove_leftovers() -> None:
-    """End the processes of clients whose supervisor was killed, and remove what ended clients left in shared memory."""
-    end_orphans()
-    remove_leftovers()

@@ -1,9 +1,9 @@
-"""Unix sockets and shared memory of a server: vLLM leaves them behind when it is killed, and they are removed here.
+"""Sockets and shared memory of supervised programs: what vLLM and the client of MLPerf Endpoints leave when killed.
 
-Each server has a folder of its own for its sockets, and in it a link to each segment of shared memory and each named
-semaphore that its processes have mapped. Its supervisor holds the folder's lock, and removes all of it when the last
-process has ended. A supervisor that is killed loses the lock: the next start or stop of a server finds the folder, and
-removes it.
+Each program has a folder of its own for its sockets, and in it a link to all that its processes use in shared memory:
+segments and named semaphores that they have mapped, folders in which they have files or sockets open. Its supervisor
+holds the folder's lock, and removes all of it when the last process has ended. A supervisor that is killed loses the
+lock: the next start or stop of a program finds the folder, and removes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +30,14 @@ _PREFIX = "cm4vllm-ipc-"
 _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as tempfile does
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the C library keeps both
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the C library and the client put it
 #: How Python names the segments of multiprocessing.shared_memory, and the semaphores of processes that it spawns.
-_NAMES = ("psm_*", "sem.mp-*")
+_FILES = ("psm_*", "sem.mp-*")
+#: How the client names its folders (commands/benchmark/execute.py, async_utils/transport/zmq/context.py).
+_FOLDERS = ("benchmark_*", "zmq_*")
 #: A mapped file of /dev/shm in /proc/pid/maps: its inode. A semaphore's file has another name there than its own.
 _MAPPED = re.compile(r" (\d+) +/dev/shm/\S+(?: \(deleted\))?$", re.MULTILINE)
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,10 @@ class IpcFiles:
             os.close(lock)  # it was taken for an abandoned one before it was locked
 
     def note_memory(self, processes: Iterable[int]) -> None:
-        """Note the segments of shared memory and the semaphores that these processes have mapped."""
-        mapped: set[int] = set()
-        for pid in processes:
-            with contextlib.suppress(OSError):  # it has ended
-                mapped.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))))
-        for file in (file for name in _NAMES for file in _SHARED_MEMORY.glob(name)) if mapped else ():
-            with contextlib.suppress(OSError):  # noted already, or removed
-                if file.stat().st_ino in mapped:
-                    (self.folder / file.name).symlink_to(file)
+        """Note what these processes use in shared memory."""
+        for used in _shared_memory_of(processes):
+            with contextlib.suppress(OSError):  # noted already
+                (self.folder / used.name).symlink_to(used)
 
     def remove(self) -> None:
         """Remove the folder, and the shared memory that was noted."""
@@ -86,10 +84,42 @@ def remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    for link in (link for name in _NAMES for link in folder.glob(name)):
+    for link in (link for name in (*_FILES, *_FOLDERS) for link in folder.glob(name)):
         with contextlib.suppress(OSError):
-            link.readlink().unlink()
+            used = link.readlink()
+            if used.is_dir():
+                shutil.rmtree(used, ignore_errors=True)
+            else:
+                used.unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
+    """Give the files in shared memory that these processes have mapped, and the folders that they have files open in."""
+    inodes, opened = set[int](), set[str]()
+    for pid in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))))
+            opened.update(str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir())
+    opened |= _paths_of({found[1] for path in opened if (found := _SOCKET.fullmatch(path))})
+    for file in (file for name in _FILES for file in _SHARED_MEMORY.glob(name)) if inodes else ():
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if file.stat().st_ino in inodes:
+                yield file
+    for folder in (folder for name in _FOLDERS for folder in _SHARED_MEMORY.glob(name)):
+        if any(path.startswith(f"{folder}/") for path in opened):
+            yield folder
+
+
+def _paths_of(sockets: Set[str]) -> set[str]:
+    """Return the paths of Unix sockets, which are given by their inodes (proc(5), /proc/net/unix)."""
+    paths = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            *_, inode, path = (*line.split(maxsplit=7), "")[:8]
+            if inode in sockets:
+                paths.add(path)
+    return paths
 
 
 def require_shared_memory() -> None:
