@@ -95,7 +95,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
-    """Give the files in shared memory that these processes have mapped, and the folders that they have files open in."""
+    """Give what these processes use in shared memory: files that they have mapped, folders of files that are open."""
     inodes, opened = set[int](), set[str]()
     for pid in processes:
         with contextlib.suppress(OSError):  # it has ended
