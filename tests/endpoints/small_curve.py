@@ -56,6 +56,7 @@ class Recipes:
     def _model(self, _env):
         path, record = self._folder / "model", self._folder / "model.json"
         save_model(path)
+        (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         source = f"made for a test; {STAND_IN_SOURCE}"
         write_record(record, ModelRecord(name=NAME, path=str(path), source=source, sha256="0"))
         return {"CM_ML_MODEL_RECORD": str(record)}
