@@ -20,6 +20,7 @@ from cm4vllm.common.processes import exit_in_words, last_lines, run
 from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
+from cm4vllm.endpoints.client_leftovers import remove_leftovers
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
@@ -86,6 +87,7 @@ def run_client(
     """
     require_unmodified(client)
     end_orphans()
+    remove_leftovers()
     target = folder / wanted.folder
     shutil.rmtree(target, ignore_errors=True)
     settings = folder / f"{wanted.folder}.yaml"
