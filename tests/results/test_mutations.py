@@ -30,6 +30,7 @@ ELSEWHERE = {
     **dict.fromkeys(("RESULTS-NONE", "ROUND-UNKNOWN", "ROUND-MIXED", "RULES-UNKNOWN"), "test_coverage.py"),
     "ACCURACY-FILES": "test_coverage.py",
     "COMPLIANCE-FIGURES": "test_compliance_figures.py",
+    **{code: "test_power_checks.py" for code in CHECKS if code.startswith("POWER-")},
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,10 @@ class PowerSession:
     def samples(self, phase: Phase) -> Samples:
         """Return the samples of a phase; none where they cannot be read."""
         path = self.folder / phase / SAMPLES
-        return read_samples(path) if path.is_file() else Samples(())
+        if not path.is_file():
+            return Samples(())
+        state = path.stat()
+        return _samples_of_state(path, state.st_mtime_ns, state.st_size)
 
     def window(self, phase: Phase) -> Window | None:
         """Return the measured window of a phase; None where LoadGen's log does not state it."""
@@ -164,6 +167,12 @@ class PowerSession:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
+
+
+@lru_cache(maxsize=4)
+def _samples_of_state(path: Path, changed_ns: int, size: int) -> Samples:
+    """Return the samples in a file in this state: several checks ask for them, one after the other."""
+    return read_samples(path)
 
 
 def unmeasured(session: PowerSession) -> tuple[str, ...]:

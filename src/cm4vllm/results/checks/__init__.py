@@ -24,6 +24,7 @@ from cm4vllm.results.checks import (
     networks,
     one_system,
     performance_runs,
+    power,
     private_text,
     readme_figures,
     readmes,
@@ -71,6 +72,7 @@ _MODULES = (
     tree_files,
     compliance_tests,
     compliance_figures,
+    power,
     private_text,
 )
 

@@ -1,0 +1,340 @@
+"""The power session of a result: its files, its samples against LoadGen's window, and what the analyzer said of them.
+
+The official power checker compares digests, clocks of client and server, and the means of both runs. It compares
+neither the analyzer's clock nor the coverage of the window; its check of uncertainty reaches no run below 1,600 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from cm4vllm.power.protocol import totals_of, uncertainty_of
+from cm4vllm.power.samples import SAMPLES, Sample, Samples, mean_watts
+from cm4vllm.power.session import FETCHED_ONLY, Phase, PowerSession, Window, is_power_session
+from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.findings import Severity
+from cm4vllm.results.model import Result, Submission
+from cm4vllm.rules import tree_layouts
+
+__all__: list[str] = []
+
+_CHECKER = "mlcommons/power-dev, compliance/check.py"
+_OWN = "a design rule of cm4vllm"
+_AGAIN = "measure again: ranging and testing, in one session"
+_AS_WRITTEN = "publish the files as the official client wrote them"
+#: How far the first and the last sample may be from the ends of the window, and from each other, in s.
+_EDGE_S, _GAP_S = 2.0, 3.0
+#: The part of the samples in the window that must be above zero.
+_COVERED = 0.99
+#: The most that the analyzer's clock may differ from the server's, in s, as the official programs allow two machines.
+_CLOCK_S = 0.4
+#: The greatest uncertainty in percent, and the greatest fall of the mean power from ranging to testing.
+_UNCERTAINTY, _FALL = 1.0, 0.05
+#: What rounding may change in a sum of channels and in a mean.
+_SUM, _MEAN = 1e-3, 1e-5
+_STATED = ("analyzer_table", "power_settings")
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A result with a power session; `place` is the path of its performance folder as findings name it."""
+
+    result: Result
+    session: PowerSession
+    place: str
+
+    def file(self, phase: Phase) -> str:
+        return f"{self.place}/{phase}/{SAMPLES}"
+
+    @property
+    def phases(self) -> Iterator[tuple[Phase, Window, Samples]]:
+        """The phases whose window is known."""
+        for phase in Phase:
+            if window := self.session.window(phase):
+                yield phase, window, self.session.samples(phase)
+
+
+def _measured(submission: Submission) -> Iterator[_Measured]:
+    for result in submission.results:
+        folder = submission.root / result.folder / "performance"
+        if is_power_session(folder):
+            yield _Measured(result, PowerSession(folder), f"{result.folder}/performance")
+
+
+@check(
+    "POWER-SIMULATED",
+    "power was measured by an analyzer, not by the simulated PTDaemon",
+    source="inference_policies/power_measurement.adoc",
+    remedy="measure with an analyzer; a session with the simulated PTDaemon is a rehearsal",
+    stage=Stage.TREE,
+)
+def simulated(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        if files := one.session.simulated:
+            yield Fault("the power was simulated, and not measured", f"{one.place}/{files[0]}", value=", ".join(files))
+
+
+@check(
+    "POWER-FILES",
+    "a power session has all of its files, and none that only the client needs",
+    source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
+    remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
+    stage=Stage.TREE,
+)
+def files(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        for name in one.session.missing:
+            yield Fault("a file of the power session is missing", f"{one.place}/{name}")
+        if (one.session.folder / FETCHED_ONLY).exists():
+            yield Fault("a file that the client fetches must not be published", f"{one.place}/{FETCHED_ONLY}")
+
+
+@check(
+    "POWER-HASH",
+    "the files of a power session have the digests that client.json and server.json state",
+    source=f"{_CHECKER}, results_check",
+    remedy=_AS_WRITTEN,
+    stage=Stage.TREE,
+)
+def digests(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        for name, own, stated in one.session.changed():
+            yield Fault("a file of the power session was changed", f"{one.place}/{name}", "SHA-1", own, stated)
+
+
+@check(
+    "POWER-WINDOW",
+    f"the analyzer measured the whole run: a sample within {_EDGE_S:g} s of each end of LoadGen's window",
+    source=_OWN,
+    remedy=_AGAIN,
+    stage=Stage.TREE,
+)
+def window(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        for phase, span, samples in one.phases:
+            inside = samples.within(span.begin, span.end)
+            if not inside:
+                yield Fault("no sample lies in the measured window", one.file(phase), "Time")
+                continue
+            for what, late in (
+                ("begin", (inside[0].at - span.begin).total_seconds()),
+                ("end", (span.end - inside[-1].at).total_seconds()),
+            ):
+                if late > _EDGE_S:
+                    yield Fault(
+                        f"the samples do not reach the {what} of the run",
+                        one.file(phase),
+                        "Time",
+                        f"{late:.1f} s",
+                        f"{_EDGE_S:g} s or less",
+                    )
+
+
+@check(
+    "POWER-COVERAGE",
+    f"{_COVERED:.0%} of the samples of a run are above zero, no line of them is damaged, and none are missing for "
+    f"{_GAP_S:g} s",
+    source=_OWN,
+    remedy=_AGAIN,
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def coverage(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        for phase, span, samples in one.phases:
+            inside = samples.within(span.begin, span.end)
+            usable = sum(sample.total.usable for sample in inside)
+            if inside and usable < _COVERED * len(inside):
+                yield Fault(
+                    "samples of the run are not above zero, and are left out of the mean",
+                    one.file(phase),
+                    "Watts",
+                    f"{len(inside) - usable} of {len(inside)}",
+                    f"{1 - _COVERED:.0%} or less",
+                )
+            gap = max(((later.at - sample.at).total_seconds() for sample, later in pairwise(inside)), default=0.0)
+            if gap > _GAP_S:
+                yield Fault(
+                    "samples of the run are missing", one.file(phase), "Time", f"{gap:.1f} s", f"{_GAP_S:g} s or less"
+                )
+            if samples.damaged:
+                lines = ", ".join(str(number) for number in samples.damaged[:5])
+                yield Fault("lines of samples are cut or merged", one.file(phase), "", f"line {lines}")
+
+
+@check(
+    "POWER-CLOCK",
+    f"the clock of the analyzer's samples is that of the server: within {_CLOCK_S * 1e3:.0f} ms",
+    source=f"{_OWN}; ptd_client_server/lib/time_sync.py states the tolerance for two machines",
+    remedy="set the clock of the director, and measure again",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def clock(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        for phase, _, samples in one.phases:
+            started = one.session.started(phase)
+            if started is None or not samples.samples:
+                continue
+            apart = (samples.samples[0].at - started).total_seconds()
+            if abs(apart) > _CLOCK_S:
+                yield Fault(
+                    "the first sample is far from the server's command to measure: two clocks",
+                    one.file(phase),
+                    "Time",
+                    f"{apart:+.3f} s",
+                    f"{_CLOCK_S:g} s or less",
+                )
+
+
+@check(
+    "POWER-UNCERTAINTY",
+    f"no sample of the run has an uncertainty above {_UNCERTAINTY:g} %",
+    source=f"{_CHECKER}, WARNING_NEEDS_TO_BE_ERROR_TESTING_RE; the checker itself looks 800 s after the begin of a run",
+    remedy="choose ranges nearer to the power of the run, or an analyzer for it, and measure again",
+    stage=Stage.TREE,
+)
+def uncertainty(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        span = one.session.window(Phase.TESTING)
+        above = [
+            value
+            for line in one.session.ptd_log
+            if span and span.begin < line.at < span.end and (value := uncertainty_of(line)) is not None
+        ]
+        worst = max(above, default=0.0)
+        if worst > _UNCERTAINTY:
+            yield Fault(
+                f"{len(above)} samples of the run are uncertain",
+                f"{one.place}/power/ptd_logs.txt",
+                "Uncertainty",
+                f"{worst:.2f} % at most",
+                f"{_UNCERTAINTY:g} % or less",
+            )
+
+
+@check(
+    "POWER-CHANNELS",
+    "a sample has the reading of every channel or analyzer, and they add up to the whole",
+    source=_OWN,
+    remedy=_AS_WRITTEN,
+    stage=Stage.TREE,
+)
+def channels(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        wanted = max((identity.channels for identity in one.session.identities), default=1)
+        for phase, span, samples in one.phases:
+            yield from _channels(one.file(phase), samples.within(span.begin, span.end), wanted)
+
+
+def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[Fault]:
+    for sample in samples:
+        parts = sample.channels
+        if len(parts) < wanted and wanted > 1:
+            yield Fault("a channel is missing", file, str(sample.at), f"{len(parts)} channels", f"{wanted} channels")
+            return
+        whole = sum(one.watts for one in parts.values())
+        if parts and sample.total.usable and abs(whole - sample.total.watts) > _SUM * sample.total.watts:
+            yield Fault("the channels do not add up", file, str(sample.at), f"{whole:g} W", f"{sample.total.watts:g} W")
+            return
+
+
+@check(
+    "POWER-MEAN",
+    "the mean that PTDaemon stated for a measurement is that of the published samples",
+    source=_OWN,
+    remedy=_AS_WRITTEN,
+    stage=Stage.TREE,
+)
+def mean(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        messages = one.session.server.get("ptd_messages")
+        replies = [str(each.get("reply")) for each in messages if isinstance(each, dict)] if messages else []
+        stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
+        if len(stated) < len(Phase) or len(one.session.analyzers) > 1:
+            continue
+        for phase, said in ((Phase.RANGING, stated[0]), (Phase.TESTING, stated[-1])):
+            own = mean_watts(one.session.samples(phase).samples)
+            if own is not None and abs(own - said) > _MEAN * said:
+                yield Fault("the samples have another mean", one.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W")
+
+
+@check(
+    "POWER-RANGING",
+    f"the mean power of testing is at most {_FALL:.0%} below that of ranging",
+    source=f"{_CHECKER}, phases_check",
+    remedy=_AGAIN,
+    stage=Stage.TREE,
+)
+def ranging(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in one.phases}
+        before, after = means.get(Phase.RANGING), means.get(Phase.TESTING)
+        if before and after and after <= before * (1 - _FALL):
+            yield Fault(
+                "the run that counts drew less power than the run before it",
+                one.file(Phase.TESTING),
+                "Watts",
+                f"{after:.3f} W",
+                f"more than {before * (1 - _FALL):.3f} W",
+            )
+
+
+@check(
+    "POWER-PTD-LOG-CUT",
+    "PTDaemon's log reaches the end of both measurements",
+    source=f"{_CHECKER}, check_ptd_logs",
+    remedy="measure again, for longer: the official server copies the log before all of it is written",
+    stage=Stage.TREE,
+)
+def ptd_log(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        if not one.session.ptd_log:
+            continue
+        ended = sum(line.text == "Completed test" for line in one.session.ptd_log)
+        if ended < len(Phase):
+            yield Fault(
+                "PTDaemon's log ends too early",
+                f"{one.place}/power/ptd_logs.txt",
+                "Completed test",
+                f"{ended} times",
+                f"{len(Phase)} times",
+            )
+
+
+@check(
+    "POWER-SETTINGS",
+    "the settings of the measured system and the analyzer and its wiring are stated",
+    source="tools/submission/submission_checker/constants.py, REQUIRED_POWER_MEASURE_FILES",
+    remedy="put analyzer_table.* and power_settings.* beside the measurements of the result",
+    stage=Stage.TREE,
+)
+def settings(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        folder = submission.root / one.result.folder
+        home = submission.root / one.result.division / one.result.submitter
+        places: list[Path] = [folder, *list(folder.parents)[:3]]
+        places += [
+            layout.settings_of(home, one.result.system, one.result.model, folder.name) for layout in tree_layouts()
+        ]
+        for name in _STATED:
+            if not any(path.is_file() for place in places for path in place.glob(f"{name}.*")):
+                yield Fault(f"no {name} of the power session", one.result.folder, "", "", f"{name}.*")
+
+
+@check(
+    "POWER-TWO-ANALYZERS",
+    "power was measured with one analyzer, of one channel or of several",
+    source="mlcommons/power-dev, ptd_client_server/lib/server.py: a session with two cannot end as the checker asks",
+    remedy="measure with one analyzer of several channels",
+    stage=Stage.TREE,
+)
+def analyzers(submission: Submission) -> Iterator[Fault]:
+    for one in _measured(submission):
+        if (count := len(one.session.analyzers)) > 1:
+            yield Fault(
+                "power was measured with several analyzers", f"{one.place}/power/server.json", "ptd_config", count
+            )

@@ -1,0 +1,225 @@
+"""Published power sessions in a tree, and each with one thing changed: what is found is exactly what the change is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.power.samples import SIMULATED, mean_watts, read_samples
+from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase
+from cm4vllm.results.checks import CHECKS
+from cm4vllm.results.tree_check import check_tree
+
+GOOD, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
+FORMAT = "%m-%d-%Y %H:%M:%S.%f"
+
+
+def tree_of(published: Path, name: str, root: Path) -> Path:
+    """Make a tree with one session; return its performance folder."""
+    home = root / "closed" / "Somebody"
+    folder = home / "results" / "a_system" / "resnet50" / "Offline"
+    shutil.copytree(published / name, folder / "performance", copy_function=shutil.copyfile)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for stated in ("analyzer_table.md", "power_settings.md"):
+        (folder / stated).write_text("one analyzer, one cable\n")
+    return folder / "performance"
+
+
+def found_in(session: Path) -> set[str]:
+    return {one.code for one in check_tree(session.parents[6]).findings if one.code.startswith("POWER-")}
+
+
+@pytest.fixture
+def session(published_power: Path, tmp_path: Path) -> Path:
+    return tree_of(published_power, GOOD, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        (GOOD, set()),
+        ("v4.1-untether-h13-resnet50-singlestream", set()),
+        (CHANNELS, {"POWER-FILES"}),  # its log of PTDaemon is left out of this copy
+        ("v5.1-lenovo-b200-llama2-70b-99-offline", {"POWER-UNCERTAINTY"}),
+        ("v5.1-gateoverflow-mobilenet-offline", {"POWER-COVERAGE", "POWER-UNCERTAINTY"}),
+    ],
+)
+def test_the_findings_of_published_sessions(published_power: Path, tmp_path: Path, name: str, codes: set[str]) -> None:
+    assert found_in(tree_of(published_power, name, tmp_path)) == codes
+
+
+# --- the changes ------------------------------------------------------------------------------------------------------
+
+
+def restate(session: Path) -> None:
+    """Have server.json and client.json state the digests and the means of the files as they are now."""
+    for part in ("client", "server"):
+        path = session / "power" / f"{part}.json"
+        content = json.loads(path.read_text())
+        for name in content["results"]:
+            if name in FILES and (session / name).is_file():
+                content["results"][name] = hashlib.sha1((session / name).read_bytes()).hexdigest()
+        watts = [one for one in content.get("ptd_messages", ()) if one["cmd"] == "Watts"]
+        for one, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
+            mean = mean_watts(read_samples(session / phase / "spl.txt").samples)
+            one["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", one["reply"])
+        path.write_text(json.dumps(content))
+
+
+def of_samples(session: Path, change: Callable[[list[str]], list[str]], *phases: Phase) -> None:
+    for phase in phases:
+        path = session / phase / "spl.txt"
+        path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    restate(session)
+
+
+def shifted(line: str) -> str:
+    words = line.split(",")
+    if words[0] == "Time":
+        words[1] = (datetime.strptime(words[1], FORMAT) + timedelta(seconds=2)).strftime(FORMAT)[:-3]
+    return ",".join(words)
+
+
+def scaled(line: str, factor: float) -> str:
+    words = line.split(",")
+    if words[0] == "Time":
+        words[3] = f"{float(words[3]) * factor:.6f}"
+    return ",".join(words)
+
+
+def the_clock_is_two_seconds_ahead(session: Path) -> None:
+    of_samples(session, lambda lines: [shifted(line) for line in lines], *Phase)
+
+
+def the_window_is_cut(session: Path) -> None:
+    of_samples(session, lambda lines: lines[:-42], Phase.TESTING)
+
+
+def ten_seconds_are_missing(session: Path) -> None:
+    of_samples(session, lambda lines: [*lines[:700], *lines[710:]], Phase.TESTING)
+
+
+def samples_are_not_positive(session: Path) -> None:
+    """Change the sign of 7 of 663 samples in the window."""
+    of_samples(
+        session, lambda lines: [*lines[:700], *(scaled(one, -1) for one in lines[700:707]), *lines[707:]], Phase.TESTING
+    )
+
+
+def a_line_is_cut(session: Path) -> None:
+    of_samples(session, lambda lines: [*lines[:700], lines[700][:70] + "\n", *lines[701:]], Phase.TESTING)
+
+
+def testing_is_lower(session: Path) -> None:
+    of_samples(session, lambda lines: [scaled(one, 0.88) for one in lines], Phase.TESTING)
+
+
+def a_sample_is_uncertain(session: Path) -> None:
+    path = session / "power" / "ptd_logs.txt"
+    warning = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!\n"
+    path.write_text(f"{path.read_text()}\n{warning}")
+    restate(session)
+
+
+def the_mean_is_another(session: Path) -> None:
+    path = session / "power" / "server.json"
+    path.write_text(path.read_text().replace("Watts,826.755926", "Watts,820.000000"))
+
+
+def one_byte_is_changed(session: Path) -> None:
+    path = session / "power" / "client.log"
+    path.write_text(path.read_text().replace("Successful", "successful", 1).replace("ranging", "Ranging", 1))
+
+
+def a_file_is_missing(session: Path) -> None:
+    (session / "ranging" / "mlperf_log_summary.txt").unlink()
+
+
+def a_fetched_file_is_left(session: Path) -> None:
+    (session / FETCHED_ONLY).write_text("Power: Watts,826\n")
+
+
+def the_log_of_ptdaemon_is_cut(session: Path) -> None:
+    path = session / "power" / "ptd_logs.txt"
+    text = path.read_text()
+    path.write_text(text[: text.rindex("Completed test")])
+    restate(session)
+
+
+def settings_are_not_stated(session: Path) -> None:
+    (session.parent / "power_settings.md").unlink()
+
+
+def the_wiring_is_not_stated(session: Path) -> None:
+    (session.parent / "analyzer_table.md").unlink()
+
+
+def two_analyzers_are_configured(session: Path) -> None:
+    path = session / "power" / "server.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "ptd_config": [content["ptd_config"]] * 2}))
+
+
+def the_analyzer_is_simulated(session: Path) -> None:
+    path = session / "power" / "server.json"
+    path.write_text(path.read_text().replace("YokogawaWT210,", f"{SIMULATED},"))
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    the_clock_is_two_seconds_ahead: "POWER-CLOCK",
+    the_window_is_cut: "POWER-WINDOW",
+    ten_seconds_are_missing: "POWER-COVERAGE",
+    samples_are_not_positive: "POWER-COVERAGE",
+    a_line_is_cut: "POWER-COVERAGE",
+    testing_is_lower: "POWER-RANGING",
+    a_sample_is_uncertain: "POWER-UNCERTAINTY",
+    the_mean_is_another: "POWER-MEAN",
+    one_byte_is_changed: "POWER-HASH",
+    a_file_is_missing: "POWER-FILES",
+    a_fetched_file_is_left: "POWER-FILES",
+    the_log_of_ptdaemon_is_cut: "POWER-PTD-LOG-CUT",
+    settings_are_not_stated: "POWER-SETTINGS",
+    the_wiring_is_not_stated: "POWER-SETTINGS",
+    two_analyzers_are_configured: "POWER-TWO-ANALYZERS",
+    the_analyzer_is_simulated: "POWER-SIMULATED",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
+def test_a_change_has_exactly_its_finding(session: Path, change: Callable[[Path], None]) -> None:
+    change(session)
+    assert found_in(session) == {CHANGES[change]}
+
+
+def test_a_removed_channel_is_found(published_power: Path, tmp_path: Path) -> None:
+    session = tree_of(published_power, CHANNELS, tmp_path)
+    of_samples(session, lambda lines: [re.sub(r",Ch3,.*", "", line) for line in lines], Phase.TESTING)
+    assert found_in(session) == {"POWER-FILES", "POWER-CHANNELS"}
+
+
+def test_channels_that_do_not_add_up_are_found(published_power: Path, tmp_path: Path) -> None:
+    session = tree_of(published_power, CHANNELS, tmp_path)
+    of_samples(session, lambda lines: [scaled(line, 1.01) for line in lines], Phase.TESTING)
+    assert found_in(session) == {"POWER-FILES", "POWER-CHANNELS"}
+
+
+def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: Path) -> None:
+    (session / "power" / "server.json").rename(session / "power" / "renamed.json")
+    the_log = session / "ranging" / "spl.txt"
+    the_log.write_text(the_log.read_text().replace("PF,0.994000,", f"PF,0.994000,{SIMULATED},", 1))
+    assert "POWER-SIMULATED" in found_in(session)
+    shutil.rmtree(session / "power")
+    assert {"POWER-SIMULATED", "POWER-FILES"} <= found_in(session)
+
+
+def test_every_check_of_power_is_shown_by_a_change() -> None:
+    shown = {*CHANGES.values(), "POWER-CHANNELS"}
+    assert {code for code in CHECKS if code.startswith("POWER-")} == shown
