@@ -93,3 +93,15 @@ def test_a_block_has_as_many_passes_as_are_in_flight():
 
 def test_samples_after_the_last_whole_pass_are_in_no_window():
     assert steady_state(log(*[10] * 8, partial=SIZE - 1), terms()).window.n_samples == 7 * SIZE
+
+
+def test_a_run_without_a_window_says_why_in_words():
+    assert steady_state(log(*[10] * 3), terms()).words == (
+        "insufficient_passes, not found: 2 passes after the first, and a window takes 4"
+    )
+    restless = steady_state(log(10, 10, 14, 10, 14, 10, 14), terms()).words
+    assert restless.startswith(
+        "insufficient_passes, not found: over 4 of the 6 passes after the first, TPOT varies by 1"
+    )
+    assert restless.endswith("% at least; 8% are allowed, without a trend")
+    assert steady_state(log(*[10] * 8), terms()).words == "windowable, STEADY STATE"

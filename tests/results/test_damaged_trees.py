@@ -147,7 +147,7 @@ def test_a_file_that_is_none_is_a_finding_and_the_rest_is_checked(
 
 def test_a_readme_of_many_dots_is_read(home: Path) -> None:
     readme = home / RESULT / "Server" / "README.md"
-    command = "cm run script --tags=run-mlperf --scenario=Server --server_target_qps=1.2.3"
+    command = "cm run script --tags=run-mlperf,inference --scenario=Server --server_target_qps=1.2.3"
     readme.write_text(f"```\n{command}\n```\nROUGE1: 1.2.3 >= 4.5.6.\nSamples per second: 1.2.3\n")
     scores = home / RESULT / "Server" / "accuracy" / "accuracy.txt"
     scores.write_text("accuracy = 1.2.3\nhash=1\n")

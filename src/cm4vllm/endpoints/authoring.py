@@ -38,7 +38,7 @@ _SHORT_NAME = 20
 
 
 class BundleInputs(Record, frozen=True, kw_only=True):
-    """What the recipe of the bundle reads from its environment: folders and records of other recipes."""
+    """The inputs of the bundle's recipe: folders and records of other recipes."""
 
     points: Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINTS")] = ""
     output_dir: Annotated[str, Key("CM_MLPERF_ENDPOINTS_BUNDLE_DIR")] = ""
@@ -59,8 +59,9 @@ def author_and_build(inputs: BundleInputs) -> Path:
     description = json.loads(Path(inputs.description).read_text(encoding="utf-8"))
     model = read_record(Path(inputs.model_record), ModelRecord)
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
+    runs = _runs(folder)
     for path, record in points:
-        _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset))
+        _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset), _warmed(record, runs))
     if stated.power is None:
         say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
     target = typed_path(inputs.output_dir).absolute() if inputs.output_dir else folder.parent / "bundle"
@@ -108,9 +109,14 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
 
 
 def _author(
-    path: Path, record: PointRecord, stated: SubmitterFile, description: Mapping[str, str], disclosure: Disclosure
+    path: Path,
+    record: PointRecord,
+    stated: SubmitterFile,
+    description: Mapping[str, str],
+    disclosure: Disclosure,
+    warmed: str,
 ) -> None:
-    """Write point.yaml, system_desc.json and system_power.json of a point."""
+    """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
     if record.curve is None:
         raise CmError(f"{path} is of no curve")
     facts = PointFacts(
@@ -121,12 +127,7 @@ def _author(
         offline=record.offline,
         accuracy=record.run.accuracy,
         warm_up=WarmUp(
-            duration_s=0,
-            requests_issued=0,
-            requests_completed=0,
-            data_source="none: the server was not warmed up",
-            concurrency=0,
-            logs_retained=True,
+            duration_s=0, requests_issued=0, requests_completed=0, data_source=warmed, concurrency=0, logs_retained=True
         ),
         steady_state=record.steady_state,
     )
@@ -145,6 +146,26 @@ def _author(
     power = stated.power_document(str(system["system_name"]), int(system.get("system_node_ensemble_total") or 1))
     if power is not None:
         write_json(path / "system_power.json", power)
+
+
+def _runs(folder: Path) -> list[PointRecord]:
+    """Return all runs of the client that are kept: the points below `folder`, and the probes beside it."""
+    files = [*folder.glob(f"*/{POINT_FILE}"), *folder.parent.glob(f"curve/*/{POINT_FILE}")]
+    return [read_record(file, PointRecord) for file in files]
+
+
+def _warmed(record: PointRecord, runs: Sequence[PointRecord]) -> str:
+    """Return in words that a point has no warm-up, and the requests that its server has answered before the point."""
+    if not record.server.started_at:
+        return "none: no requests before the run; what the server answered earlier is not known"
+    earlier = [
+        run for run in runs if run.server.started_at == record.server.started_at and run.started_at < record.started_at
+    ]
+    answered = sum(run.run.samples + run.run.accuracy * run.benchmark.accuracy_samples for run in earlier)
+    return (
+        f"none: no requests before the run; since its start the server had answered {answered:,} requests of "
+        f"{len(earlier)} probes and points"
+    )
 
 
 def _derived_system(description: Mapping[str, str]) -> dict[str, Any]:

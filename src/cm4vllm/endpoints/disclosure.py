@@ -45,7 +45,7 @@ class WarmUp(Record, frozen=True, kw_only=True):
 
 
 class Disclosure(Record, frozen=True, kw_only=True):
-    """What the submitter states of the whole curve; empty where nothing is stated."""
+    """Statements of the submitter on the whole curve; empty where nothing is stated."""
 
     division: str
     cohort: str
@@ -58,7 +58,7 @@ class Disclosure(Record, frozen=True, kw_only=True):
 
 
 class PointFacts(Record, frozen=True, kw_only=True):
-    """What was measured at a point, and how: `offline` is none, elected or dedicated."""
+    """The measurement of a point: load, samples, warm-up, steady state; `offline` is none, elected or dedicated."""
 
     concurrency: int
     load_pattern: str
@@ -211,7 +211,8 @@ def _steady_state(found: SteadyState | None) -> dict[str, Any] | None:
     if found is None:
         return None
     block: dict[str, Any] = msgspec.to_builtins(found)
-    block.pop("figures")
+    for own in ("figures", "blocks", "least_variation"):
+        block.pop(own)
     return {key: value for key, value in block.items() if value is not None}
 
 

@@ -40,7 +40,7 @@ _VERSION = "import sys; print(sys.executable, *sys.version_info[:2])"
 
 
 class InstallationSettings(Record, frozen=True, kw_only=True):
-    """What get,mlperf,endpoints reads from its environment."""
+    """The inputs of get,mlperf,endpoints."""
 
     part: Annotated[Literal["client", "checker"], Key("CM_MLPERF_ENDPOINTS_PART")] = "client"
     source: Annotated[str, Key("CM_MLPERF_ENDPOINTS_SOURCE_DIR")] = ""

@@ -40,7 +40,7 @@ _NS = 1e9
 
 
 class PointInputs(Record, frozen=True, kw_only=True):
-    """What the recipe of a point reads from its environment. Paths are those of records that other recipes wrote.
+    """The inputs of a point's recipe. Paths are those of records that other recipes wrote.
 
     `pass_samples` are those of one pass over a stored dataset, 0 for all of it; `samples` is what a probe issues in
     place of whole passes. `c_min` and `c_max` are the ends of the curve, 0 for a run that is of no curve.
@@ -274,6 +274,6 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
 
 def _say_result(record: PointRecord, summary: dict[str, object]) -> None:
     found = record.steady_state
-    window = f"steady state: {found.status}, {found.verdict}" if found else "no steady state is computed for Offline"
+    window = f"steady state: {found.words}" if found else "no steady state is computed for Offline"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
     say(f"concurrency {record.terms.concurrency}: {rate}; {window}")

@@ -1,4 +1,4 @@
-"""What is kept of a point beside the client's own files."""
+"""Records of a point and of a curve, beside the client's own files."""
 
 from __future__ import annotations
 

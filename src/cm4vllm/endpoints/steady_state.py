@@ -48,7 +48,11 @@ class WindowFigures(Record, frozen=True, kw_only=True):
 
 
 class SteadyState(Record, frozen=True, kw_only=True):
-    """What point.yaml reports: `windowable` alone makes the figures of the window the official ones."""
+    """The block that point.yaml reports: `windowable` alone makes the figures of the window the official ones.
+
+    `blocks` are all of the run after those left out. `least_variation` is the least, over as many successive blocks as
+    a window takes at least, that the gating metric which varies most comes to; None where there are too few blocks.
+    """
 
     status: Status
     verdict: Verdict
@@ -56,6 +60,22 @@ class SteadyState(Record, frozen=True, kw_only=True):
     state: dict[str, State] = {}
     anomaly: Anomaly | None = None
     figures: WindowFigures | None = None
+    blocks: int = 0
+    least_variation: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The status and the verdict, and why there is no window where there is none."""
+        rules = endpoints_rules().window
+        begin = f"{self.status}, {self.verdict}"
+        if self.window is not None or self.status == "partial_dataset":
+            return begin
+        if self.least_variation is None:
+            return f"{begin}: {self.blocks} passes after the first, and a window takes {rules.passes}"
+        return (
+            f"{begin}: over {rules.passes} of the {self.blocks} passes after the first, TPOT varies by "
+            f"{self.least_variation:.0%} at least; {rules.variation:.0%} are allowed, without a trend"
+        )
 
 
 def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
@@ -71,7 +91,11 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
     series = [_gating_metrics(block) for block in blocks]
     if (found := _first_plateau(series, rules)) is None:
         return SteadyState(
-            status="insufficient_passes", verdict=_shape_without_window(series, rules), state=_states(series, rules)
+            status="insufficient_passes",
+            verdict=_shape_without_window(series, rules),
+            state=_states(series, rules),
+            blocks=len(series) - rules.left_out,
+            least_variation=_least_variation(series, rules),
         )
     first, last = found
     window = _window(blocks, first, last, size)
@@ -84,6 +108,8 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
         state=_states(series[first : last + 1], rules),
         anomaly=later,
         figures=_figures([sample for block in blocks[first : last + 1] for sample in block], window.duration_s),
+        blocks=len(series) - rules.left_out,
+        least_variation=_least_variation(series, rules),
     )
 
 
@@ -144,6 +170,16 @@ def _variation(values: Sequence[float]) -> float:
     """Return the standard deviation over the mean; infinite where a value is missing or the mean is not positive."""
     mean = float(np.mean(values))
     return float(np.std(values, ddof=1)) / mean if mean > 0 else math.inf
+
+
+def _least_variation(series: Sequence[dict[str, float]], rules: WindowRules) -> float | None:
+    """Return the least variation that a window could have, by its worst gating metric; None without room for one."""
+    starts = range(rules.left_out, len(series) - rules.passes + 1)
+    worst = [
+        max(_variation([metrics[name] for metrics in series[first : first + rules.passes]]) for name in rules.gating)
+        for first in starts
+    ]
+    return min((one for one in worst if math.isfinite(one)), default=None)
 
 
 def _later_plateau(series: Sequence[dict[str, float]], found: tuple[int, int], rules: WindowRules) -> Anomaly | None:

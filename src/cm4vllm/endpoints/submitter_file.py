@@ -1,4 +1,4 @@
-"""What only the submitter of a curve knows, stated once in a YAML file; what it leaves out is not filled in."""
+"""The YAML file with the facts that only the submitter of a curve knows; a missing one is not filled in."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file states; empty where it states nothing."""
+    """The statements of the file; empty where it states nothing."""
 
     division: Literal["Standardized", "Serviced", "RDI"] = "RDI"
     system: dict[str, Any] = {}

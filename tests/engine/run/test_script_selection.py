@@ -194,3 +194,16 @@ def test_scripts_of_the_same_tags_are_taken_from_the_repository_that_asks(home):
     assert home.run("one,a_first")["new_env"]["CM_X"] == "a_first"
     assert home.run("one,z_last")["new_env"]["CM_X"] == "z_last"
     assert home.run("dep")["new_env"]["CM_X"] == "a_first"
+
+
+def test_tags_that_two_scripts_share_are_refused_and_both_are_named(home):
+    for name in ("first", "second"):
+        script = {"shared_tags": ["run", "both"], "tags_help": f"both,{name}", "name": f"the {name} of two"}
+        home.script(f"run,both,{name}", {**script, "variations": {"fast": {}}})
+    refused = home.run("both,_fast")
+    assert refused["return"] == 20
+    assert "--tags=both" in refused["error"] and "may mean both,first or both,second" in refused["error"]
+    assert "both,second: the second of two" in refused["error"]
+    assert "cm run script --tags=both,first,_fast or cm run script --tags=both,second,_fast" in refused["error"]
+    assert home.run("both,first")["return"] == 0
+    assert home.run("run,second,_fast")["return"] == 0

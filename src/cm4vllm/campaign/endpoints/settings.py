@@ -65,7 +65,7 @@ class EndpointsJob:
 
     @property
     def rehearsal(self) -> bool:
-        """Whether the job is a rehearsal: its points are shorter than the rules ask."""
+        """True for a rehearsal: its points are shorter than the rules ask."""
         return self.execution_mode is ExecutionMode.TEST
 
     @property
@@ -91,7 +91,7 @@ class EndpointsJob:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether the tiny model is measured, on its own dataset."""
+        """True where the tiny model is measured, on its own dataset."""
         return self.sources.model == "_tiny"
 
     def reruns(self, step: str) -> bool:

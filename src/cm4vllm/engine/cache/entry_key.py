@@ -29,6 +29,7 @@ _DESCRIPTIVE = frozenset(
         "automation_uid",
         "tags",
         "tags_help",
+        "shared_tags",
         "name",
         "category",
         "category_sort",

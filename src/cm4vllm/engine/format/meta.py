@@ -236,6 +236,7 @@ class ScriptMeta(Value):
     env_at_the_end: Mapping[str, str]
     warnings: tuple[str, ...]
     tags_help: str
+    shared_tags: tuple[str, ...]
     purpose: str
     examples: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -300,6 +301,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "print_env_at_the_end",
     "warnings",
     "tags_help",
+    "shared_tags",
     "category",
     "category_sort",
     "name",
@@ -368,6 +370,7 @@ def _script(raw: Raw, folder: str, repo: str) -> ScriptMeta:
         env_at_the_end=raw.get("print_env_at_the_end") or {},
         warnings=texts(raw.get("warnings")),
         tags_help=str(raw.get("tags_help") or ""),
+        shared_tags=texts(raw.get("shared_tags")),
         purpose=str(raw.get("name") or ""),
         examples=texts(raw.get("examples")),
         unknown=tuple(sorted(str(key) for key in raw if key not in SCRIPT_KEYS)),

@@ -75,6 +75,7 @@ _WORDS = frozenset(
     {
         "tags",
         "names",
+        "shared_tags",
         "base",
         "new_env_keys",
         "new_state_keys",

@@ -19,13 +19,28 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
 
     `near` holds the scripts beside the one that asks: a recipe is made for those of its own repository.
-    Raises NotFoundError when no script has the tags, UsageError when none of those that have them has the variations.
+    Raises NotFoundError when no script has the tags, UsageError when none of those that have them has the variations,
+    or when several share all tags of the request as those that mean none of them alone (`shared_tags` of a meta).
     """
     scripts = candidates(catalogue, request)
     fitting = [script for script in scripts if known(script, request.variations)]
     if fitting:
+        _require_choice(fitting, request)
         return next((script for script in fitting if os.path.dirname(script.folder) == near), fitting[0])
     raise no_variation(scripts, request)
+
+
+def _require_choice(scripts: Sequence[ScriptMeta], request: Request) -> None:
+    """Raise UsageError where the tags of a request are those that several scripts share, and name none of them."""
+    sharing = [script for script in scripts if request.tags and set(request.tags) <= set(script.shared_tags)]
+    if len(sharing) > 1 and scripts[0] in sharing:
+        words = ",".join(f"_{name}" for name in request.variations)
+        commands = [f"--tags={','.join(filter(None, (script.title(), words)))}" for script in sharing]
+        raise UsageError(
+            f"--tags={request.title()} may mean {' or '.join(script.title() for script in sharing)}",
+            cause="; ".join(f"{script.title()}: {script.purpose}" for script in sharing),
+            remedy=f"run one of them: {' or '.join(f'cm run script {command}' for command in commands)}",
+        )
 
 
 def settled(catalogue: Catalogue, request: Request, near: str) -> Request:
