@@ -14,7 +14,7 @@ from cm4vllm.campaign.division_checks import Fault
 from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
-from cm4vllm.campaign.steps import key_of
+from cm4vllm.campaign.steps import key_of, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
@@ -61,9 +61,6 @@ _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_co
 )
 #: ms of an answer at least: a shorter one stands for a rate beyond that of the other scenarios.
 _LEAST_LATENCY = 1e-3
-
-#: The words of --rerun for every step, and for none; all others name steps.
-_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
 
 #: A file system takes names of 255 bytes, and other names are made of these.
 _LONGEST_NAME = 100
@@ -248,8 +245,8 @@ class Job:
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=asked_quantisation(settings.quantize, served=bool(settings.api_server)),
-            rerun=_rerun(settings.rerun.lower()),
-            rerun_all=settings.rerun.lower() in _ALL,
+            rerun=reruns(settings.rerun)[1],
+            rerun_all=reruns(settings.rerun)[0],
             serve=Address.parse(settings.serve) if settings.serve else None,
             space=asked_space(
                 settings.search,
@@ -271,11 +268,6 @@ def _require_values(settings: CampaignSettings) -> None:
     require_workers(settings.num_workers)
     _folder_name("submitter", settings.submitter)
     _one_rate(settings)
-
-
-def _rerun(word: str) -> frozenset[str]:
-    """Return the names of steps that --rerun has, none where it means all of them or none."""
-    return frozenset() if word in (*_ALL, *_NONE) else frozenset(filter(None, map(str.strip, word.split(","))))
 
 
 def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:

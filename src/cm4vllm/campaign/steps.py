@@ -20,6 +20,8 @@ __all__ = [
     "Step",
     "key_of",
     "names_of",
+    "point_name",
+    "reruns",
     "shown",
 ]
 
@@ -57,6 +59,9 @@ RECIPES = {
 }
 #: A simulated server takes the place of vLLM's.
 _SIMULATED = ("run,simulated-vllm-server", "run,vllm-server")
+
+#: The words of --rerun for every step, and for none; all others name steps.
+_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
 
 
 class Product(StrEnum):
@@ -197,6 +202,19 @@ class Step(Record, frozen=True, kw_only=True):
     def key(self) -> str:
         """The step's name as --rerun takes it: server.performance."""
         return key_of(self.name)
+
+
+def point_name(number: int) -> str:
+    """Return the name of the step that measures a point of a curve, counted from 1."""
+    return f"point {number}"
+
+
+def reruns(text: str) -> tuple[bool, frozenset[str]]:
+    """Return what --rerun asks for: whether all steps, and the names of steps otherwise."""
+    word = text.lower()
+    if word in _ALL or word in _NONE:
+        return word in _ALL, frozenset()
+    return False, frozenset(filter(None, map(str.strip, word.split(","))))
 
 
 def key_of(name: str) -> str:

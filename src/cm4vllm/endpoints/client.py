@@ -78,12 +78,14 @@ def run_client(
     environment: Mapping[str, str],
     *,
     alive: Callable[[], str | None] = lambda: None,
+    facts: Callable[[int, int, float], object] = lambda done, total, elapsed_s: None,
 ) -> RunCounts:
     """Make the run in `folder`, where `wanted.folder` appears, and return its counts.
 
     A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
-    runs. Raises ServerDied, RunFailed where the client fails, RunIncomplete where it was killed or ends before all
-    samples were answered, which its exit status does not say.
+    runs; `facts` what a view shows of samples done, all samples, and the seconds since the start. Raises ServerDied,
+    RunFailed where the client fails, RunIncomplete where it was killed or ends before all samples were answered, which
+    its exit status does not say.
     """
     require_unmodified(client)
     end_orphans()
@@ -108,7 +110,7 @@ def run_client(
     )
     try:
         with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
-            _follow(supervisor, log, shown, alive)
+            _follow(supervisor, log, shown, alive, facts)
     finally:
         if supervisor.stdin is not None:
             supervisor.stdin.close()
@@ -166,13 +168,21 @@ def _counts(summary: Mapping[str, Any]) -> RunCounts:
     )
 
 
-def _follow(supervisor: subprocess.Popen[bytes], log: Path, shown: Step, alive: Callable[[], str | None]) -> None:
+def _follow(
+    supervisor: subprocess.Popen[bytes],
+    log: Path,
+    shown: Step,
+    alive: Callable[[], str | None],
+    facts: Callable[[int, int, float], object],
+) -> None:
     """Wait for the end of the client; show how far it is. Raises ServerDied when the server ends."""
     while supervisor.poll() is None:
         if reason := alive():
             raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
-        if found := _progress(log):
-            shown.update(f"{found[0]:,} of {found[1]:,} samples")
+        done, total = _progress(log) or (0, 0)
+        shown.facts = facts(done, total, time.monotonic() - shown.began)
+        if total:
+            shown.update(f"{done:,} of {total:,} samples")
         time.sleep(_LOOK_S)
 
 

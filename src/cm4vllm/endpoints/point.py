@@ -23,6 +23,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.endpoints.client import EVENTS, SUMMARY, ClientInstallation, faults_of, run_client
 from cm4vllm.endpoints.client_config import ClientDataset, ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, dataset_of_ours, prepare_folder
+from cm4vllm.endpoints.curve_status import curve_status
 from cm4vllm.endpoints.events import read_events
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
@@ -106,7 +107,12 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     sentences = planned.dataset is not None and planned.dataset.sentences == UNTRAINED
     environment = client_environment(None, hub=not sentences)
     started, began = now(), time.monotonic()
-    run_client(planned.client, planned.run, folder, environment, alive=partial(death_reason, planned.server))
+    alive = partial(death_reason, planned.server)
+    if inputs.curve:
+        status = curve_status(read_record(Path(inputs.curve), CurveRecord), inputs.number, folder)
+        run_client(planned.client, planned.run, folder, environment, alive=alive, facts=status.after)
+    else:
+        run_client(planned.client, planned.run, folder, environment, alive=alive)
     wall = time.monotonic() - began
     summary = json.loads((target / SUMMARY).read_text(encoding="utf-8"))
     duration = summary["duration_ns"] / _NS

@@ -5,6 +5,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.records import Verdict
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
+from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
 from cm4vllm.loadgen.process.run_status import (
     ClientStatus,
     LatencyStatus,
@@ -44,6 +45,28 @@ LATENCIES = (
     ),
     LatencyStatus(name="TPOT", queries=12_340, p50_ms=31.0, p99_ms=104.5, limit_ms=100.0, over=180, missing=5660),
     LatencyStatus(name="answer", queries=12_340, p50_ms=4020.0, p99_ms=6100.0),
+)
+
+CURVE = CurveStatus(
+    points=(
+        MeasuredPoint(
+            number=1,
+            concurrency=1,
+            tokens_per_second=504.9,
+            tokens_per_second_per_user=462.2,
+            steady_state="insufficient_duration",
+        ),
+        MeasuredPoint(
+            number=2, concurrency=3, tokens_per_second=1412.0, tokens_per_second_per_user=None, steady_state=""
+        ),
+    ),
+    number=3,
+    count=7,
+    concurrency=9,
+    foreseen_s=(30.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0),
+    done=120,
+    total=480,
+    elapsed_s=12.5,
 )
 
 SERVER_RUN = RunStatus(

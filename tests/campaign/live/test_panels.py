@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from states import ACCURACY_RUN, SEARCH, SERVER_RUN, STEPS, status, step
+from states import ACCURACY_RUN, CURVE, SEARCH, SERVER_RUN, STEPS, status, step
 
 from cm4vllm.campaign.job_status import StatusSettings, report_status
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
@@ -43,6 +43,7 @@ STATES = {
     "server run": status(),
     "accuracy run": status(run=ACCURACY_RUN),
     "search": status(search=SEARCH),
+    "curve": status(run=None, curve=CURVE),
     "first step": status(
         steps=tuple(step(one.name, "running" if one is STEPS[0] else "planned") for one in STEPS),
         run=None,
@@ -101,6 +102,25 @@ def test_an_accuracy_run_shows_its_scores_and_a_search_its_bracket():
     assert "can carry 1.2 times the load; 1.5 are needed" in text
     assert "5: 285.4 queries/s, a probe of 1:15" in text
     assert "271 passes, 301.2 fails (queries/s)" in text
+
+
+def test_a_curve_shows_its_point_the_time_left_and_the_points_so_far():
+    text = plain_text(view_of(status(run=None, curve=CURVE)))
+    assert "point 3 of 7" in text
+    assert "in flight: 120 of 480 samples" in text and "0:28 left" in text
+    assert text.index("1,412 tokens/s; no steady state") < text.index("505 tokens/s, 462.2 per user; insufficient_dur")
+    assert "the client starts" in plain_text(view_of(status(run=None, curve=replace(CURVE, done=0, total=0))))
+
+
+def test_a_planned_curve_gives_its_points_the_seconds_that_are_foreseen(tmp_path):
+    steps = (step("point 3", "running", 12.5), step("point 4", "planned"), step("bundle", "planned"))
+    job = JobStatus("a job", [], lambda: steps)
+    with progress.step("480 samples") as shown:
+        assert job.read().left is None
+        shown.facts = CURVE
+        seen = job.read()
+    assert [one.expected_s for one in seen.steps] == [40.0, 50.0, None]
+    assert (seen.left.seconds, seen.left_is_least, seen.curve) == (77.5, True, CURVE)
 
 
 def test_a_status_that_is_no_longer_written_is_of_a_process_that_has_ended():

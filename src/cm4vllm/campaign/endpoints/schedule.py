@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm.campaign.endpoints.settings import EndpointsJob
-from cm4vllm.campaign.steps import Duration, Product, Step
+from cm4vllm.campaign.steps import Duration, Product, Step, point_name
 from cm4vllm.rules import endpoints_rules
 
 __all__ = ["common_inputs", "schedule"]
@@ -96,7 +96,7 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
     )
     for number in range(1, job.points + 1):
         yield Step(
-            name=f"point {number}",
+            name=point_name(number),
             tags="run,mlperf,endpoints,point",
             gives=f"points/point-{number}",
             product=Product.POINT,

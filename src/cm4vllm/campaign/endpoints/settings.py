@@ -8,7 +8,7 @@ from pathlib import Path
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import Sources, sources
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.steps import key_of
+from cm4vllm.campaign.steps import key_of, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -20,7 +20,6 @@ from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark
 
 __all__ = ["EndpointsJob", "EndpointsSettings"]
 
-_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("", "no", "off", "false", "0")
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
 
@@ -60,6 +59,7 @@ class EndpointsJob:
     c_min: int
     c_max: int
     rerun: frozenset[str]
+    rerun_all: bool
     serve: Address | None
     notes: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ class EndpointsJob:
 
     def reruns(self, step: str) -> bool:
         """Say whether a step is to be taken again whatever an earlier command left of it."""
-        return "" in self.rerun or key_of(step) in self.rerun
+        return self.rerun_all or key_of(step) in self.rerun
 
     @classmethod
     def of(cls, settings: EndpointsSettings) -> EndpointsJob:
@@ -127,8 +127,6 @@ class EndpointsJob:
         c_min = given[0] if given else settings.c_min or _REHEARSAL_C_MIN
         c_max = given[-1] if given else settings.c_max or (_REHEARSAL_C_MAX if rehearsal else 0)
         _require_curve(settings, given, c_min, c_max)
-        word = settings.rerun.lower()
-        asked = {""} if word in _ALL else set() if word in _NONE else {part.strip() for part in word.split(",")}
         return cls(
             settings=settings,
             benchmark=benchmark,
@@ -138,7 +136,8 @@ class EndpointsJob:
             given=given,
             c_min=c_min,
             c_max=c_max,
-            rerun=frozenset(asked),
+            rerun=reruns(settings.rerun)[1],
+            rerun_all=reruns(settings.rerun)[0],
             serve=Address.parse(settings.serve) if settings.serve else None,
             notes=tuple(_notes(settings, given, rehearsal=rehearsal)),
         )

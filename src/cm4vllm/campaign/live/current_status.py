@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.schedule import with_durations
 from cm4vllm.campaign.search.search_status import SearchStatus
-from cm4vllm.campaign.steps import Step
+from cm4vllm.campaign.steps import Step, point_name
 from cm4vllm.common import progress
 from cm4vllm.common.progress import under_way, warnings
 from cm4vllm.common.records import now
+from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
 __all__ = ["JobStatus", "Steps", "job_left", "steps_of"]
@@ -39,9 +42,9 @@ class JobStatus:
 
     def read(self) -> StatusRecord:
         """Return the status now."""
-        steps = tuple(self._steps())
         works = under_way() if self.state is JobState.RUNNING else ()
-        run = _facts(works, RunStatus)
+        run, curve = _facts(works, RunStatus), _facts(works, CurveStatus)
+        steps = _foreseen(self._steps(), curve)
         left, least = job_left(steps, run) if self.state is JobState.RUNNING else (None, False)
         innermost = works[-1] if works else None
         return StatusRecord(
@@ -57,11 +60,25 @@ class JobStatus:
             progress=innermost.text if innermost else "",
             run=run,
             search=_facts(works, SearchStatus),
+            curve=curve,
             left=left,
             left_is_least=least,
             warnings=warnings()[-_WARNINGS:],
             cause=self.cause,
         )
+
+
+def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[StepStatus, ...]:
+    """Return the steps with the seconds that a planned curve foresees of its points."""
+    if curve is None:
+        return tuple(steps)
+    seconds = {point_name(number): one for number, one in enumerate(curve.foreseen_s, 1)}
+    return tuple(
+        replace(step, expected_s=seconds[step.name], at_least=False)
+        if step.name in seconds and step.state in (State.PLANNED, State.RUNNING)
+        else step
+        for step in steps
+    )
 
 
 def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:

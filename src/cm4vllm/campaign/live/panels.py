@@ -9,6 +9,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
+from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
 from cm4vllm.loadgen.records import HEADROOM
 
@@ -149,7 +150,9 @@ def _step(step: StepStatus) -> Line:
 def _run_panels(status: StatusRecord) -> Iterator[Panel]:
     if status.search is not None:
         yield Panel(title=f"search for the {status.search.scenario} rate", lines=tuple(_search(status.search)))
-    if status.run is not None:
+    if status.curve is not None:
+        yield Panel(title=f"point {status.curve.number} of {status.curve.count}", lines=tuple(_curve(status.curve)))
+    elif status.run is not None:
         yield Panel(title=f"{status.run.title} run", lines=tuple(_run(status.run)))
     elif status.doing:
         yield Panel(
@@ -227,6 +230,26 @@ def _search(search: SearchStatus) -> Iterator[Line]:
     passing = f"{search.passing:g} passes" if search.passing is not None else "none passes yet"
     failing = f"{search.failing:g} fails" if search.failing is not None else "none fails yet"
     yield Line(label="bracket", text=f"{passing}, {failing} (queries/s)")
+
+
+def _curve(curve: CurveStatus) -> Iterator[Line]:
+    """Give the client under way, then the points so far, the newest first."""
+    left = max(0.0, curve.foreseen_s[curve.number - 1] - curve.elapsed_s)
+    samples = f"{curve.done:,} of {curve.total:,} samples" if curve.total else "the client starts"
+    yield Line(
+        label=f"{curve.concurrency:,}",
+        text=f"in flight: {samples}",
+        end=f"{duration(left)} left",
+        tone=Tone.STRONG,
+        part=min(1.0, curve.done / curve.total) if curve.total else None,
+    )
+    for point in reversed(curve.points):
+        user = point.tokens_per_second_per_user
+        speed = f", {user:,.1f} per user" if user is not None else ""
+        yield Line(
+            label=f"{point.concurrency:,}",
+            text=f"in flight: {point.tokens_per_second:,.0f} tokens/s{speed}; {point.steady_state or 'no steady state'}",
+        )
 
 
 def _warnings(status: StatusRecord) -> Iterator[Line]:

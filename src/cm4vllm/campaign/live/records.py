@@ -7,6 +7,7 @@ from enum import StrEnum
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
+from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
 __all__ = ["INTERVAL_S", "STATUS_FILE", "JobState", "StatusRecord", "StepStatus"]
@@ -45,8 +46,9 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     """A job at `updated_at`, `elapsed_s` after its start; process `pid` writes this record every `interval_s`.
 
     `doing` is the innermost piece of work under way and `progress` how far it is, in words. `run` is the LoadGen run
-    under way, `search` the search. `left` is the time to the end of the job as far as it is known; `left_is_least` says
-    that for some of its steps no time is known, or only the least. `cause` says why the job failed.
+    under way, `search` the search, `curve` the curve of MLPerf Endpoints while a point of it is measured. `left` is the
+    time to the end of the job as far as it is known; `left_is_least` says that for some of its steps no time is known,
+    or only the least. `cause` says why the job failed.
     """
 
     title: str
@@ -62,6 +64,7 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     progress: str = ""
     run: RunStatus | None = None
     search: SearchStatus | None = None
+    curve: CurveStatus | None = None
     left: TimeLeft | None = None
     left_is_least: bool = False
     warnings: tuple[str, ...] = ()
