@@ -245,10 +245,9 @@ def _curve(curve: CurveStatus) -> Iterator[Line]:
     )
     for point in reversed(curve.points):
         user = point.tokens_per_second_per_user
-        speed = f", {user:,.1f} per user" if user is not None else ""
+        speed = f"{point.tokens_per_second:,.0f} tokens/s" + (f", {user:,.1f} per user" if user is not None else "")
         yield Line(
-            label=f"{point.concurrency:,}",
-            text=f"in flight: {point.tokens_per_second:,.0f} tokens/s{speed}; {point.steady_state or 'no steady state'}",
+            label=f"{point.concurrency:,}", text=f"in flight: {speed}; {point.steady_state or 'no steady state'}"
         )
 
 
