@@ -20,7 +20,7 @@ FILES = sorted(
 
 
 #: What is opened otherwise than as text, unless its mode says so.
-NO_FILES = ("os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
+NO_FILES = ("wave.", "os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
 
 
 def in_the_locale(tree: ast.AST) -> Iterator[int]:

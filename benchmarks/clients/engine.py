@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from array import array
 from collections.abc import Sequence
 
 import uvloop
@@ -65,7 +66,7 @@ class Engine:
 
     def completed(self, completions: Sequence[Completion]) -> None:
         for key, tokens, _ in completions:
-            if not isinstance(tokens, int):  # a number alone is of servers that give text
+            if isinstance(tokens, array):  # a number alone is of servers that give text
                 self._done(key, tokens)
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

@@ -62,7 +62,7 @@ class Ours:
             self._first(key, ctypes.c_int.from_address(address).value)
 
     def completed(self, answers: Sequence[WholeAnswer]) -> None:
-        for key, address, count, _ in answers:
+        for key, address, count, *_ in answers:
             self._done(key, array("i", ctypes.string_at(address, 4 * count)))  # as LoadGen does, the tokens are copied
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:

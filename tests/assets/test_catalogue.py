@@ -25,12 +25,13 @@ def test_names_within_the_catalogue_are_known():
         assert not model.base or model.base in known.models
         assert not model.revision or len(model.revision) == 40
     for dataset in known.datasets.values():
-        assert dataset.tokenizer in known.models
+        assert dataset.clips or dataset.tokenizer in known.models
         assert dataset.digest.startswith("md5:")
         assert len(dataset.digest) == 36
     for assets in known.benchmarks.values():
         assert assets.model in known.models
-        assert {assets.dataset, assets.calibration, assets.performance_dataset or assets.dataset} <= set(known.datasets)
+        names = {assets.dataset, assets.calibration, assets.performance_dataset, assets.compliance_dataset} - {""}
+        assert names <= set(known.datasets)
 
 
 def test_each_benchmark_that_can_be_run_has_a_dataset_of_the_samples_of_the_rules():

@@ -99,3 +99,16 @@ def test_what_a_download_needs_is_said_before():
     assert ("cnn_eval.json" in brought.what, brought.disk_bytes) == (True, 267_000_000)
     assert "calibration" in gated.calibration_brings[0].what
     assert sources(BENCHMARK).dataset_brings == sources(BENCHMARK, name="a/b", dataset_path="/d").dataset_brings == ()
+
+
+@pytest.mark.parametrize("asked", ["", "_tiny"])
+def test_a_benchmark_of_speech_has_a_stand_in_of_its_own(asked):
+    found = sources("whisper", model_source=asked)
+    assert (found.model, found.dataset, found.named) == ("_tiny-whisper", "_tiny", bool(asked))
+    assert sources("whisper", name="whisper-large-v3").dataset == "_mlcommons"
+
+
+@pytest.mark.parametrize("asked", ["_dummy", "_dummy.whisper-large-v3"])
+def test_random_weights_do_not_stand_for_a_model_of_speech(asked):
+    with pytest.raises(UsageError, match="random weights cannot stand for the model of whisper"):
+        sources("whisper", model_source=asked)

@@ -24,6 +24,7 @@ FORMS = [
     "--spec_model=x",
     "--spec-tokens=3",
     "--enable-prefix-caching",
+    "--mm-processor-cache-gb",
     "--enable_prefix_caching",
     "--enable-prefix-cach",
     "--enable_prefix_c",
@@ -61,6 +62,7 @@ def test_no_form_of_a_fixed_option_is_taken(extra, before):
 
 FIXED = {
     "--enable-prefix-caching",
+    "--mm-processor-cache-gb",
     "--kv-transfer-config",
     "--kv-offloading-size",
     "--kv-offloading-backend",

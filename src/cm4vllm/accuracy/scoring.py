@@ -51,6 +51,7 @@ __all__ = [
     "rows_of_samples",
     "score_run",
     "scorer_of",
+    "texts_of_labels",
 ]
 
 
@@ -252,13 +253,24 @@ def _texts(settings: RunSettings, answers: _Answers) -> tuple[list[str], list[di
     rows = rows_of_samples(settings.dataset, answers.indices)
     terms = settings.terms
     if terms.logged is Logged.LABELS:
-        known = set(terms.labels)
-        # The reference reads transcripts by the same characters as the log.
-        rows = [{**row, "output": "".join(filter(known.__contains__, str(row["output"])))} for row in rows]
-        return [str(answer) for answer in answers.answers], rows
+        return [str(answer) for answer in answers.answers], _readable(rows, terms.labels)
     ids = [answer.tolist() for answer in answers.answers if not isinstance(answer, str)]
     detokenizer = Detokenizer(Path(settings.model.path))
     return detokenizer.decode(ids, special_tokens=scorer_of(terms).special_tokens), rows
+
+
+def texts_of_labels(
+    data: Sequence[bytes], rows: Sequence[Mapping[str, Any]], labels: str
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the texts of logged int64 labels, and the rows of their samples with references of the same characters."""
+    texts = ["".join(labels[number] for number in memoryview(one).cast("q")) for one in data]
+    return texts, _readable(rows, labels)
+
+
+def _readable(rows: Sequence[Mapping[str, Any]], labels: str) -> list[dict[str, Any]]:
+    """Return rows whose references have the characters of a log alone, as the reference reads them."""
+    known = set(labels)
+    return [{**row, "output": "".join(filter(known.__contains__, str(row["output"])))} for row in rows]
 
 
 def _values(scored: Scored, answers: _Answers) -> dict[str, float | int]:

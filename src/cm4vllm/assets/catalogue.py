@@ -54,29 +54,33 @@ class CatalogueModel(Record, frozen=True, kw_only=True):
 class CatalogueDataset(Record, frozen=True, kw_only=True):
     """A dataset file of one of MLCommons' manifests, with the digest published for it.
 
-    `samples` is None where no count is published. `tokenizer` names the model whose tokens it holds.
+    `samples` is None where no count is published. `tokenizer` names the model whose tokens it holds, empty for one of
+    clips: these are the files of the manifest whose names begin with `clips`.
     """
 
     mlcommons: str
     file: str
     digest: str
     size: str
-    tokenizer: str
     sources: dict[str, str]
+    tokenizer: str = ""
+    clips: str = ""
     samples: int | None = None
 
 
 class BenchmarkAssets(Record, frozen=True, kw_only=True):
     """The model and the datasets of a benchmark's reference.
 
-    `performance_dataset` is empty where one serves both, `compliance_dataset` where no test has one of its own.
+    `performance_dataset` is empty where one serves both, `compliance_dataset` where no test has one of its own,
+    `calibration` where none is published. `stand_in` is the variation of get,ml-model that makes its tiny model.
     """
 
     model: str
     dataset: str
-    calibration: str
+    calibration: str = ""
     performance_dataset: str = ""
     compliance_dataset: str = ""
+    stand_in: str = "tiny"
 
 
 class Catalogue(Record, frozen=True, kw_only=True):

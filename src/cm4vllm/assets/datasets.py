@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cm4vllm.assets import mlcommons
+from cm4vllm.assets import mlcommons, tone_speech
+from cm4vllm.assets.audio_dataset import audio_rows, check_clips, write_clips
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.published_formats import COLUMNS, read_published, rows_of
@@ -23,13 +24,14 @@ from cm4vllm.common.files import given_path, require_space, sha256_of, write_tex
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import Audit, BenchmarkTerms, Column, accuracy_targets, audit, benchmark_terms, require_text
+from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, accuracy_targets, audit, benchmark_terms, require_text
 
 __all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "Wanted", "check", "check_file", "provide", "rows_of"]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
 _TINY_NAME = "harbour-log"
+_TONES_NAME = "tones"
 #: The tiny model's calibration set: prompts that it is neither evaluated on nor, but by chance, was trained on.
 CALIBRATION_SEED = 1717
 CALIBRATION_SAMPLES = 128
@@ -85,6 +87,8 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
 
 
 def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
+    if benchmark.media is Media.AUDIO:
+        return _clips(benchmark, folder)
     tokenizer_json = Path(model.path) / "tokenizer.json"
     require_space(folder, _SPACE_BYTES, "the tiny dataset")
     split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, benchmark.samples, _TINY_NAME
@@ -118,6 +122,39 @@ def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTer
     )
 
 
+def _clips(benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
+    """Make the clips of the tiny whisper, as many as the benchmark has."""
+    require_space(folder, _SPACE_BYTES + benchmark.samples * 100_000, "the tiny dataset of clips")
+    with step(f"making the dataset {_TONES_NAME} of {benchmark.samples} clips"):
+        texts = tone_speech.sentences(benchmark.samples, EVALUATION_SEED, evaluation=True)
+        rows = write_clips(folder, texts, lambda text: tone_speech.clip(text).tobytes())
+    return _of_clips(
+        rows,
+        folder,
+        folder / f"{_TONES_NAME}.json",
+        source="made here from a seed (cm4vllm.assets.tone_speech)",
+        recipe={"seed": str(EVALUATION_SEED), "split": str(Split.EVALUATION)},
+    )
+
+
+def _of_clips(
+    rows: list[dict[str, Any]], clips: Path, path: Path, *, source: str, source_sha256: str = "", recipe: dict[str, str]
+) -> DatasetRecord:
+    """Write the rows of clips, which lie in the folder `clips`, to `path`, and return the dataset's record."""
+    write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
+    return DatasetRecord(
+        name=path.name.partition(".")[0],
+        path=str(path),
+        source=source,
+        sha256=sha256_of(path),
+        source_sha256=source_sha256,
+        samples=len(rows),
+        max_input_tokens=max(row["prompt_tokens"] for row in rows),
+        media_folder=str(clips),
+        recipe=recipe,
+    )
+
+
 def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokenizer_json: Path) -> dict[str, str]:
     """Say how long the references are beside the answers of the benchmark's own model, where the rules have those."""
     targets = accuracy_targets(benchmark.round, benchmark.name, benchmark.scenarios[0])
@@ -145,7 +182,10 @@ def _mlcommons(
     known = catalogue().dataset(name)
     try:
         manifest = mlcommons.read_manifest(known.mlcommons)
-        had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), {known.file: known.digest})
+        wanted = {known.file: known.digest}
+        if known.clips:
+            wanted |= {name: "" for name in manifest.digests if name.startswith(known.clips)}
+        had = mlcommons.download(manifest, mlcommons.downloads_folder(manifest.name), wanted)
     except DownloadError as error:
         kinds = {"calibration": settings.calibration, "performance_dataset": settings.performance}
         kinds |= {"compliance_dataset": bool(settings.test), "dataset": True}
@@ -209,6 +249,10 @@ def _converted(
     folder: Path,
 ) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
+    if benchmark.media is Media.AUDIO:
+        ours = folder / f"{path.name.partition('.')[0]}.samples.json"
+        rows = audio_rows(path, benchmark.samples, benchmark.longest_media_s or 0)
+        return _of_clips(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
     rows = _checked(path, _wanted(settings, benchmark), _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
@@ -234,15 +278,19 @@ def check(settings: DatasetSettings) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Requirements of a dataset file: its number of samples (None: any number), and its columns if it has answers."""
+    """Requirements of a dataset file: its number of samples (None: any number), and its columns if it has answers.
+
+    `clips_s` are the seconds of a clip at most where its samples are audio.
+    """
 
     samples: int | None = None
     answers: bool = False
     columns: Mapping[str, Column] = field(default_factory=dict)
+    clips_s: float | None = None
 
     @classmethod
     def evaluation(cls, benchmark: BenchmarkTerms) -> Wanted:
-        return cls(benchmark.samples, True, benchmark.columns)
+        return cls(benchmark.samples, True, benchmark.columns, benchmark.longest_media_s)
 
     @classmethod
     def performance(cls, benchmark: BenchmarkTerms) -> Wanted:
@@ -269,7 +317,10 @@ def _wanted(settings: DatasetSettings, benchmark: BenchmarkTerms) -> Wanted:
 
 def check_file(path: Path, wanted: Wanted) -> None:
     """Raise DatasetError where `path` cannot be the dataset that is wanted."""
-    _checked(path, wanted, None)
+    if wanted.clips_s is not None:
+        check_clips(path, wanted.samples or 0, wanted.clips_s)
+    else:
+        _checked(path, wanted, None)
 
 
 def _checked(path: Path, wanted: Wanted, vocabulary: int | None) -> list[dict[str, Any]]:

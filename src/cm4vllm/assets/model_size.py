@@ -19,6 +19,9 @@ __all__ = ["Architecture", "read_architecture"]
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128, "mxfp4": 0.5 + 1 / 32}
 _GATED = 3  # gate, up and down projection
 
+#: The width of whisper's two convolutions.
+_KERNEL = 3
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -65,7 +68,7 @@ class Architecture:
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """Return the sizes that a config.json gives. Raises ModelError naming a key that is missing or of a wrong kind."""
-    return _read(text_config(config))
+    return _speech(config) if config.get("model_type") == "whisper" else _read(text_config(config))
 
 
 def _needed(config: Mapping[str, Any], key: str) -> int:
@@ -110,6 +113,35 @@ def _read(config: Mapping[str, Any]) -> Architecture:
         vocabulary=vocabulary,
         max_positions=whole(config, "max_position_embeddings", 1),
         experts=experts,
+    )
+
+
+def _speech(config: Mapping[str, Any]) -> Architecture:
+    """Return the sizes of a whisper model: an encoder of clips, and a decoder that also attends to it."""
+    hidden, heads = _needed(config, "d_model"), _needed(config, "decoder_attention_heads")
+    encoder, layers = _needed(config, "encoder_layers"), _needed(config, "decoder_layers")
+    vocabulary, positions = _needed(config, "vocab_size"), _needed(config, "max_target_positions")
+    attention, attention_bias = 4 * hidden * hidden, 3 * hidden  # keys have no bias
+    inner, outer = _needed(config, "encoder_ffn_dim"), _needed(config, "decoder_ffn_dim")
+    linear = encoder * (attention + 2 * hidden * inner) + layers * (2 * attention + 2 * hidden * outer)
+    norm = 2 * hidden
+    biases = encoder * (attention_bias + inner + hidden + 2 * norm)
+    biases += layers * (2 * attention_bias + outer + hidden + 3 * norm) + 2 * norm
+    convolutions = _KERNEL * hidden * (_needed(config, "num_mel_bins") + hidden) + 2 * hidden
+    embeddings = (vocabulary + positions + _needed(config, "max_source_positions")) * hidden
+    return Architecture(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        kv_values=2 * hidden // heads,
+        latent=False,
+        linear=linear,
+        other=biases + convolutions + embeddings,
+        inactive=0,
+        vocabulary=vocabulary,
+        max_positions=positions,
+        experts=0,
     )
 
 

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from cm4vllm.assets import dummy, hub, mlcommons, tiny_model
+from cm4vllm.assets import dummy, hub, mlcommons, tiny_model, tiny_whisper
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
-from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE, ModelRecord
+from cm4vllm.assets.records import DUMMY_SOURCE, SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
@@ -26,6 +26,7 @@ from cm4vllm.rules import benchmark_names
 __all__ = [
     "MODEL_FILE",
     "TINY_NAME",
+    "TINY_WHISPER_NAME",
     "ModelSettings",
     "check",
     "check_source",
@@ -39,12 +40,13 @@ __all__ = [
 MODEL_FILE = "model.json"
 #: Under which the tiny model is served and published.
 TINY_NAME = "cm4vllm-tiny"
+TINY_WHISPER_NAME = "cm4vllm-tiny-whisper"
 #: What a folder of weights may hold beside what vLLM reads.
 _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pdf")
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Choice of the model: `source` is tiny, dummy, path, hf, catalogue, mlcommons or served.
+    """Choice of the model: `source` is tiny, tiny-whisper, dummy, path, hf, catalogue, mlcommons or served.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
@@ -63,13 +65,14 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
 
 def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
-    """Have the model and write its record to `folder`; the tiny one is trained there too.
+    """Have the model and write its record to `folder`; a tiny one is trained there too.
 
     Raises ModelError, DownloadError, InstallError, DiskFull, UsageError.
     """
     source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
     sources: dict[str, Callable[[], ModelRecord]] = {
         "tiny": lambda: _tiny(settings.python, folder / TINY_NAME),
+        "tiny-whisper": lambda: _tiny_whisper(settings.python, folder / TINY_WHISPER_NAME),
         "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
@@ -151,15 +154,25 @@ def check_unchanged(record: ModelRecord) -> None:
 
 
 def _tiny(python: str, folder: Path) -> ModelRecord:
+    _require_python(python, "_tiny")
+    tiny_model.train(Path(python), folder)
+    return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
+
+
+def _tiny_whisper(python: str, folder: Path) -> ModelRecord:
+    _require_python(python, "_tiny-whisper")
+    tiny_whisper.train(Path(python), folder)
+    return _described(folder, TINY_WHISPER_NAME, SPEECH_STAND_IN_SOURCE, recipe=tiny_whisper.RECIPE)
+
+
+def _require_python(python: str, variation: str) -> None:
     if not python:
         raise ModelError(
             "the tiny model has not been made yet, and nothing is installed when a server is given",
             cause="it is trained with the packages of vLLM's environment",
-            remedy="train it once: cm run script --tags=get,ml-model,_tiny\n"
+            remedy=f"train it once: cm run script --tags=get,ml-model,{variation}\n"
             "or use the model that the server serves: add its folder to the tags, as _path.<folder>",
         )
-    tiny_model.train(Path(python), folder)
-    return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
 
 
 def _dummy(name: str, layers: int | None, folder: Path) -> ModelRecord:
@@ -243,11 +256,13 @@ def _hosted(name: str) -> CatalogueModel | None:
 
 def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
     checkpoint = read_checkpoint(folder)
-    if checkpoint.stand_in and STAND_IN_SOURCE not in source:
-        source += f"; {STAND_IN_SOURCE}"
+    speech = checkpoint.architecture.startswith("Whisper")
+    made_here = SPEECH_STAND_IN_SOURCE if speech else STAND_IN_SOURCE
+    if checkpoint.stand_in and made_here not in source:
+        source += f"; {made_here}"
     if checkpoint.dummy and DUMMY_SOURCE not in source:
         source += f"; {DUMMY_SOURCE}"
-    min_tokens = 2 if checkpoint.stand_in else 1
+    min_tokens = 2 if checkpoint.stand_in and not speech else 1
     return ModelRecord(
         name=name,
         path=str(folder),

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from cm4vllm.common.records import Record
 
-__all__ = ["DUMMY_SOURCE", "IDENTITY", "STAND_IN_SOURCE", "DatasetRecord", "ModelRecord", "QuantizationRecord"]
+__all__ = [
+    "DUMMY_SOURCE",
+    "IDENTITY",
+    "SPEECH_STAND_IN_SOURCE",
+    "STAND_IN_SOURCE",
+    "DatasetRecord",
+    "ModelRecord",
+    "QuantizationRecord",
+]
 
 #: Where the tiny model comes from, in the words of its record.
 STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
+#: Where the tiny whisper comes from, in the words of its record.
+SPEECH_STAND_IN_SOURCE = "trained here on words as tones (cm4vllm.assets.tiny_whisper)"
 #: Where a model without weights comes from, in the words of its record.
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
 #: The key of a model's recipe that names the benchmark whose own model it is, by the digests of its files.
@@ -62,8 +72,8 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """True for the tiny model that is trained here, quantised or not."""
-        return STAND_IN_SOURCE in self.source
+        """True for the tiny models that are trained here, quantised or not."""
+        return STAND_IN_SOURCE in self.source or SPEECH_STAND_IN_SOURCE in self.source
 
     @property
     def is_dummy(self) -> bool:
@@ -72,10 +82,11 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
 
 class DatasetRecord(Record, frozen=True, kw_only=True):
-    """A dataset file: a JSON list of {input, tok_input, output}, as the reference's cnn_eval.json.
+    """A dataset file: a JSON list of {input, tok_input, output}, as the reference's cnn_eval.json, or of media.
 
     `source_sha256` is the digest of the published file that it was converted from, empty where it was made here.
 
+    A dataset whose samples carry `media` has these in files below `media_folder`, with their digests in the rows.
     `sentences` says how sentences are split for ROUGE-Lsum: `punkt_tab` is nltk's English model, as the reference
     uses; `punkt-untrained` is the same algorithm without a model, for the datasets made by us.
     """
@@ -89,4 +100,5 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
     source_sha256: str = ""
     tokenizer_sha256: str = ""
     sentences: str = "punkt_tab"
+    media_folder: str = ""
     recipe: dict[str, str] = {}

@@ -15,14 +15,14 @@ __all__ = ["install"]
 _SPACE_BYTES = 600 * 2**20
 
 
-def install(folder: Path, lock: Path, python: Path = Path(sys.executable)) -> Path:
-    """Install what `lock` pins for `python`, with hashes, into `folder`/packages, and return that folder.
+def install(folder: Path, lock: Path, python: str = "") -> Path:
+    """Install what `lock` pins for `python`, ours without, with hashes, into `folder`/packages; return that folder.
 
     Raises InstallError, DiskFull.
     """
     require_space(folder, _SPACE_BYTES, "the packages for speech")
     packages = folder / "packages"
     with step("packages for speech: audio readers and whisper's normaliser"):
-        done = install_pinned(python, lock, folder / "pip.log", [f"--target={packages}"])
+        done = install_pinned(Path(python or sys.executable), lock, folder / "pip.log", [f"--target={packages}"])
     checked(done, "the packages for speech cannot be installed")
     return packages

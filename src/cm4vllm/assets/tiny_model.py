@@ -17,7 +17,7 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.temporary_folders import scratch_folder
 
-__all__ = ["RECIPE", "train"]
+__all__ = ["RECIPE", "run_training", "train"]
 
 SEED = 0
 #: Pairs of one record, then pairs of up to four.
@@ -39,21 +39,26 @@ def train(python: Path, folder: Path) -> None:
     About 45 s on one core. The folder appears when the model is whole. Raises InstallError where that Python lacks a
     package, ModelError where the training fails.
     """
-    require_space(folder, _SPACE_BYTES, "the tiny model")
-    with (
-        step("training the tiny model (about 45 s on one core)") as progress,
-        staged_folder(folder) as staging,
-        scratch_folder() as scratch,
-    ):
+    with scratch_folder() as scratch:
         stages = scratch / "stages.json"
         write_text(stages, json.dumps(training_stages()))
-        words = [str(python), "-P", str(_TRAINING), f"--stages={stages}", f"--output={staging}", f"--seed={SEED}"]
+        words = [str(python), "-P", str(_TRAINING), f"--stages={stages}", f"--seed={SEED}"]
+        run_training(words, folder, "the tiny model (about 45 s on one core)")
+
+
+def run_training(words: list[str], folder: Path, what: str) -> None:
+    """Run a training, which gets the folder that it writes into as --output; `folder` appears when it is whole.
+
+    Raises InstallError where its Python, the first of the words, lacks a package, ModelError where it fails.
+    """
+    require_space(folder, _SPACE_BYTES, what)
+    with step(f"training {what}") as progress, staged_folder(folder) as staging:
 
         def tell(line: str) -> None:
             if found := _PROGRESS.search(line):
                 progress.update(f"step {found[1]} of {found[2]}")
 
-        _check(*run_worker(words, tell), words[0])
+        _check(*run_worker([*words, f"--output={staging}"], tell), words[0])
 
 
 def training_stages() -> list[list[tuple[str, str]]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
-from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.steps import Brings
 from cm4vllm.common.errors import UsageError, nearest
@@ -137,24 +137,33 @@ def sources(
     `model_source` is the variation that was asked for, `name` what --vllm_model_name says, with `served` the name that
     the given server has for it. `dataset` is "tiny" or "benchmark" where the user says which.
     """
-    asked = model_source or (_TINY if name == TINY_NAME else "")
+    known = catalogue().benchmark(benchmark)
+    tiny = f"_{known.stand_in}"
+    asked = model_source or (tiny if name in (TINY_NAME, TINY_WHISPER_NAME) else "")
+    if asked == _TINY:
+        asked = tiny
     if asked == _DUMMY:
         asked = f"{_DUMMY}.{benchmark}"
-    model = asked or (_of_name(name, served=served) if name else _TINY)
-    if asked and name and not served and name not in (TINY_NAME, asked.partition(".")[2]):
+    model = asked or (_of_name(name, served=served) if name else tiny)
+    if asked and name and not served and name not in (TINY_NAME, TINY_WHISPER_NAME, asked.partition(".")[2]):
         raise UsageError(
             f"two models are named: {asked} and --vllm_model_name={name}",
             cause="the server is started for one of them",
             remedy="leave one out; with --api_server the name is that under which the model is served",
         )
-    stand_in = model == _TINY
+    if model.startswith(_DUMMY) and known.stand_in != _TINY.removeprefix("_"):
+        raise UsageError(
+            f"random weights cannot stand for the model of {benchmark}",
+            cause="the folder that is made for them has no reader of media",
+            remedy=f"leave _dummy and --rehearse out: {tiny} is trained here in a minute",
+        )
+    stand_in = model == tiny
     given = {
         "dataset_path": dataset_path,
         "calibration_path": calibration_path,
         "performance_dataset_path": performance_dataset_path,
         "compliance_dataset_path": compliance_dataset_path,
     }
-    known = catalogue().benchmark(benchmark)
     apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
     _require_use(given, apart, benchmark=benchmark, model_is_missing=stand_in and not asked)
     tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")

@@ -8,7 +8,7 @@ from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.search_steps import settings_search
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Product, Step
-from cm4vllm.rules import Mode, audit
+from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]
 
@@ -56,6 +56,12 @@ def asset_steps(job: Job) -> Iterator[Step]:
     yield from _datasets(job)
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+    if job.benchmark.media is Media.AUDIO:
+        yield Step(
+            name="speech packages",
+            tags="get,speech-packages" if given else "get,speech-packages,_server",
+            gives="readers of audio, and whisper's normaliser, for the scores",
+        )
     if not given:
         if job.space is not None:
             yield settings_search(job, job.space)

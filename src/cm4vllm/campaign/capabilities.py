@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: Media that the client sends beside prompts.
-_SENT = frozenset[Media]()
+_SENT = frozenset({Media.AUDIO})
 #: The rule by which a division asks for the compliance tests of a benchmark.
 _TESTS = "TESTS"
 

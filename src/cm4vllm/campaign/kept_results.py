@@ -115,7 +115,8 @@ def _verdict(env: Mapping[str, str], known: str) -> Found:
 
     def exports() -> dict[str, str] | None:
         record = read_record(folder / COMPLIANCE_FILE, ComplianceRecord)
-        whole = record.passed and record.log_sha256 == log and (folder / record.file).is_file()
+        files = all((folder / name).is_file() for name in (record.file, *record.more_files))
+        whole = record.passed and record.log_sha256 == log and files
         return {"CM_MLPERF_COMPLIANCE_RECORD": str(folder / COMPLIANCE_FILE)} if whole else None
 
     return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)

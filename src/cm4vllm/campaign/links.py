@@ -34,8 +34,9 @@ from cm4vllm.compliance.audit import audit_config
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
-from cm4vllm.rules import Division, Mode, Scenario, audit, benchmark_terms, round_terms
-from cm4vllm.serving.launch_settings import require_usable
+from cm4vllm.rules import Division, Media, Mode, Scenario, audit, benchmark_terms, round_terms
+from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
+from cm4vllm.serving.planned_servers import media_of
 
 __all__ = [
     "RESULTS",
@@ -166,6 +167,8 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     if inputs.served:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
+    if media_of(read_settings(LaunchSettings, env)) is Media.AUDIO:
+        variant["CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES"] = "yes"
     if not inputs.model_source or inputs.model_record:
         return variant
     model = inputs.sources().model

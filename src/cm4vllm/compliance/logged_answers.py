@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of
 
-__all__ = ["LoggedAnswer", "read_answers"]
+__all__ = ["LoggedAnswer", "logged_data", "read_answers"]
 
+T = TypeVar("T")
 _INT_BYTES = 4
 
 
@@ -38,9 +41,17 @@ class LoggedAnswer:
 
 def read_answers(path: Path) -> list[LoggedAnswer]:
     """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed where it is none."""
+    return _read(path, _answer)
+
+
+def logged_data(path: Path) -> list[tuple[int, bytes]]:
+    """Return sample and bytes of each answer in mlperf_log_accuracy.json. Raises RunFailed where it is none."""
+    return _read(path, lambda entry: (entry.qsl_idx, bytes.fromhex(entry.data)))
+
+
+def _read(path: Path, made: Callable[[_Entry], T]) -> list[T]:
     try:
-        entries = msgspec.json.decode(bytes_of(path), type=list[_Entry])
-        return [_answer(entry) for entry in entries]
+        return [made(entry) for entry in msgspec.json.decode(bytes_of(path), type=list[_Entry])]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -22,7 +22,8 @@ class CheckResult(Record, frozen=True, kw_only=True):
 class ComplianceRecord(Record, frozen=True, kw_only=True):
     """The verdict on the run of one test: it is passed when none of the `checks` failed.
 
-    `file` is the text file beside it that the official checker reads. `answers` counts those in LoadGen's log, whose
+    `file` is the text file beside it that the official checker reads, `more_files` are further ones, and
+    `accuracy_files` those that belong beside the logged answers. `answers` counts those in LoadGen's log, whose
     digest is `log_sha256`. `notice` is that of a rehearsal. `shows_logs` says that LoadGen's logs of the run belong
     into a submission too, beside the answers.
     """
@@ -39,6 +40,8 @@ class ComplianceRecord(Record, frozen=True, kw_only=True):
     log_sha256: str
     source: str
     shows_logs: bool = False
+    more_files: tuple[str, ...] = ()
+    accuracy_files: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[str, ...]:

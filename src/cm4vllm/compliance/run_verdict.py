@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.compliance.logged_answers import LoggedAnswer
@@ -18,11 +19,17 @@ _PASS, _FAIL = "TEST PASS", "TEST FAIL"
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run of a compliance test: the answers that LoadGen logged, the settings of the run, and those of the test."""
+    """The run of a compliance test: the answers that LoadGen logged, the settings of the run, and those of the test.
+
+    `folder` is that of the run, beside those of the result's runs. `speech_packages` is the folder of whisper's
+    normaliser, None where it is not given.
+    """
 
     answers: Sequence[LoggedAnswer]
     settings: RunSettings
     test: Audit
+    folder: Path = Path()
+    speech_packages: Path | None = None
 
     def require_answers(self, least: int) -> None:
         """Raise RunFailed where LoadGen logged fewer answers."""
@@ -38,12 +45,15 @@ class LoggedRun:
 class Verdict:
     """The checks of a test, with the lines of the official text before them and the line after them.
 
-    `last` has the last line for a passed test and for a failed one.
+    `last` has the last line for a passed test and for a failed one. A test of several files gives their `texts` itself;
+    `accuracy_texts` are those of further files beside the logged answers.
     """
 
     checks: tuple[CheckResult, ...]
     facts: tuple[str, ...] = ()
     last: tuple[str, str] = (_PASS, _FAIL)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    accuracy_texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

@@ -7,7 +7,7 @@ settings and what its folder in a submission holds.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -40,8 +40,8 @@ def verified_tests() -> tuple[str, ...]:
     return tuple(name for name in compliance_test_names() if name.lower() in modules)
 
 
-def verify_run(folder: Path) -> ComplianceRecord:
-    """Verify the run of a compliance test in `folder`; write compliance.json and the official text there.
+def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
+    """Verify the run of a compliance test in `folder`; write compliance.json and the official texts there.
 
     Raises RunFailed where the folder holds no such run, its log was changed, or LoadGen did not apply audit.config, and
     what the module of the test raises.
@@ -51,9 +51,11 @@ def verify_run(folder: Path) -> ComplianceRecord:
     test, rules = audit(settings.compliance_test, settings.benchmark), compliance_rules(settings.compliance_test)
     require_applied(read_detail_log(folder / DETAIL_LOG), test)
     answers = read_answers(log)
-    verdict = _verifier(test.name)(LoggedRun(answers, settings, test))
-    (file,) = rules.files
-    _require_same(file, verdict)
+    packages = Path(speech_packages) if speech_packages else None
+    verdict = _verifier(test.name)(LoggedRun(answers, settings, test, folder, packages))
+    names = [file.name for file in rules.files]
+    texts = dict(verdict.texts) or {names[0]: verdict.text}
+    _require_same(rules.files, texts, verdict)
     record = ComplianceRecord(
         notice=run.notice,
         test=test.name,
@@ -63,12 +65,15 @@ def verify_run(folder: Path) -> ComplianceRecord:
         passed=verdict.passed,
         checks=verdict.checks,
         answers=len(answers),
-        file=file.name,
+        file=names[0],
         log_sha256=run.files[ACCURACY_LOG],
         source=test.source,
         shows_logs=bool(rules.run_logs),
+        more_files=tuple(names[1:]),
+        accuracy_files=tuple(verdict.accuracy_texts),
     )
-    write_text(folder / file.name, verdict.text)
+    for name, text in {**texts, **verdict.accuracy_texts}.items():
+        write_text(folder / name, text)
     write_record(folder / COMPLIANCE_FILE, record)
     say(f"{settings.title}: {'passed' if record.passed else 'FAILED: ' + '; '.join(record.failures)}")
     return record
@@ -119,11 +124,18 @@ def _verifier(test: str) -> Callable[[LoggedRun], Verdict]:
     return verify
 
 
-def _require_same(file: VerifiedFile, verdict: Verdict) -> None:
-    """Raise RunFailed where the lines that the checkers look for would decide otherwise than the verdict."""
-    if file.shows_passed(verdict.text) is not verdict.passed:
+def _require_same(files: Sequence[VerifiedFile], texts: Mapping[str, str], verdict: Verdict) -> None:
+    """Raise RunFailed where the lines that the checkers look for would decide otherwise than the verdict.
+
+    A file that scores may replace need not show that the test is passed.
+    """
+    shown = [file.shows_passed(texts[file.name]) or (file.scores and bool(verdict.accuracy_texts)) for file in files]
+    agrees = all(shown) if verdict.passed else not all(shown) or bool(verdict.accuracy_texts)
+    if not agrees:
+        names = ", ".join(file.name for file in files)
+        lines = ", ".join(repr(line) for file in files for line in file.lines)
         raise RunFailed(
-            f"the text of {file.name} contradicts the verdict of the test",
-            cause=f"the official checkers look for {', '.join(map(repr, file.lines))}; the text is:\n{verdict.text}",
+            f"the text of {names} contradicts the verdict of the test",
+            cause=f"the official checkers look for {lines}; the text is:\n{''.join(texts.values())}",
             remedy="the module of the test under src/cm4vllm/compliance/ has to write the lines that the rules name",
         )

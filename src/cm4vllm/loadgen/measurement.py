@@ -24,6 +24,7 @@ from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (
     Division,
     ExecutionMode,
+    Logged,
     Mode,
     Scenario,
     Terms,
@@ -170,14 +171,16 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     require_given(output_dir=inputs.output_dir, **inputs.records)
     folder, settings = inputs.folder, settings_of(inputs, audit_config)
     writable_folder(folder.parent)
-    on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY else None
+    # The answers themselves are known where LoadGen gets their tokens.
+    tokens = settings.terms.logged is Logged.TOKENS
+    on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY and tokens else None
     record = run(
         settings,
         folder,
         pythonpath=inputs.pythonpath,
         alive=partial(death_reason, settings.server),
         on_answers=on_answers,
-        keep_answers=inputs.keep_answers,
+        keep_answers=inputs.keep_answers and tokens,
         accept_restarted=inputs.accept_restarted_server,
     )
     inputs.forget_generated_conf()

@@ -13,9 +13,9 @@ from cm4vllm.common.records import Record
 from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
-from cm4vllm.rules import Terms
+from cm4vllm.rules import Media, Terms
 from cm4vllm.serving.given_options import OptionValue, whole_number
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 
 __all__ = [
     "MOST_WORKERS",
@@ -84,7 +84,8 @@ def run_settings(
     interval = options.stream_interval
     if interval is None:
         streamed = SERVER_STREAM_INTERVAL if server.dialect is None else 1
-        interval = streamed if terms.first_token else 0
+        # A server counts the tokens of transcripts in streams alone.
+        interval = streamed if terms.first_token or terms.media is Media.AUDIO else 0
     _require_usable(terms, server, interval)
     require_workers(options.num_workers)
     settings = RunSettings(
@@ -124,10 +125,19 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
             cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
             remedy="leave it out",
         )
-    if stream_interval < 0 or (stream_interval == 0 and terms.first_token):
+    if (terms.media is Media.AUDIO) != (server.api is Api.TRANSCRIPTIONS):
+        raise ServerUnsuitable(
+            f"{terms.benchmark} cannot be measured with a server that is asked at {server.api.path}",
+            cause=f"its samples carry {terms.media or 'text alone'}",
+            remedy="start or check the server for this benchmark: run,vllm-server --model=" + terms.benchmark,
+        )
+    why = "LoadGen needs the time of the first token" if terms.first_token else ""
+    if terms.media is Media.AUDIO:
+        why = "a server counts the tokens of transcripts in streams alone"
+    if stream_interval < 0 or (stream_interval == 0 and why):
         raise UsageError(
             f"stream_interval={stream_interval} is not usable in the {terms.scenario} scenario",
-            cause="LoadGen needs the time of the first token",
+            cause=why or "it is a number of tokens",
             remedy="use 1 or more",
         )
 

@@ -180,7 +180,7 @@ def counting_words(runs: Sequence[RunRecord]) -> str:
                 f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
                 "when their text is read."
             )
-        if dialect.usage and dialect.prompts is not Prompts.IDS:
+        if dialect.usage and dialect.prompts in (Prompts.TEXT, Prompts.CHAT):
             sentences.append(
                 f"The server counts {number(text.server_prompt_tokens)} tokens of prompts there, the "
                 f"dataset has {number(text.prompt_tokens)}."

@@ -49,7 +49,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     `cpu_binding` are settings of the CPU backend, `threads` the number that its worker computes with where vLLM binds
     none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With
     `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked. `load_format` dummy fills
-    the weights with random numbers.
+    the weights with random numbers. `required` are options that the rules of the benchmark ask for, and
+    `speech_packages` the folder of what it reads audio with.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -81,6 +82,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     kv_cache_gib: input_types.KvCacheSpace = 1
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
+    speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
+    required: dict[str, str] = {}
 
     @property
     def workers(self) -> int:
@@ -186,6 +189,7 @@ def server_argv(
         "--generation-config",
         "vllm",
         "--disable-uvicorn-access-log",
+        *(word for name, value in settings.required.items() for word in (f"--{name}", value)),
     ]
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
@@ -288,10 +292,13 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         }
     )
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
+    paths = [cpu.pop("PYTHONPATH", ""), settings.speech_packages if settings.api is Api.TRANSCRIPTIONS else ""]
+    packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {
         **local,
         **one_process,
         **cpu,
+        **packages,
         **(visible if settings.gpus else {}),
         **({"RAY_ADDRESS": settings.ray_address, **ray_env()} if settings.ray_address else {}),
         "VLLM_NO_USAGE_STATS": "1",

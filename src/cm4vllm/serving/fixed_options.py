@@ -22,6 +22,7 @@ _OTHERS = ("--watermark",)
 #: Each fixed option with the reason.
 _FIXED: Mapping[str, str] = {
     "--enable-prefix-caching": _REUSE,
+    "--mm-processor-cache-gb": _REUSE,
     "--kv-transfer-config": _REUSE,
     "--kv-offloading-size": _REUSE,
     "--kv-offloading-backend": _REUSE,

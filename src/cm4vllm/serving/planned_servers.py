@@ -15,7 +15,7 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import env_keys
-from cm4vllm.rules import Division, benchmark_names, benchmark_terms
+from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.fit.advice import require_host_memory
@@ -25,7 +25,7 @@ from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_nam
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import packages_of
 
-__all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "planned"]
+__all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "planned"]
 
 #: The record of a server that would be started.
 PLANNED_FILE = "planned.json"
@@ -99,6 +99,14 @@ def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
     for of a vLLM that has no such endpoint.
     """
     known = options is not None and _TOKENS_ONLY in options
+    if media_of(settings) is Media.AUDIO:
+        if settings.api != "auto":
+            raise UsageError(
+                f"--api={settings.api} cannot be used for {settings.benchmark}",
+                cause="its samples are audio, which a server takes for transcripts alone",
+                remedy="leave --api out",
+            )
+        return Api.TRANSCRIPTIONS
     if settings.api == "auto":
         return Api.GENERATE if known else Api.COMPLETIONS
     if settings.api == "generate" and options is not None and not known:
@@ -108,6 +116,15 @@ def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
             remedy="leave --api out: /v1/completions is used then; or install a newer vLLM",
         )
     return Api(settings.api)
+
+
+def media_of(settings: LaunchSettings) -> Media | None:
+    """Return what the samples of the benchmark carry."""
+    return benchmark_terms(settings.round, settings.benchmark).media if _is_known(settings) else None
+
+
+def _is_known(settings: LaunchSettings) -> bool:
+    return settings.benchmark in benchmark_names(round_terms(settings.round).name)
 
 
 def _words(chosen: arguments.ServerSettings, python: Path, preset: Preset | None, options: Options | None) -> list[str]:
@@ -148,6 +165,9 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             remedy="leave --device out, or the --adr that chose this vLLM",
         )
     require_host_memory(server_settings, model, settings.servers)
+    if _is_known(settings):
+        rules = benchmark_terms(settings.round, settings.benchmark)
+        server_settings = replace(server_settings, required=rules.server_options)
     return server_settings
 
 
@@ -155,7 +175,7 @@ def _longest(settings: LaunchSettings) -> int:
     """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
     records = (settings.dataset_record, settings.performance_dataset_record, settings.compliance_dataset_record)
     names = [name for name in records if name]
-    if not names or settings.benchmark not in benchmark_names(settings.round):
+    if not names or not _is_known(settings):
         return 0
     longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
     return longest + benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division)).max_tokens

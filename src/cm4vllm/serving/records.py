@@ -30,24 +30,31 @@ class Api(StrEnum):
 
     COMPLETIONS is the OpenAI format with vLLM's `return_token_ids`, GENERATE vLLM's token-only endpoint, which it
     offers with --enable-scale-out. CHAT is the OpenAI format of conversations, where text goes in and comes out.
+    TRANSCRIPTIONS is the OpenAI format of audio, where a clip goes in and text comes out.
     """
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
     CHAT = "chat"
+    TRANSCRIPTIONS = "transcriptions"
 
     @property
     def path(self) -> str:
-        paths = {Api.GENERATE: "/inference/v1/generate", Api.CHAT: "/v1/chat/completions"}
+        paths = {
+            Api.GENERATE: "/inference/v1/generate",
+            Api.CHAT: "/v1/chat/completions",
+            Api.TRANSCRIPTIONS: "/v1/audio/transcriptions",
+        }
         return paths.get(self, "/v1/completions")
 
 
 class Prompts(StrEnum):
-    """The form of prompts sent to a server: their token ids, text, or a message of a conversation."""
+    """The form of prompts sent to a server: their token ids, text, a message of a conversation, or a clip of audio."""
 
     IDS = "ids"
     TEXT = "text"
     CHAT = "chat"
+    AUDIO = "audio"
 
 
 class Dialect(Record, frozen=True, kw_only=True):

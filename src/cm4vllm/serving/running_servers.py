@@ -17,7 +17,7 @@ from cm4vllm.serving import server
 from cm4vllm.serving.orphans import supervisor_spec, supervisors
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import MetricsSample, look
-from cm4vllm.serving.server_probe import check_completion
+from cm4vllm.serving.server_probe import check_answer
 from cm4vllm.serving.server_requests import sites_of
 
 __all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
@@ -73,7 +73,7 @@ def _described(one: RunningServer) -> str:
     site = sites_of(record)[0]
     sample = None
     try:
-        check_completion(site, record.model_name, streamed=False)
+        check_answer(site, record.model_name, record.api)
         serves, sample = "serves", look(site)
     except UsageError as error:
         serves = f"not checked: {error.what}"

@@ -36,7 +36,7 @@ from cm4vllm.serving.orphans import end_orphans, supervisor_spec
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_access import own_access
-from cm4vllm.serving.server_probe import check_completion, probe
+from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
@@ -149,6 +149,7 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
     record = ServerRecord(
         endpoint=one.endpoint,
         api=found.api,
+        dialect=found.dialect,
         access=found.access,
         model_name=found.model_name,
         max_model_len=found.max_model_len,
@@ -244,10 +245,10 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
             raise _died(folder, endpoint, settings)
         if listens(endpoint):
             try:
-                check_completion(
+                check_answer(
                     Site(endpoint, access=own_access()),
                     settings.name,
-                    streamed=True,
+                    settings.api,
                     timeout_s=max(1, deadline - time.monotonic()),
                 )
                 return time.monotonic() - starting.began

@@ -53,6 +53,7 @@ _COUNTERS = {
     "preemptions": "vllm:num_preemptions_total",
     "prefix_cache_hits": "vllm:prefix_cache_hits_total",
     "cached_prompt_tokens": "vllm:prompt_tokens_cached_total",
+    "media_cache_hits": "vllm:mm_cache_hits_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
     "generation_tokens": "vllm:generation_tokens_total",
 }
@@ -67,7 +68,8 @@ _PREFIXES = (*_GAUGES.values(), *_COUNTERS.values(), *_TIMINGS.values())
 class MetricsSample(Record, frozen=True, kw_only=True):
     """One sample of a server's metrics, `at_s` seconds after the first. Counters count from the server's start.
 
-    `kv_cache_usage` is in [0..1], `cached_prompt_tokens` are those not computed because a cache of any kind had them.
+    `kv_cache_usage` is in [0..1], `cached_prompt_tokens` are those not computed because a cache of any kind had them,
+    `media_cache_hits` are clips or images whose processing a cache had.
     """
 
     at_s: float
@@ -79,6 +81,7 @@ class MetricsSample(Record, frozen=True, kw_only=True):
     cached_prompt_tokens: int
     prompt_tokens: int
     generation_tokens: int
+    media_cache_hits: int = 0
 
 
 class Timing(Record, frozen=True, kw_only=True):
@@ -115,10 +118,16 @@ class ServerMetrics(Record, frozen=True, kw_only=True):
     prefill: Timing | None = None
     decode: Timing | None = None
     speed: Speed | None = None
+    media_cache_hits: int = 0
 
     @property
     def reused(self) -> str:
         """The reason why the rules do not allow this run, empty if they do (inference_rules, Caching)."""
+        if self.media_cache_hits:
+            return (
+                f"the server took {self.media_cache_hits:,} clips or images from a cache (vllm:mm_cache_hits_total): "
+                "nothing may be reused between queries"
+            )
         if not self.prefix_cache_hits and not self.cached_prompt_tokens:
             return ""
         return (

@@ -19,8 +19,9 @@ from cm4vllm.serving.server_access import NO_ACCESS, Access
 from cm4vllm.serving.server_identities import identity, reported_options
 from cm4vllm.serving.server_requests import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 from cm4vllm.serving.text_servers import NOT_LISTED, find_dialect, lists_ids
+from cm4vllm.serving.transcripts import TRANSCRIPTS, check_transcription
 
-__all__ = ["check_completion", "check_vocabulary", "probe", "served_models"]
+__all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
@@ -101,8 +102,10 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
             remedy="give it with --max_model_len=N",
         )
-    dialect = _dialect(site, model.name, api) if text else None
-    if dialect is None:
+    dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else _dialect(site, model.name, api) if text else None
+    if api is Api.TRANSCRIPTIONS:
+        check_transcription(site, model.name)
+    elif dialect is None:
         for streamed in (True, False):
             check_completion(site, model.name, streamed=streamed, api=api)
     software = _software(version, model.owner, dialect)
@@ -206,6 +209,14 @@ def _folder(site: Site, model: Model) -> str:
 def _length(entry: Mapping[str, Any]) -> int:
     length = entry.get("max_model_len")
     return length if isinstance(length, int) and length > 0 else 0
+
+
+def check_answer(site: Site, model: str, api: Api, timeout_s: float = _LONG_S) -> None:
+    """Prove that one of our servers answers: with a completion, or a transcript where that is what it is asked for."""
+    if api is Api.TRANSCRIPTIONS:
+        check_transcription(site, model, timeout_s)
+    else:
+        check_completion(site, model, streamed=True, timeout_s=timeout_s)
 
 
 def check_completion(

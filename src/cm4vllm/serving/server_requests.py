@@ -117,7 +117,7 @@ def _prefix(path: str) -> str:
 
 
 #: Paths of the API that people copy together with the address.
-_API_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
+_API_PATHS = ("/v1/chat/completions", "/v1/audio/transcriptions", "/v1/completions", "/v1/models", "/v1")
 _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
@@ -193,16 +193,18 @@ def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     return value
 
 
-def ask(site: Site, method: str, path: str, body: Any, timeout_s: float) -> tuple[int, bytes]:
-    """Return status and body of a server's answer.
+def ask(
+    site: Site, method: str, path: str, body: Any, timeout_s: float, *, content_type: str = "application/json"
+) -> tuple[int, bytes]:
+    """Return status and body of a server's answer to a JSON document, or to bytes of another content type.
 
     Raises ServerUnreachable; ServerUnsuitable where what comes is no HTTP, or a redirect, or asks for a key.
     """
     headers = site.access.headers()
     connection = site.connect(timeout_s)
     with _translated_errors(site.endpoint, path, timeout_s), closing(connection):
-        data = None if body is None else json.dumps(body)
-        connection.request(method, site.target(path), data, {"Content-Type": "application/json", **headers})
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, site.target(path), data, {"Content-Type": content_type, **headers})
         response = connection.getresponse()
         answer = response.read(_MOST_BYTES)
         if response.length:

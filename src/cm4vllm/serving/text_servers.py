@@ -224,6 +224,8 @@ def counting(server: ServerRecord) -> list[str]:
     dialect = server.dialect
     if dialect is None:
         return ["Token ids are those that the server lists; it counts as many for each answer."]
+    if dialect.prompts is Prompts.AUDIO:
+        return ["The server gives transcripts, and its usage counts their tokens, the end token included."]
     counts = (
         "its usage counts them"
         if dialect.usage

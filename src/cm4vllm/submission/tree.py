@@ -305,9 +305,13 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
 
     Layouts: compliance/TEST*/README.md and run_verification.py.
     """
-    verdict = bytes_of(test.folder / test.record.file).decode()
-    write_text(folder / test.record.file, _noticed(verdict, test.record.notice, "{}\n"))
-    copied = [("accuracy", (ACCURACY_LOG,)), *([("performance/run_1", LOGS)] if test.record.shows_logs else [])]
+    for name in (test.record.file, *test.record.more_files):
+        verdict = bytes_of(test.folder / name).decode()
+        write_text(folder / name, _noticed(verdict, test.record.notice, "{}\n"))
+    copied = [
+        ("accuracy", (ACCURACY_LOG, *test.record.accuracy_files)),
+        *([("performance/run_1", LOGS)] if test.record.shows_logs else []),
+    ]
     for place, names in copied:
         (folder / place).mkdir(parents=True)
         for name in names:

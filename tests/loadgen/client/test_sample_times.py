@@ -94,8 +94,8 @@ def test_keys_that_loadgen_uses_again_are_kept_apart(tmp_path):
     for base in (0, 1000):
         times.issued(base, [(7, base, 3), (8, base + 1, 4)])
         times.first_tokens(base + 5, [(8, 0, 1), (7, 0, 1)])
-        times.completed(base + 9, [(8, 0, 20, True)])
-        times.completed(base + 10, [(7, 0, 10, False)])
+        times.completed(base + 9, [(8, 0, 20, True, 0)])
+        times.completed(base + 10, [(7, 0, 10, False, 0)])
     times.write(tmp_path)
     rows = read_sample_times(tmp_path)
     assert rows["index"].tolist() == [0, 1, 1000, 1001]
@@ -108,7 +108,7 @@ def test_more_events_than_one_piece_of_memory_holds_are_all_there(tmp_path):
     times, count = SampleTimes(), 100_000
     for key in range(count):
         times.issued(key, [(key, key % 64, 5)])
-        times.completed(key + 3, [(key, 0, 7, False)])
+        times.completed(key + 3, [(key, 0, 7, False, 0)])
     times.write(tmp_path)
     rows = read_sample_times(tmp_path)
     assert len(rows) == count
@@ -119,7 +119,7 @@ def test_more_events_than_one_piece_of_memory_holds_are_all_there(tmp_path):
 def test_a_sample_without_an_end_is_refused(tmp_path):
     times = SampleTimes()
     times.issued(0, [(1, 0, 3), (2, 1, 3)])
-    times.completed(5, [(1, 0, 4, False)])
+    times.completed(5, [(1, 0, 4, False, 0)])
     with pytest.raises(RunFailed, match="not complete"):
         times.write(tmp_path)
 

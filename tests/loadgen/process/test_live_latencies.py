@@ -21,7 +21,7 @@ def times():
 def test_events_that_come_before_their_issue_wait_for_it(times):
     live = LiveLatencies(times, LIMITS)
     times.first_tokens(3_000_000, [(7, 0, 1)])
-    times.completed(13_000_000, [(7, 0, 11, 0)])
+    times.completed(13_000_000, [(7, 0, 11, 0, 0)])
     assert live.take().message().answers == []
     assert live.status() == ()
     times.issued(1_000_000, [(7, 0, 5)])
@@ -35,7 +35,7 @@ def test_what_waits_for_longer_than_the_limit_is_overdue(times):
     times.first_tokens(1_000_000, [(2, 0, 1)])
     news = live.take()
     assert (news.issued, news.overdue, news.oldest_open_s) == (2, 1, 0)
-    times.completed(2_000_000, [(1, 0, 1, 0), (2, 0, 1, 0)])
+    times.completed(2_000_000, [(1, 0, 1, 0, 0), (2, 0, 1, 0, 0)])
     news = live.take()
     assert [one.tpot_ms for one in news.message().answers] == [None, None]
     assert (news.overdue, news.oldest_open_s) == (0, None)
@@ -56,7 +56,7 @@ def test_no_answer_is_lost_or_counted_twice_however_the_events_are_read(times):
         open_.append(key)
         if len(open_) > 50:
             done = open_.pop(draw.randrange(len(open_)))
-            times.completed(done * 1_000 + 12_000_000, [(done, 0, 11, 0)])
+            times.completed(done * 1_000 + 12_000_000, [(done, 0, 11, 0, 0)])
             wanted[done] = (2.0, 1.0, 12.0)
         if draw.random() < 0.001:
             collect(live, got)

@@ -42,6 +42,7 @@ def asked(name, gpus, memory, **more):
     ("name", "parameters"),
     [
         # The sums of the tensors in the published checkpoints.
+        ("whisper-large-v3", 1_543_490_560),
         ("llama-2-7b-chat", 6_738_415_616),
         ("llama-2-70b-chat", 68_976_648_192),
         ("llama-3.1-8b-instruct", 8_030_261_248),

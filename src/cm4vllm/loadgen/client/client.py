@@ -19,9 +19,10 @@ from cm4vllm.loadgen.client.connection import Address, Connection
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
-from cm4vllm.loadgen.client.text_tokens import Texts
+from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
 from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
 from cm4vllm.serving.records import Api
+from cm4vllm.serving.transcripts import FORM
 
 __all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
 
@@ -50,9 +51,9 @@ STALL_STREAMED_S, STALL_WHOLE_S = 600.0, 3600.0
 AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
 
 
-#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, and
-#: why it ended.
-Completion: TypeAlias = "tuple[int, array[int] | int, FinishReason]"
+#: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, or
+#: its labels, and why it ended.
+Completion: TypeAlias = "tuple[int, array[int] | Labelled | int, FinishReason]"
 
 
 @dataclass(slots=True)
@@ -126,7 +127,8 @@ class Client:
         self.sink = sink
         self._sent = sent
         self._spare = spare
-        self._servers = [Server(address, address.head(api.path)) for address in addresses]
+        content_type = FORM if api is Api.TRANSCRIPTIONS else "application/json"
+        self._servers = [Server(address, address.head(api.path, content_type)) for address in addresses]
         self._max_in_flight = max_in_flight
         self._stall_s = stall_s or (STALL_STREAMED_S if self.streamed else STALL_WHOLE_S)
         self._loop = asyncio.get_running_loop()
@@ -283,7 +285,7 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, request: InFlightRequest, tokens: array[int] | int, reason: FinishReason) -> None:
+    def complete(self, request: InFlightRequest, tokens: array[int] | Labelled | int, reason: FinishReason) -> None:
         """Report a whole answer, together with the others of this iteration of the event loop."""
         counts = self.counts
         counts.completed += 1

@@ -56,13 +56,11 @@ class Address:
         self._server_name = parts.hostname if tls else None
         self._prefix = "" if self._socket else parts.path
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._head = (
-            f"Host: {host_header(endpoint)}\r\nContent-Type: application/json\r\nAccept: */*\r\n{more}Content-Length: "
-        ).encode()
+        self._head = (f"Host: {host_header(endpoint)}\r\nAccept: */*\r\n{more}Content-Length: ").encode()
 
-    def head(self, path: str) -> bytes:
-        """Return the request line and headers of a POST of JSON, up to the length of its body."""
-        return f"POST {self._prefix}{path} HTTP/1.1\r\n".encode() + self._head
+    def head(self, path: str, content_type: str = "application/json") -> bytes:
+        """Return the request line and headers of a POST, up to the length of its body."""
+        return f"POST {self._prefix}{path} HTTP/1.1\r\nContent-Type: {content_type}\r\n".encode() + self._head
 
     async def connect(self, connection: asyncio.Protocol) -> None:
         """Connect `connection`. Raises OSError."""

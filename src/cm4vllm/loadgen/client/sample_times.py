@@ -74,7 +74,7 @@ class SampleTimes:
     def completed(self, now_ns: int, answers: Sequence[WholeAnswer]) -> None:
         """These samples' whole answers were reported to LoadGen."""
         add = self._ended.add
-        for key, _, tokens, at_length in answers:
+        for key, _, tokens, at_length, _ in answers:
             add(key, now_ns, tokens, at_length)
 
     def new(self) -> tuple[Rows, Rows, Rows]:

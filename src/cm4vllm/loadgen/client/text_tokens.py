@@ -20,7 +20,16 @@ from cm4vllm.serving.records import Dialect, Prompts
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["MOST_APART", "TextSettings", "Texts", "added_up", "prompt_texts", "require_agreement", "text_settings"]
+__all__ = [
+    "MOST_APART",
+    "Labelled",
+    "TextSettings",
+    "Texts",
+    "added_up",
+    "prompt_texts",
+    "require_agreement",
+    "text_settings",
+]
 
 #: How far the counts of a server and of the model's tokenizer may lie apart, as a part of the server's.
 MOST_APART = 0.02
@@ -28,15 +37,30 @@ MOST_APART = 0.02
 _KEPT, _KEPT_CHARACTERS = 1000, 1 << 22
 
 
+class Labelled:
+    """An answer as the indices of its characters among the labels of a benchmark; its length is that in tokens."""
+
+    __slots__ = ("_tokens", "data")
+
+    def __init__(self, text: str, labels: Mapping[str, int], tokens: int) -> None:
+        self.data = array("q", [labels[one] for one in text.lower().strip() if one in labels]).tobytes()
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return self._tokens
+
+
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's settings for reading answers: the dialect, and the file of the tokenizer.
 
-    With `every` the ids of each answer are wanted, as in an accuracy run; otherwise counts alone.
+    With `every` the ids of each answer are wanted, as in an accuracy run; otherwise counts alone. With `labels` it is
+    logged by the indices of its characters among these, in lower case, in the place of ids.
     """
 
     dialect: Dialect
     tokenizer: str
     every: bool
+    labels: str = ""
 
 
 def text_settings(settings: RunSettings) -> TextSettings | None:
@@ -45,7 +69,10 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
     if dialect is None:
         return None
     return TextSettings(
-        dialect=dialect, tokenizer=str(tokenizer_file(settings.model.path)), every=settings.logs_answers
+        dialect=dialect,
+        tokenizer=str(tokenizer_file(settings.model.path)),
+        every=settings.logs_answers,
+        labels=settings.terms.labels,
     )
 
 
@@ -57,6 +84,7 @@ class Texts:
 
         self._settings = settings
         self._tokenizer = Tokenizer.from_file(settings.tokenizer)
+        self._labels = {character: index for index, character in enumerate(settings.labels)}
         self._kept: list[TextAnswer] = []
         self._kept_characters = 0
         self._seen = 0
@@ -68,8 +96,11 @@ class Texts:
     def dialect(self) -> Dialect:
         return self._settings.dialect
 
-    def tokens_of(self, answer: TextAnswer) -> array[int] | int:
-        """Return the ids of an answer's tokens, or their number where the ids are not wanted. Raises AnswerError."""
+    def tokens_of(self, answer: TextAnswer) -> array[int] | Labelled | int:
+        """Return the ids of an answer's tokens or its labels; their number where neither is wanted.
+
+        Raises AnswerError.
+        """
         self._prompt_tokens += max(0, answer.prompt_tokens)
         self._cached_tokens += answer.cached_tokens
         if not self._settings.every and self.dialect.usage:
@@ -77,6 +108,8 @@ class Texts:
             return answer.tokens
         ids = self._ids(answer.text)
         self._compare(answer, len(ids))
+        if self._labels:
+            return Labelled(answer.text, self._labels, answer.tokens)
         if not ids:
             raise AnswerError("the answer has no text, so that it has no token ids")
         return array("i", ids) if self._settings.every else len(ids)

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +24,9 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.client.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.client.connection import Address, resolve
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
-from cm4vllm.loadgen.client.text_tokens import Texts
-from cm4vllm.loadgen.client.worker_messages import HEADER, REQUEST, Kind, Stats, WorkerSettings
+from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
+from cm4vllm.loadgen.client.wire import FinishReason
+from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 
 __all__ = ["main"]
 
@@ -188,28 +190,24 @@ class _RecordSink:
         self._link.write(HEADER.pack(key, self._first, token))
 
     def completed(self, completions: Sequence[Completion]) -> None:
-        self._link.write(
-            b"".join(
-                [
-                    part
-                    for key, tokens, reason in completions
-                    for part in (
-                        (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if reason == "length" else Kind.COUNTED, tokens),)
-                        if isinstance(tokens, int)
-                        else (
-                            HEADER.pack(key, Kind.DONE_AT_LENGTH if reason == "length" else Kind.DONE, len(tokens)),
-                            tokens.tobytes(),
-                        )
-                    )
-                ]
-            )
-        )
+        self._link.write(b"".join([part for completion in completions for part in _record(*completion)]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
         # What a server answers with may repeat the key.
         text = self._access.hidden(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
         self._link.write(HEADER.pack(key, kind, len(text)) + text)
+
+
+def _record(key: int, tokens: array[int] | Labelled | int, reason: FinishReason) -> tuple[bytes, ...]:
+    """Return the parts of the record of a whole answer."""
+    cut = reason == "length"
+    if isinstance(tokens, array):
+        return HEADER.pack(key, Kind.DONE_AT_LENGTH if cut else Kind.DONE, len(tokens)), tokens.tobytes()
+    if isinstance(tokens, int):
+        return (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if cut else Kind.COUNTED, tokens),)
+    kind, size = Kind.LABELLED_AT_LENGTH if cut else Kind.LABELLED, COUNT.size + len(tokens.data)
+    return HEADER.pack(key, kind, size), COUNT.pack(len(tokens)), tokens.data
 
 
 if __name__ == "__main__":

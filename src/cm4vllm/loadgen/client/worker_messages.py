@@ -19,13 +19,16 @@ from cm4vllm.loadgen.records import ProcessRecord, TextCounts
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_access import Access
 
-__all__ = ["HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
+__all__ = ["COUNT", "HEADER", "REQUEST", "Kind", "Stats", "WorkerSettings"]
 
 #: Key, offset and length of the body, tokens of the prompt, time of issue (time.monotonic_ns).
 REQUEST = struct.Struct("=QQIIq")
 #: Key, kind, and a number: the token itself (FIRST), tokens that follow (DONE, DONE_AT_LENGTH), tokens of which none
-#: follows (COUNTED, COUNTED_AT_LENGTH), bytes of text that follow (the others).
+#: follows (COUNTED, COUNTED_AT_LENGTH), bytes that follow (the others).
 HEADER = struct.Struct("=QIi")
+
+#: The number of tokens before the labels of an answer.
+COUNT = struct.Struct("=i")
 
 
 class Kind(IntEnum):
@@ -51,6 +54,9 @@ class Kind(IntEnum):
     #: As DONE and COUNTED, of an answer whose finish_reason is `length`.
     DONE_AT_LENGTH = 9
     COUNTED_AT_LENGTH = 10
+    #: A query's answer is whole: the number of its tokens follows as an int32, and its labels.
+    LABELLED = 11
+    LABELLED_AT_LENGTH = 12
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

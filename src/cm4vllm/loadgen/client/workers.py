@@ -22,7 +22,7 @@ from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import text_settings
 from cm4vllm.loadgen.client.wire import AnswerLimits
-from cm4vllm.loadgen.client.worker_messages import HEADER, REQUEST, Kind, Stats, WorkerSettings
+from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
 
 __all__ = ["Answer", "Receiver", "WholeAnswer", "Workers", "worker_settings"]
@@ -39,14 +39,16 @@ _FRAME = HEADER.size
 _INT_BYTES = 4
 #: Whole answers whose tokens follow.
 _LISTED = (Kind.DONE, Kind.DONE_AT_LENGTH)
+#: Whole answers whose labels follow.
+_LABELLED = (Kind.LABELLED, Kind.LABELLED_AT_LENGTH)
 _WITH_TEXT = (Kind.READY, Kind.UNREACHABLE, Kind.FAILED, Kind.FAILED_LATE, Kind.STATS)
 
 
 #: A query's key, the address of its tokens, and their number: int32 that stay there until the receiver returns. The
 #: address is 0 where the tokens themselves are not known.
 Answer = tuple[int, int, int]
-#: The same of a whole answer, and whether it ended at its greatest length.
-WholeAnswer = tuple[int, int, int, bool]
+#: The same of a whole answer, whether it ended at its greatest length, and the bytes at the address.
+WholeAnswer = tuple[int, int, int, bool, int]
 
 
 class Receiver(Protocol):
@@ -203,11 +205,15 @@ class Workers:
             if kind == Kind.FIRST:
                 firsts.append((key, address - _INT_BYTES, 1))  # the token is the header's last word
             elif kind in _LISTED:
-                answers.append((key, address, number, kind == Kind.DONE_AT_LENGTH))
+                answers.append((key, address, number, kind == Kind.DONE_AT_LENGTH, number * _INT_BYTES))
             elif kind == Kind.FIRST_TEXT:
                 firsts.append((key, 0, 0))
             elif kind in (Kind.COUNTED, Kind.COUNTED_AT_LENGTH):
-                answers.append((key, 0, number, kind == Kind.COUNTED_AT_LENGTH))
+                answers.append((key, 0, number, kind == Kind.COUNTED_AT_LENGTH, 0))
+            elif kind in _LABELLED:
+                (count,) = COUNT.unpack(text)
+                cut = kind == Kind.LABELLED_AT_LENGTH
+                answers.append((key, address + COUNT.size, count, cut, number - COUNT.size))
             elif kind in (Kind.FAILED, Kind.FAILED_LATE):
                 failures.append((key, text, kind == Kind.FAILED_LATE))
             else:
@@ -308,10 +314,15 @@ class _Worker:
         while at + _FRAME <= self._end:
             key, kind, number = HEADER.unpack_from(buffer, at)
             begin = at + _FRAME
-            end = begin + (number * _INT_BYTES if kind in _LISTED else number if kind in _WITH_TEXT else 0)
+            if kind in _LISTED:
+                end, text = begin + number * _INT_BYTES, 0
+            else:
+                sized = kind in _WITH_TEXT
+                end = begin + (number if sized or kind in _LABELLED else 0)
+                text = number if sized else COUNT.size if kind in _LABELLED else 0
             if end > self._end:
                 break
-            yield key, kind, number, self._base + begin, bytes(buffer[begin:end]) if kind in _WITH_TEXT else b""
+            yield key, kind, number, self._base + begin, bytes(buffer[begin : begin + text]) if text else b""
             at = end
         self._begin = at
 

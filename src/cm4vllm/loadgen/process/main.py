@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
+from cm4vllm.assets.audio_dataset import require_clips
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent, raise_open_files
@@ -35,6 +36,7 @@ from cm4vllm.loadgen.client.text_wire import text_completion_body
 from cm4vllm.loadgen.client.wire import completion_body
 from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
+from cm4vllm.loadgen.process.audio_samples import audio_library
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.process.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.process.selfcheck import in_words, self_check
@@ -42,7 +44,7 @@ from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import require_room, sampling_of
 from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
-from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
+from cm4vllm.rules import Audit, Media, Mode, Seeds, Terms, audit
 from cm4vllm.serving.node_names import network_name
 from cm4vllm.serving.records import Prompts
 
@@ -89,7 +91,9 @@ def _run(
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
-    require_room(settings, max(len(row["tok_input"]) for row in rows))
+    if settings.dataset.media_folder:
+        require_clips(Path(settings.dataset.media_folder), rows)
+    require_room(settings, max(_prompt_tokens(row) for row in rows))
     raise_open_files()  # which the workers inherit
     least = needs(demand_of(settings), machine_limits()).workers
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -116,9 +120,16 @@ def _run(
     return Ended(client=client, duration_s=duration, versions=_versions())
 
 
+def _prompt_tokens(row: Mapping[str, Any]) -> int:
+    """Return the tokens of a sample's prompt, without what stands for its media."""
+    return row["prompt_tokens"] if "prompt_tokens" in row else len(row["tok_input"])
+
+
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
     """Return the prompts as the server takes them, and how many of them it reads as other token ids."""
     sampling = sampling_of(settings)
+    if settings.terms.media is Media.AUDIO:
+        return audio_library(Path(settings.dataset.media_folder), rows, sampling), 0
     prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
     if dialect is None:
         stops = _stops(settings, rows)

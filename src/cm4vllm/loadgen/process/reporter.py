@@ -54,7 +54,10 @@ class Reporter:
 
     def given(self, answers: Sequence[tuple[int, KeptAnswer]]) -> None:
         """These queries were answered in an earlier piece of the run."""
-        whole = [(key, *answer.tokens.buffer_info(), answer.at_length) for key, answer in answers]
+        whole = [
+            (key, *answer.tokens.buffer_info(), answer.at_length, len(answer.tokens) * _INT_BYTES)
+            for key, answer in answers
+        ]
         self.first_tokens([(key, address, 1) for key, address, *_ in whole])
         self._report(whole, new=False)
 
@@ -78,12 +81,12 @@ class Reporter:
     def _report_alone(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
-        for key, address, count, _ in answers:
+        for key, address, count, _, size in answers:
             reported = count - left_out
             self.token_count += reported
             # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
             responses.append(
-                response(key, address + left_out * _INT_BYTES, reported * _INT_BYTES, reported)
+                response(key, address + left_out * _INT_BYTES, size - left_out * _INT_BYTES, reported)
                 if address
                 else response(key, 0, 0, reported)
             )
@@ -106,7 +109,7 @@ class Reporter:
         samples = [indices.pop(key) for key, *_ in answers]
         return [
             (sample, array("i", ctypes.string_at(address, count * _INT_BYTES)), at_length)
-            for sample, (_, address, count, at_length) in zip(samples, answers, strict=True)
+            for sample, (_, address, count, at_length, _) in zip(samples, answers, strict=True)
             if address
         ]
 

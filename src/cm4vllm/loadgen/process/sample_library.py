@@ -42,7 +42,7 @@ class SampleLibrary:
     """
 
     def __init__(
-        self, prompts: Sequence[list[int]], serialise: Callable[[Any], bytes], bodies: Sequence[Any] | None = None
+        self, prompts: Sequence[Sequence[int]], serialise: Callable[[Any], bytes], bodies: Sequence[Any] | None = None
     ) -> None:
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}

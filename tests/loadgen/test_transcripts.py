@@ -1,0 +1,266 @@
+"""Runs whose samples are clips: what is sent, counted and logged, and which servers and files are refused."""
+
+import json
+import re
+import threading
+import wave
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from cm4vllm.assets import tone_speech
+from cm4vllm.assets.audio_dataset import audio_rows, write_clips
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import DatasetError, RunFailed, ServerUnsuitable, UsageError
+from cm4vllm.common.files import sha256_of
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log, read_performance
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.server_metrics import ServerMetrics
+from cm4vllm.serving.server_requests import Site
+from cm4vllm.serving.transcripts import TRANSCRIPTS, check_transcription
+
+SAMPLES = 24
+TEXTS = [text.capitalize() for text in tone_speech.sentences(SAMPLES, 1, evaluation=True)]
+
+
+class Peer:
+    """A server of transcripts: it knows clips by their bytes, and counts a token for each word and one for the end."""
+
+    def __init__(self, known, *, status=200, usage=True, counted=0):
+        self.known, self.status, self.usage, self.counted = known, status, usage, counted
+        self.forms = []
+
+    def answer(self, body):
+        self.forms.append(dict(re.findall(rb'name="(\w+)"\r\n\r\n(.*?)\r\n--', body, re.DOTALL)))
+        clip = body.split(b"audio/wav\r\n\r\n", 1)[1].rsplit(b"\r\n--", 1)[0]
+        words = self.known.get(clip, "").split()
+        events = [{"choices": [{"delta": {"content": f" {word}"}}]} for word in words]
+        events.append({"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]})
+        if self.usage:
+            count = len(words) + 1 + self.counted
+            events.append({"choices": [], "usage": {"prompt_tokens": 304, "completion_tokens": count}})
+        return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+    def __enter__(self):
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                form = self.headers["Content-Type"].startswith("multipart/form-data; boundary=")
+                answers = form and self.path == "/v1/audio/transcriptions" and peer.status == 200
+                sent = peer.answer(body) if answers else b'{"detail":"Not Found"}'
+                self.send_response(200 if answers else 404)
+                self.send_header("Content-Length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """The record of a dataset of clips, and the transcript of each clip."""
+    folder = tmp_path_factory.mktemp("clips")
+    rows = write_clips(folder, TEXTS, lambda text: tone_speech.clip(text.lower()).tobytes())
+    path = folder / "clips.json"
+    path.write_text(json.dumps(rows))
+    record = DatasetRecord(
+        name="clips",
+        path=str(path),
+        source="made by the test",
+        sha256=sha256_of(path),
+        samples=SAMPLES,
+        max_input_tokens=4,
+        media_folder=str(folder),
+    )
+    return record, {(folder / row["audio"]).read_bytes(): row["output"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    words = {word: number for number, word in enumerate([*tone_speech.WORDS, *map(str.capitalize, tone_speech.WORDS)])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="salt"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return ModelRecord(name="words", path=str(folder), source="made by the test", sha256="")
+
+
+@pytest.fixture
+def settings(clips, model):
+    """Make the settings of a run of whisper against an endpoint."""
+
+    def make(endpoint, mode="accuracy", *, api=Api.TRANSCRIPTIONS, dataset=clips[0], benchmark="whisper", **options):
+        found = terms("v6.1", benchmark, Scenario.OFFLINE, Mode(mode))
+        count = {"test_query_count": SAMPLES, "dataset_samples": SAMPLES}
+        conf = user_conf(found, ExecutionMode.TEST, target_qps=20, max_test_duration_s=1, **count)
+        dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else None
+        server = ServerRecord(
+            endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=448, version="0", owned=False
+        )
+        options = RunOptions(target_qps=20, target_qps_source="the test's", **{"self_check": False, **options})
+        return run_settings(conf, model=model, dataset=dataset, server=server, options=options)
+
+    return make
+
+
+def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path):
+    with Peer(clips[1]) as peer:
+        found = settings(peer.endpoint)
+        record = run(found, tmp_path / "run")
+    logged = {
+        index: (text, count)
+        for index, text, count in read_label_log(tmp_path / "run" / ACCURACY_LOG, found.terms.labels)
+    }
+    assert logged == {index: (text.lower(), len(text.split()) + 1) for index, text in enumerate(TEXTS)}
+    entry = json.loads((tmp_path / "run" / ACCURACY_LOG).read_text())[0]
+    first = np.frombuffer(bytes.fromhex(entry["data"]), np.int64)
+    assert first[0] == found.terms.labels.index(TEXTS[entry["qsl_idx"]][0].lower())
+    assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
+    assert record.client.finish_reasons.stop == SAMPLES
+
+
+def test_a_request_asks_as_the_reference_does(settings, clips, tmp_path):
+    with Peer(clips[1]) as peer:
+        run(settings(peer.endpoint), tmp_path / "run")
+    for form in peer.forms:
+        assert form[b"language"] == b"en"
+        assert form[b"temperature"] == b"0"
+        assert form[b"max_completion_tokens"] == b"200"
+        assert form[b"stream_include_usage"] == b"true"
+
+
+def test_a_performance_run_counts_by_the_servers_usage(settings, clips, tmp_path):
+    with Peer(clips[1]) as peer:
+        record = run(settings(peer.endpoint, "performance", self_check=True), tmp_path / "run")
+    result = read_performance(tmp_path / "run")
+    assert result.samples == record.client.completed >= SAMPLES
+    assert float(result.tokens_per_second) > float(result.samples_per_second) > 0
+    assert record.client.self_check.capacity_qps > 0
+
+
+def test_a_server_that_counts_other_tokens_than_the_tokenizer_is_refused(settings, clips, tmp_path):
+    with Peer(clips[1], counted=1) as peer, pytest.raises(ServerUnsuitable, match="counts other tokens"):
+        run(settings(peer.endpoint), tmp_path / "run")
+
+
+def test_a_server_that_does_not_count_fails_the_run(settings, clips, tmp_path):
+    with Peer(clips[1], usage=False) as peer, pytest.raises(RunFailed) as failed:
+        run(settings(peer.endpoint), tmp_path / "run")
+    assert "usage.completion_tokens" in failed.value.cause
+
+
+def test_the_probe_refuses_servers_without_audio_or_counts():
+    with Peer({}) as peer:
+        check_transcription(Site(peer.endpoint), "tiny")
+    with Peer({}, status=404) as peer, pytest.raises(ServerUnsuitable, match="gives no transcripts") as refused:
+        check_transcription(Site(peer.endpoint), "tiny")
+    assert "/v1/audio/transcriptions answers HTTP 404 Not Found" in refused.value.cause
+    with Peer({}, usage=False) as peer, pytest.raises(ServerUnsuitable, match="does not count"):
+        check_transcription(Site(peer.endpoint), "tiny")
+
+
+def test_a_server_for_the_other_kind_of_samples_is_refused(settings):
+    with pytest.raises(ServerUnsuitable, match=r"asked at /v1/completions"):
+        settings("http://a", api=Api.COMPLETIONS)
+    with pytest.raises(ServerUnsuitable, match=r"asked at /v1/audio/transcriptions"):
+        settings("http://a", benchmark="llama3.1-8b")
+    with pytest.raises(UsageError, match="stream_interval=0"):
+        settings("http://a", stream_interval=0)
+
+
+def test_a_changed_clip_and_a_missing_one_end_the_run_before_it_begins(settings, clips, tmp_path):
+    rows = write_clips(tmp_path, TEXTS, lambda text: tone_speech.clip(text.lower()).tobytes())
+    path = tmp_path / "clips.json"
+    path.write_text(json.dumps(rows))
+    own = replace(clips[0], path=str(path), sha256=sha256_of(path), media_folder=str(tmp_path))
+    changed = tmp_path / rows[3]["audio"]
+    changed.write_bytes(changed.read_bytes()[:-2] + b"xx")
+    with Peer(clips[1]) as peer:
+        with pytest.raises(DatasetError, match="has changed"):
+            run(settings(peer.endpoint, dataset=own), tmp_path / "run")
+        changed.unlink()
+        with pytest.raises(DatasetError, match="has no clip"):
+            run(settings(peer.endpoint, dataset=own), tmp_path / "run")
+    assert not peer.forms
+
+
+def wav(path, *, seconds=1.0, rate=16_000, channels=1, width=2):
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(bytes(int(seconds * rate) * channels * width))
+
+
+def manifest(folder, count=2, **more):
+    (folder / "clips").mkdir()
+    for number in range(count):
+        wav(folder / f"clips/{number}.wav", **(more if number == 1 else {}))
+    entries = [{"transcript": "salt", "files": [{"fname": f"clips/{n}.wav", "speed": 1}]} for n in range(count)]
+    path = folder / "dev-all-repack.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_the_references_manifest_is_read(tmp_path):
+    rows = audio_rows(manifest(tmp_path), 2, 30)
+    assert [(row["audio"], row["seconds"], row["output"]) for row in rows] == [
+        ("clips/0.wav", 1.0, "salt"),
+        ("clips/1.wav", 1.0, "salt"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [({"seconds": 31}, "30 s at most"), ({"rate": 48_000, "channels": 2}, "2 channels of 16 bits at 48000 Hz")],
+)
+def test_clips_that_the_reference_does_not_have_are_refused(tmp_path, more, cause):
+    with pytest.raises(DatasetError) as refused:
+        audio_rows(manifest(tmp_path, **more), 2, 30)
+    assert cause in refused.value.cause and refused.value.remedy
+
+
+def test_a_missing_file_a_part_of_the_dataset_and_a_path_outside_are_refused(tmp_path):
+    path = manifest(tmp_path)
+    with pytest.raises(DatasetError, match="has 2 samples"):
+        audio_rows(path, 1633, 30)
+    (tmp_path / "clips/1.wav").unlink()
+    with pytest.raises(DatasetError, match=r"no clip clips/1\.wav"):
+        audio_rows(path, 2, 30)
+    path.write_text(json.dumps([{"transcript": "salt", "files": [{"fname": "../x.wav"}]}]))
+    wav(tmp_path.parent / "x.wav")
+    with pytest.raises(DatasetError, match="no clip"):
+        audio_rows(path, 1, 30)
+
+
+def test_clips_from_a_cache_make_a_run_invalid():
+    counts = dict.fromkeys(
+        ("samples", "missed", "running_max", "waiting_max", "preemptions", "prefix_cache_hits", "cached_prompt_tokens"),
+        0,
+    )
+    means = dict.fromkeys(("interval_s", "running_mean", "waiting_mean", "kv_cache_usage_max"), 0.0)
+    metrics = ServerMetrics(**counts, **means, prompt_tokens=9, generation_tokens=9)
+    assert metrics.reused == ""
+    assert "vllm:mm_cache_hits_total" in replace(metrics, media_cache_hits=3).reused
