@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -207,10 +208,22 @@ def _summary(samples, concurrency, seconds):
         "duration_ns": seconds * 10**9,
         "state": "complete",
         "complete": True,
-        "ttft": {"percentiles": {"90.0": 5e7, "90": 5e7}},
-        "tpot": {"percentiles": {"90.0": 1e6 * concurrency**0.5, "90": 1e6 * concurrency**0.5}},
+        "ttft": _times(5e7),
+        "tpot": _times(1e6 * concurrency**0.5),
         "output_sequence_lengths": {"total": 100 * samples},
-        "latency": {"total": 10**12},
+        "latency": {"total": 10**12, "avg": 1e9},
+    }
+
+
+def _times(p90):
+    """Return times in ns as the client has them, in three intervals up to twice the 90th percentile."""
+    edges = [p90 / 4, p90 / 2, p90, 2 * p90]
+    return {
+        "min": edges[0],
+        "max": edges[-1],
+        "avg": p90 / 2,
+        "percentiles": {"99.0": 1.5 * p90, "90.0": p90, "90": p90, "50.0": p90 / 2},
+        "histogram": {"buckets": list(map(list, pairwise(edges))), "counts": [500, 400, 100]},
     }
 
 

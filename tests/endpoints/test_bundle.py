@@ -11,6 +11,7 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import run
 from cm4vllm.endpoints.bundle import build_bundle, official_report
+from cm4vllm.results.curves import read_curves
 from cm4vllm.rules import regions
 from cm4vllm.submission.privacy import private_words
 
@@ -55,6 +56,7 @@ def build(checker, tmp_path):
             availability="available",
             source=tmp_path / "src",
             documentation=tmp_path / "docs",
+            power=tmp_path / "power.json",
             **given,
         )
 
@@ -70,6 +72,19 @@ def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build
     report = official_report(checker, build(points), tmp_path / "report.json")
     found = [f"{one.rule}: {one.message}" for one in report.findings if one.severity != "info"]
     assert found == []
+
+
+def test_the_power_of_each_point_is_that_of_the_official_checker(build, points, tmp_path):
+    points = {concurrency: folder.rename(folder.with_name(f"p{concurrency}")) for concurrency, folder in points.items()}
+    build(points)
+    (tmp_path / "power.json").rename(points[8].parent / "power.json")
+    (curve,), _ = read_curves(points[8].parent)
+    # Two processors and eight accelerators, with the rules' part for the rest of an air-cooled node.
+    kilowatts = (2 * 360 + 8 * 1000) * 1.5 / 1000
+    for point in curve.points:
+        assert point.figures.value("tps_per_kw") == pytest.approx(
+            point.figures.value("system_tps") / kilowatts, rel=1e-3
+        )
 
 
 def test_a_rehearsal_has_the_error_of_its_name_alone(checker, build, stand_in_points, tmp_path):

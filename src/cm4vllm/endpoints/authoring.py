@@ -22,6 +22,7 @@ from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
+from cm4vllm.results.curves import POWER_FILE
 from cm4vllm.serving.records import host_of
 from cm4vllm.submission.privacy import private_words
 
@@ -74,6 +75,7 @@ def author_and_build(inputs: BundleInputs) -> Path:
         availability=str(stated.system.get("system_availability_status", "RDI")).lower(),
         source=folder / "shared" / "src",
         documentation=folder / "shared" / "docs",
+        power=folder / POWER_FILE,
         private=private_words(
             servers={host_of(endpoint) for _, record in points for endpoint in record.server.endpoints},
             folders=[str(folder.parent), os.environ.get("CM_REPOS", "")],

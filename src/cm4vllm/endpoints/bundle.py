@@ -63,11 +63,13 @@ def build_bundle(
     availability: str,
     source: Path,
     documentation: Path,
+    power: Path,
     private: Collection[PrivateWord] = (),
 ) -> Path:
     """Build the bundle of the runs as `target`, whole or not at all, and return the folder of the organisation in it.
 
-    `source` and `documentation` are folders whose contents become src/ and docs/. Raises SubmissionError with the words
+    `source` and `documentation` are folders whose contents become src/ and docs/; `power` is the file for the power
+    figures of the points, by the official checker. Raises SubmissionError with the words
     of the builder where it refuses, and for a bundle with one of the `private` words in a file.
     """
     with staged_folder(target) as staging:
@@ -81,6 +83,7 @@ def build_bundle(
                 "work": str(staging),
                 "source": str(source),
                 "documentation": str(documentation),
+                "power": str(power),
             },
         )
         try:

@@ -172,6 +172,10 @@ class Canvas:
         for px, py in points:
             self._add("circle", kind, cx=self.x.at(px), cy=self.y.at(py), r=3.5)
 
+    def word(self, text: str, x: float, y: float) -> None:
+        """Write a word beside a point, to its right and above."""
+        self._text(text, self.x.at(x) + 6, self.y.at(y) - 4, "label")
+
     def marks(self, found: Sequence[tuple[float, str, str]]) -> None:
         """Draw an upright line at each value of x (value, class, words), its words beside its upper end.
 

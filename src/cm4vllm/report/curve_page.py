@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
-from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import ms, number, rate
+from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
+from cm4vllm.report.curve_bounds import bounds
+from cm4vllm.report.formatting import judgement, ms, number, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.results.curves import Curve, Point
-from cm4vllm.rules import regions
+from cm4vllm.results.curves import Curve, Point, Score
+from cm4vllm.results.file_values import count, part
+from cm4vllm.results.file_values import number as number_of
+from cm4vllm.rules import AccuracyTarget, Regions, endpoints_benchmarks, endpoints_targets, regions
 
-__all__ = ["curve_table", "write_curve_page"]
+__all__ = ["changes", "curve_table", "curve_title", "write_curve_page"]
 
 #: Lines of one picture that have a colour of their own.
 _LINES = 2
@@ -25,19 +29,40 @@ _HEAD = (
     "TPOT p90, ms",
     "samples",
     "steady state",
+    "limit",
     "accuracy",
 )
+_EFFICIENCY = "tokens/s per kW"
+_PERCENTILES = ("min", "p50", "p90", "p99", "max", "mean")
+_NOT_MEASURED = "not measured"
+
+Row = tuple[str, ...]
+Axes = tuple[str, Callable[[Point], float | None]]
 
 
 def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = ()) -> Path:
-    """Write the page of these curves and return its path; `notices` are the marks that stand above all."""
+    """Write the page of these curves and return its path; `notices` are the marks that stand above all.
+
+    With two curves, the second is compared with the first.
+    """
     page = page_template("curve.html.j2").render(
         notices=list(notices),
-        head=_HEAD,
+        pictures=list(_pictures(curves)),
+        changes=changes(*curves) if len(curves) == 2 else None,
         curves=[
-            {"name": _title(curve), "rows": list(_rows(curve)), "scores": list(_scores(curve))} for curve in curves
+            {
+                "name": name,
+                "regions": _regions_words(curve),
+                "head": head(curve),
+                "rows": list(_rows(curve)),
+                "bounds": [(f"{_of(point)}", found[point.folder]) for point in curve.points if point.folder in found],
+                "windows": [_window(point) for point in curve.points],
+                "distributions": [picture for point in curve.points for picture in _distributions(point)],
+                "scores": [row for point in curve.points for row in _scores(curve, point)],
+            }
+            for curve, name in zip(curves, _names(curves), strict=True)
+            for found in [bounds(curve)]
         ],
-        pictures=[_picture(curves)] if any(_line(curve) for curve in curves) else [],
     )
     write_text(path, page)
     return path
@@ -46,11 +71,27 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
 def curve_table(curves: Sequence[Curve]) -> str:
     """Return the points of the curves as a table of plain text."""
     lines: list[str] = []
-    for curve in curves:
-        rows = [_HEAD, *_rows(curve)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-        lines += [_title(curve), *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
+    for curve, name in zip(curves, _names(curves), strict=True):
+        rows = [head(curve), *_rows(curve)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines += [name, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
     return "\n".join(lines)
+
+
+def changes(first: Curve, second: Curve) -> list[Row]:
+    """Return the points at a concurrency of both curves: tokens/s and tokens/s per user of each, and their changes."""
+    others = {point.concurrency: point for point in second.fixed}
+    rows = []
+    for point in first.fixed:
+        if (other := others.get(point.concurrency)) is None:
+            continue
+        cells = [_of(point)]
+        for value in (_tps, tps_per_user):
+            before, after = value(point), value(other)
+            change = f"{after / before - 1:+.1%}" if before and after is not None else ""
+            cells += [_rate(before), _rate(after), change]
+        rows.append(tuple(cells))
+    return rows
 
 
 def tps_per_user(point: Point) -> float | None:
@@ -59,70 +100,214 @@ def tps_per_user(point: Point) -> float | None:
     return 1000 / tpot if tpot else None
 
 
-def _title(curve: Curve) -> str:
+def curve_title(curve: Curve) -> str:
+    """Return the model and the system of a curve."""
     systems = {str(point.system.get("system_name", "")) for point in curve.points} - {""}
     return ", ".join(filter(None, [curve.model or "model not stated", *sorted(systems)]))
 
 
-def _rows(curve: Curve) -> Iterator[tuple[str, ...]]:
-    bounds = [point.concurrency for point in curve.fixed if point.concurrency is not None]
-    c_max = curve.c_max or max(bounds, default=0)
+def head(curve: Curve) -> Row:
+    """Return the heads of the columns of a curve's points: that of the power only where it is stated."""
+    return (*_HEAD, _EFFICIENCY) if _has_power(curve) else _HEAD
+
+
+def _names(curves: Sequence[Curve]) -> list[str]:
+    """Return the names of curves: letters before those of several."""
+    if len(curves) == 1:
+        return [curve_title(curves[0])]
+    return [f"{chr(ord('A') + place)}: {curve_title(curve)}" for place, curve in enumerate(curves)]
+
+
+def _of(point: Point) -> str:
+    """Return the concurrency of a point, as its rows are headed."""
+    return f"{point.concurrency or 0:,}"
+
+
+def _tps(point: Point) -> float | None:
+    return point.figures.value("system_tps")
+
+
+def _tps_per_kw(point: Point) -> float | None:
+    return point.figures.value("tps_per_kw")
+
+
+def _has_power(curve: Curve) -> bool:
+    return any(_tps_per_kw(point) is not None for point in curve.points)
+
+
+def _regions(curve: Curve) -> Regions | None:
+    """Return the regions of a curve; None for one that the rules do not allow: the checks name the reason."""
+    values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
+    if not values:
+        return None
     try:
-        found = regions(c_min=min(bounds), c_max=c_max)
-    except Exception:  # a curve that the rules do not allow has no regions; the checks say so
-        found = None
+        return regions(c_min=min(values), c_max=curve.c_max or max(values))
+    except UsageError:
+        return None
+
+
+def _regions_words(curve: Curve) -> str:
+    found = _regions(curve)
+    return "; ".join(map(str, found.required)) if found else ""
+
+
+def _rows(curve: Curve) -> Iterator[Row]:
+    found, limits = _regions(curve), bounds(curve)
     for point in curve.points:
-        concurrency = point.concurrency or 0
-        of = "Offline" if point.offline == "dedicated" else ""
-        if found is not None and not of:
-            of = ", ".join(region.name for region in found.of(concurrency)) + (
-                ", Offline" if point.offline == "elected" else ""
-            )
-        speed, ttft, tpot = tps_per_user(point), point.figures.value("ttft_p90"), point.figures.value("tpot_p90")
+        ttft, tpot = point.figures.value("ttft_p90"), point.figures.value("tpot_p90")
+        samples = point.figures.value("samples")
         yield (
-            f"{concurrency:,}",
-            of or "not stated",
-            _rate(point.figures.value("system_tps")),
-            _rate(speed),
-            ms(ttft) if ttft is not None else "not measured",
-            ms(tpot) if tpot is not None else "not measured",
-            number(samples) if (samples := point.figures.value("samples")) is not None else "not measured",
-            str(point.steady_state.get("status") or "not stated"),
-            f"{len(point.scores)} scores" if point.scores else "",
+            _of(point),
+            _region(found, point),
+            _rate(_tps(point)),
+            _rate(tps_per_user(point)),
+            _NOT_MEASURED if ttft is None else ms(ttft),
+            _NOT_MEASURED if tpot is None else ms(tpot),
+            _NOT_MEASURED if samples is None else number(samples),
+            str(point.steady_state.get("status") or "not stated").replace("_", " "),
+            limits[point.folder].words if point.folder in limits else "",
+            _accuracy(curve, point),
+            *([_rate(_tps_per_kw(point))] if _has_power(curve) else []),
         )
 
 
-def _scores(curve: Curve) -> Iterator[tuple[str, str, str]]:
-    for point in curve.points:
-        for score in point.scores:
-            yield f"{point.concurrency:,}", score.metric, f"{score.value:g}"
+def _region(found: Regions | None, point: Point) -> str:
+    if point.offline == "dedicated":
+        return "Offline"
+    names = [region.name for region in found.of(point.concurrency or 0)] if found else []
+    return ", ".join([*names, *(["Offline"] if point.offline == "elected" else [])]) or "not stated"
+
+
+def _targets(curve: Curve) -> dict[str, AccuracyTarget]:
+    """Return the accuracy targets of the benchmark by their labels; none for a model that is no benchmark."""
+    known = next((entry for entry in endpoints_benchmarks() if entry.name == curve.model and not entry.refused), None)
+    return {one.label.lower(): one for one in endpoints_targets(known)} if known else {}
+
+
+def _met(score: Score, wanted: AccuracyTarget | None) -> bool | None:
+    if wanted is None:
+        return None
+    low, high = wanted.lower, wanted.upper
+    return (low is None or score.value >= low) and (high is None or score.value <= high)
+
+
+def _accuracy(curve: Curve, point: Point) -> str:
+    """Return the verdict on the accuracy run of a point; empty where it has none."""
+    if not point.scores:
+        return ""
+    targets = _targets(curve)
+    judged = [met for score in point.scores if (met := _met(score, targets.get(score.metric.lower()))) is not None]
+    return judgement(all(judged)) if judged else f"{len(point.scores)} scores, no targets"
+
+
+def _scores(curve: Curve, point: Point) -> Iterator[Row]:
+    targets = _targets(curve)
+    for score in point.scores:
+        wanted = targets.get(score.metric.lower())
+        met = _met(score, wanted)
+        yield (
+            _of(point),
+            score.metric,
+            f"{score.value:g}",
+            number(score.samples),
+            target(wanted.lower, wanted.upper) if wanted else "none",
+            "" if met is None else judgement(met),
+        )
+
+
+def _window(point: Point) -> Row:
+    """Return the declared window of a point: status, verdict, states of TPOT, passes, samples and seconds."""
+    declared = point.steady_state
+    window, states = part(declared, "window"), part(declared, "state")
+    begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
+    samples, length = count(window, "n_samples"), number_of(window, "duration_s")
+    return (
+        _of(point),
+        str(declared.get("status") or "not stated").replace("_", " "),
+        str(declared.get("verdict") or "").replace("_", " ").lower(),
+        ", ".join(f"{name.removeprefix('tpot_')} {state}".lower() for name, state in states.items()),
+        f"{begin} to {end}" if begin is not None and end is not None else "none",
+        number(samples) if samples is not None else "",
+        seconds(length) if length is not None else "",
+    )
 
 
 def _rate(value: float | None) -> str:
-    return "not measured" if value is None else rate(value)
+    return _NOT_MEASURED if value is None else rate(value)
 
 
-def _line(curve: Curve) -> list[tuple[float, float]]:
-    """Return the curve: tokens/s per user and tokens/s of each point at fixed concurrency."""
-    found = [(tps_per_user(point), point.figures.value("system_tps")) for point in curve.fixed]
-    return sorted((x, y) for x, y in found if x is not None and y is not None)
+def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
+    """Give the curve, and the one per kW where the power is stated."""
+    yield from _curve_picture(
+        curves, "Throughput over the speed that a user sees", ("tokens/s", _tps), "result_summary.json of each point"
+    )
+    yield from _curve_picture(
+        curves,
+        "Throughput per kW over the speed that a user sees",
+        (_EFFICIENCY, _tps_per_kw),
+        "result_summary.json and system_power.json of each point, by the official checker (power.json)",
+    )
 
 
-def _picture(curves: Sequence[Curve]) -> Picture:
-    lines = [line for curve in curves if (line := _line(curve))]
-    canvas = Canvas.over([x for line in lines for x, _ in line], [y for line in lines for _, y in line])
-    canvas.axes("tokens/s per user", "tokens/s")
-    for place, line in enumerate(lines[:_LINES], 1):
-        canvas.line(line, f"line-{place}")
-        canvas.dots(line, f"bar-{place}")
-    named = [_title(curve) for curve in curves if _line(curve)]
-    return Picture(
-        title="Throughput over the speed that a user sees",
-        words="Each dot is a point at fixed concurrency; tokens/s per user are 1000 over TPOT p90 in ms.",
+def _curve_picture(curves: Sequence[Curve], title: str, y: Axes, source: str) -> Iterator[Picture]:
+    """Give the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
+    unit, value = y
+    lines = [
+        (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, value)))
+    ][:_LINES]
+    if not lines:
+        return
+    canvas = Canvas.over([x for _, line in lines for _, x, _ in line], [y for _, line in lines for _, _, y in line])
+    canvas.axes("tokens/s per user", unit)
+    for place, (_, line) in enumerate(lines, 1):
+        canvas.line([(x, y) for _, x, y in line], f"line-{place}")
+        canvas.dots([(x, y) for _, x, y in line], f"bar-{place}")
+        for concurrency, x, y_value in line:
+            canvas.word(concurrency, x, y_value)
+    yield Picture(
+        title=title,
+        words="Each dot is a point, beside it its requests in flight; tokens/s per user are 1000 over TPOT p90 in ms.",
         shapes=tuple(canvas.shapes),
         tables=tuple(
-            Table(("tokens/s per user", "tokens/s"), tuple((rate(x), rate(y)) for x, y in line)) for line in lines
+            Table(("concurrency", "tokens/s per user", unit), tuple((of, rate(x), rate(y)) for of, x, y in line))
+            for _, line in lines
         ),
-        source="result_summary.json of each point",
-        legend=tuple((f"line-{place}", name) for place, name in enumerate(named[:_LINES], 1)),
+        source=source,
+        legend=tuple((f"line-{place}", name) for place, (name, _) in enumerate(lines, 1)),
     )
+
+
+def _line(curve: Curve, value: Callable[[Point], float | None]) -> Iterator[tuple[str, float, float]]:
+    """Give concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
+    for point in curve.fixed:
+        x, y = tps_per_user(point), value(point)
+        if x is not None and y is not None:
+            yield _of(point), x, y
+
+
+def _distributions(point: Point) -> Iterator[Picture]:
+    """Give the histograms of TTFT and TPOT of a point, with their percentiles."""
+    for name, histogram in point.histograms.items():
+        words = name.upper()
+        stated = [(key, found) for key in _PERCENTILES if (found := point.figures.value(f"{name}_{key}")) is not None]
+        p90 = point.figures.value(f"{name}_p90")
+        canvas = Canvas.over(histogram.edges, [max(histogram.counts, default=1)], rows=p90 is not None)
+        # The client's intervals have the same width on a logarithmic axis.
+        if (low := histogram.edges[0]) > 0:
+            canvas.x = Axis(low, histogram.edges[-1], canvas.x.begin, canvas.x.end, logarithmic=True)
+        canvas.axes(f"{words}, ms{' (logarithmic)' if canvas.x.logarithmic else ''}", "samples")
+        spans = zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
+        canvas.bars(
+            histogram.edges,
+            histogram.counts,
+            [f"{ms(low)} to {ms(high)} ms: {number(samples)} samples" for low, high, samples in spans],
+        )
+        if p90 is not None:
+            canvas.marks([(p90, "mark-p99", f"p90 {ms(p90)} ms")])
+        yield Picture(
+            title=f"{words} at concurrency {_of(point)}",
+            words=", ".join(f"{key} {ms(value)} ms" for key, value in stated if key in ("p50", "p90", "p99")),
+            shapes=tuple(canvas.shapes),
+            tables=(Table(("", "ms"), tuple((key, ms(value)) for key, value in stated)),),
+            source=f"{name} of result_summary.json",
+        )

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from cm4vllm.results.file_values import count, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
-__all__ = ["Curve", "Point", "Score", "point_folders", "read_curves"]
+__all__ = ["POWER_FILE", "Curve", "Histogram", "Point", "Score", "point_folders", "read_curves"]
 
 _SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
 _SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
 _DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
+#: Power figures of the points by the official checker, beside the run folders.
+POWER_FILE = "power.json"
 _FOLDER = re.compile(r"r(\d+)")
 _NS_OF_MS, _NS_OF_S = 1e6, 1e9
 #: Entries that the client scores on the performance run are no accuracy run.
@@ -42,10 +45,19 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """Samples of the whole run by TTFT or TPOT: `counts` between neighbours of `edges`, in ms."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Point:
     """One point. `declared` is point.yaml, `config` the client's configuration, `summary` its summary, as they are.
 
-    `figures` are the client's over the whole run: system_tps, ttft_p90, tpot_p90, samples, duration.
+    `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
+    ends and means of ttft, tpot and latency. `tps_per_kw` is that of the official checker, where it was computed.
     """
 
     folder: Path
@@ -56,6 +68,7 @@ class Point:
     system: Mapping[str, Any]
     figures: Figures
     scores: tuple[Score, ...] = ()
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
     @property
     def concurrency(self) -> int | None:
@@ -145,8 +158,11 @@ def _read_point(reader: Reader, folder: Path) -> Point:
         config=reader.yaml(folder / _CONFIG),
         summary=summary,
         system=reader.json(folder / _SYSTEM),
-        figures=Figures(_figures(summary, reader.name(summary_path) if summary_path else "")),
+        figures=Figures(
+            [*_figures(summary, reader.name(summary_path) if summary_path else ""), *_efficiency(reader, folder)]
+        ),
         scores=tuple(_scores(reader, folder)),
+        histograms={name: found for name in ("ttft", "tpot") if (found := _histogram(part(summary, name)))},
     )
 
 
@@ -163,14 +179,43 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
         )
     if (samples := number(summary, "n_samples_completed")) is not None:
         yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
-    for name in ("ttft", "tpot"):
-        percentiles = part(part(summary, name), "percentiles")
+    for name in ("ttft", "tpot", "latency"):
+        times = part(summary, name)
+        found: dict[str, tuple[str, ...]] = {"min": ("min",), "max": ("max",), "mean": ("avg",)}
         # Versions of the client spell the key of a percentile differently.
-        for key in ("90", "90.0"):
-            if (value := number(percentiles, key)) is not None:
-                source = Source(file, f"{name}.percentiles.{key}")
-                yield Figure(f"{name}_p90", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
-                break
+        found |= {f"p{percent}": (f"percentiles.{percent}.0", f"percentiles.{percent}") for percent in (50, 90, 99)}
+        for statistic, keys in found.items():
+            for key in keys:
+                inside, _, last = key.partition(".")
+                value = number(part(times, inside), last) if last else number(times, key)
+                if value is not None:
+                    source = Source(file, f"{name}.{key}")
+                    yield Figure(f"{name}_{statistic}", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
+                    break
+
+
+def _histogram(times: Mapping[str, Any]) -> Histogram | None:
+    """Return the histogram of a summary; None where it has none, or one in another form."""
+    histogram = part(times, "histogram")
+    try:
+        edges = [float(low) / _NS_OF_MS for low, _ in histogram["buckets"]]
+        edges.append(float(histogram["buckets"][-1][1]) / _NS_OF_MS)
+        counts = tuple(int(count) for count in histogram["counts"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    rising = all(low < high for low, high in pairwise(edges))
+    return Histogram(tuple(edges), counts) if rising and len(counts) == len(edges) - 1 else None
+
+
+def _efficiency(reader: Reader, folder: Path) -> Iterator[Figure]:
+    """Give the tokens/s per kW of a point, where the official checker has computed it."""
+    path = folder.parent / POWER_FILE
+    if not path.is_file():
+        return
+    value = number(part(part(reader.json(path), "points"), folder.name), "system_tps_per_kw")
+    if value is not None:
+        source = Source(reader.name(path), f"points.{folder.name}.system_tps_per_kw")
+        yield Figure("tps_per_kw", value, "tokens/s/kW", source)
 
 
 def _scores(reader: Reader, folder: Path) -> Iterator[Score]:

@@ -1,17 +1,21 @@
 """Builds a bundle from run folders with the official builder: build_bundle.py SPEC, a JSON file.
 
-SPEC is {runs: {name: folder}, division, availability, work, source, documentation}; the path of the bundle is printed.
-The archives are those that `endpoints-submission-cli runs create` uploads.
+SPEC is {runs: {name: folder}, division, availability, work, source, documentation, power}; the path of the bundle is
+printed, and the power figures of the points are written to the file `power`, where their power is stated. The archives
+are those that `endpoints-submission-cli runs create` uploads.
 """
 
 import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from endpoints_submission_cli.exceptions import SubmissionBuildError
 from endpoints_submission_cli.runs.parser import RunFolderError, build_archive, parse_run_folder
 from endpoints_submission_cli.submissions.builder import build_submission_folder
+from submission_checker.power_summary import derive_point_power
+from yaml import safe_load
 
 
 def main(spec_file: str) -> int:
@@ -34,8 +38,21 @@ def main(spec_file: str) -> int:
     except (SubmissionBuildError, RunFolderError) as error:
         print(error)
         return 1
+    powers = {name: power for name, folder in spec["runs"].items() if (power := _power(Path(folder)))}
+    Path(spec["power"]).write_text(json.dumps({"points": powers}, indent=2) + "\n", encoding="utf-8")
     print(bundle)
     return 0
+
+
+def _power(folder: Path) -> dict[str, Any] | None:
+    """Return the power figures of a run folder; None where no power is stated."""
+    if not (folder / "system_power.json").is_file():
+        return None
+    names = "system_power.json", "system_desc.json", "performance/result_summary.json"
+    power, system, summary = (json.loads((folder / name).read_text(encoding="utf-8")) for name in names)
+    point = safe_load((folder / "point.yaml").read_text(encoding="utf-8"))
+    figures: dict[str, Any] = derive_point_power(power, point, system, summary)
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""The limit of each point of a curve: the load, the server, or both, by the throughput of the next point.
+
+Computed from the client's summaries alone. A limit is named only where its numbers stand out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.report.bottlenecks import MOST, MOST_DECODING
+from cm4vllm.report.formatting import percent
+from cm4vllm.results.curves import Curve, Point
+
+__all__ = ["Bound", "bounds"]
+
+#: Growth of the logarithm of throughput for that of concurrency: from `_LOAD` on the requests in flight are too few to
+#: use the server, up to `_SERVER` more of them gain nothing.
+_LOAD, _SERVER = 0.8, 0.2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The limit of a point in a few words, and the evidence."""
+
+    words: str
+    evidence: str
+
+
+def bounds(curve: Curve) -> dict[Path, Bound]:
+    """Return the limit of each point at fixed concurrency, by its folder; the highest point is set against the last."""
+    points = [point for point in curve.fixed if point.concurrency and point.figures.value("system_tps")]
+    found = {}
+    for place, point in enumerate(points):
+        low, high = (point, points[place + 1]) if place + 1 < len(points) else (points[max(place - 1, 0)], point)
+        if (growth := _growth(low, high)) is not None:
+            found[point.folder] = _bound(point, low, high, growth)
+    return found
+
+
+def _growth(low: Point, high: Point) -> float | None:
+    more = (high.concurrency or 0) / (low.concurrency or 1)
+    gained = (high.figures.value("system_tps") or 0) / (low.figures.value("system_tps") or 1)
+    return math.log(gained) / math.log(more) if more > 1 and gained > 0 else None
+
+
+def _bound(point: Point, low: Point, high: Point, growth: float) -> Bound:
+    gained = (high.figures.value("system_tps") or 0) / (low.figures.value("system_tps") or 1) - 1
+    evidence = (
+        f"from {low.concurrency:,} to {high.concurrency:,} requests in flight tokens/s change by "
+        f"{'+' if gained >= 0 else '-'}{percent(abs(gained))}"
+    )
+    phase, share = _phase(point)
+    evidence += f"; {share}" if share else ""
+    if growth >= _LOAD:
+        return Bound("the load", evidence)
+    return Bound(f"the server{phase}" if growth <= _SERVER else f"load and server{phase}", evidence)
+
+
+def _phase(point: Point) -> tuple[str, str]:
+    """Return the phase that takes most of a request's time, and the share of it; empty where neither stands out."""
+    first, whole = point.figures.value("ttft_mean"), point.figures.value("latency_mean")
+    if first is None or not whole:
+        return "", ""
+    share = f"{percent(first / whole)} of a request's mean time pass before its first token"
+    if first / whole >= MOST:
+        return ": before the first token", share
+    return (": decoding" if 1 - first / whole >= MOST_DECODING else ""), share
