@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 from cm4vllm.engine.format.meta import load_script
@@ -207,3 +208,19 @@ def test_the_bare_command_leads_to_its_table_and_is_kept_after(cm):
     kept = read_record(folder / RUN_FILE, RunRecord)
     assert (kept.started_at, kept.files) == (record.started_at, record.files)
     assert kept.settings.server == record.settings.server, "another server has measured nothing"
+
+
+@pytest.mark.e2e
+def test_a_search_over_server_settings_alone_ends_with_its_table(cm):
+    """On servers with the times of another machine: it takes little of this one's."""
+    flags = ("--rehearse=4xh100-llama2-70b-fp8", "--search=max-num-seqs:64..128", "--search_minutes=0.5")
+    started = cm.start("run", "script", f"--tags={SETTINGS}", *flags, "--quiet")
+    started.wait_for("Offline performance run", START_S)
+    done = started.finish(START_S)
+    assert done.code == 0, done.output
+    assert "as without the search" in done.output.partition("options")[2], "no table"
+    started.no_orphans()
+    record = read_record(cm.cwd / "mlperf-search" / "server-settings" / SETTINGS_FILE, SettingsRecord)
+    assert (record.candidates, record.scenarios, record.starts >= 1) == (3, ["Offline"], True)
+    (score,) = record.evaluations[0].scenarios
+    assert (score.unit, score.value > 0, bool(record.simulated)) == ("tokens/s", True, True)

@@ -1,5 +1,4 @@
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -389,47 +388,3 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not appear"
         time.sleep(0.05)
-
-
-def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_path):
-    package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
-    module = package / "common" / "units.py"
-    right = module.read_text()
-    home.script(
-        "one",
-        {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["cm4vllm.common.units"]},
-        customize="from cm4vllm.common import units\n\n\ndef postprocess(i):\n"
-        "    i['env']['CM_MADE'] = units.MADE\n    return {'return': 0}\n",
-    )
-
-    def made(text):
-        module.write_text(f"{right}\n{text}\n")
-        done = home.cli("run", "script", "--tags=one", "-j", PYTHONPATH=str(package.parent))
-        result = json.loads(done.stdout[done.stdout.index("{") :])  # cmind says first that it indexes a new home
-        return result["new_env"]["CM_MADE"], len(home.entries())
-
-    assert made("MADE = 'wrong'") == ("wrong", 1)
-    assert made("MADE = 'right'") == ("right", 2)
-    assert made("# why\n\nMADE = 'right'") == ("right", 2)
-    assert made("MADE = 'wrong'") == ("wrong", 2)
-
-
-def test_nor_once_the_data_that_it_was_made_from_changed(home, tmp_path):
-    package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
-    data = package / "common" / "data.yaml"
-    home.script(
-        "one",
-        {"cache": True, "new_env_keys": ["CM_MADE"], "made_by": ["common/data.yaml"]},
-        customize="def postprocess(i):\n    i['env']['CM_MADE'] = 'yes'\n    return {'return': 0}\n",
-    )
-
-    def entries(text):
-        data.write_text(text, encoding="utf-8")
-        home.cli("run", "script", "--tags=one", "-j", PYTHONPATH=str(package.parent))
-        return len(home.entries())
-
-    assert entries("preset: A\n") == 1
-    assert entries("# why\npreset: A\n") == 1
-    assert entries("preset: B\n") == 2
