@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from fake_vllm import Behaviour, FakeVllm
 
+from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.comparison import compare
 from cm4vllm.results.verification import refuse_differences, verify
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
@@ -26,20 +26,7 @@ def measured(out, make_settings, **changed):
         with server:
             settings = make_settings(server.endpoint, "Offline", mode, test_query_count=128, max_in_flight=16)
             run(msgspec.structs.replace(settings, **changed), out / "runs" / "system" / "tiny" / "Offline" / mode)
-    write_record(
-        out / "campaign.json",
-        CampaignRecord(
-            command="cm run script --tags=run-mlperf,inference,_vllm",
-            cm_version="4.2.0",
-            cm4vllm_version="0.1.0",
-            division="open",
-            submitter="Nobody",
-            round="v6.1",
-            benchmark="llama3.1-8b",
-            execution_mode="test",
-            started_at="2026-01-01T00:00:00+00:00",
-        ),
-    )
+    write_record(out / "campaign.json", campaign_record())
     write_capsule(out / "rerun.yaml", capsule_of_results(out))
     return read_capsule(out / "rerun.yaml")
 

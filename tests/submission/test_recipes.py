@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from campaign_records import campaign_record
 from cm4vllm.campaign import job as module
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record, write_record
@@ -60,22 +61,8 @@ def cm(tmp_path):
 def results(campaign):
     """A campaign's results folder, with the record of the campaign."""
     asked = campaign(rehearsal=True)
-    write_record(
-        asked.out / "campaign.json",
-        CampaignRecord(
-            command="cm run script --tags=run-mlperf,inference,_vllm",
-            cm_version="4.2.0",
-            cm4vllm_version="0.1.0",
-            division="open",
-            submitter="Nobody",
-            round="v6.1",
-            benchmark="llama3.1-8b",
-            execution_mode="test",
-            started_at="2026-01-01T00:00:00+00:00",
-            system=system_folder(asked.out),
-            model=asked.model,
-        ),
-    )
+    record = campaign_record(system=system_folder(asked.out), model=asked.model)
+    write_record(asked.out / "campaign.json", record)
     return asked.out
 
 

@@ -8,11 +8,11 @@ import dataclasses
 import msgspec
 import pytest
 
+from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.verification_text import report_environment, report_verification
-from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.comparison import compare
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
@@ -34,23 +34,8 @@ COMMAND = (
 def results(campaign):
     """The results of a job, with the record of its campaign; give also what its tree is asked to be."""
     asked = campaign(rehearsal=True)
-    write_record(
-        asked.out / "campaign.json",
-        CampaignRecord(
-            command=COMMAND,
-            cm_version="4.2.0",
-            cm4vllm_version="0.1.0",
-            division="open",
-            submitter="Nobody",
-            round="v6.1",
-            benchmark="llama3.1-8b",
-            execution_mode="test",
-            started_at="2026-01-01T00:00:00+00:00",
-            commit="0123abc",
-            system=system_folder(asked.out),
-            model=asked.model,
-        ),
-    )
+    record = campaign_record(command=COMMAND, commit="0123abc", system=system_folder(asked.out), model=asked.model)
+    write_record(asked.out / "campaign.json", record)
     return asked
 
 
