@@ -183,10 +183,10 @@ def _write_point(folder, concurrency, benchmark):
 
 
 def _config(benchmark, samples, concurrency, accuracy):
-    datasets = [{"name": benchmark.client_dataset, "type": "performance"}]
+    datasets = [{"name": benchmark.performance.name, "type": "performance"}]
     return {
         "model_params": {"name": "meta-llama/Llama-3.1-8B-Instruct", "streaming": "on"},
-        "datasets": datasets + [{"name": benchmark.client_dataset, "type": "accuracy"}] * accuracy,
+        "datasets": datasets + [{"name": benchmark.performance.name, "type": "accuracy"}] * accuracy,
         "settings": {
             "runtime": {
                 "n_samples_to_issue": samples,
@@ -234,7 +234,7 @@ def _score(benchmark, part):
         for target in endpoints_targets(benchmark)
     }
     return {
-        "dataset_name": benchmark.client_dataset,
+        "dataset_name": benchmark.performance.name,
         "dataset_type": "accuracy",
         "score": score,
         "unit_samples": benchmark.accuracy_samples,

@@ -5,11 +5,12 @@ import json
 from made_points import BENCHMARK, SEEDS
 
 from cm4vllm.common.records import write_record
-from cm4vllm.endpoints.client_config import ClientDataset, ClientRun
+from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
 from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord, Probe
 from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.rules import ClientDataset
 from cm4vllm.serving.records import ServerRecord
 
 PLAN = plan_curve(

@@ -9,35 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules import SeedSet
+from cm4vllm.rules import ClientDataset, SeedSet
 
-__all__ = ["TOKENIZER", "ClientDataset", "ClientRun", "client_document"]
+__all__ = ["TOKENIZER", "ClientRun", "client_document"]
 
 #: The folder with the model's tokenizer, below the one that the client works in.
 TOKENIZER = "tokenizer"
 
 
-class ClientDataset(Record, frozen=True, kw_only=True):
-    """A dataset of the client: one of its own by name, or a file at `path`.
-
-    `parser` maps the client's columns to those of the file; `scorer`, `ground_truth` and `extractor` are of accuracy
-    runs, by the client's names.
-    """
-
-    name: str
-    path: str = ""
-    parser: dict[str, str] = {}
-    scorer: str = ""
-    ground_truth: str = ""
-    extractor: str = ""
-
-
 class ClientRun(Record, frozen=True, kw_only=True):
     """One run of the client: `samples` are issued with `concurrency` in flight, None for all at once (Offline).
 
-    `api` is the client's name of the server's interface. With `accuracy` the dataset is issued once more and scored,
-    directly after. `key_variable` names the variable that holds the server's key, empty where it asks for none.
-    `workers` are processes that send requests, None for as many as the client chooses.
+    `api` is the client's name of the server's interface, `parameters` are further ones of each request. The datasets in
+    `scored` are issued and scored directly after. `key_variable` names the variable that holds the server's key, empty
+    where it asks for none. `workers` are processes that send requests, None for as many as the client chooses.
     """
 
     folder: str
@@ -51,9 +36,15 @@ class ClientRun(Record, frozen=True, kw_only=True):
     max_tokens: int
     temperature: float
     top_p: float
-    accuracy: bool = False
+    parameters: dict[str, int | bool] = {}
+    scored: tuple[ClientDataset, ...] = ()
     key_variable: str = ""
     workers: int | None = None
+
+    @property
+    def accuracy(self) -> bool:
+        """True for a run with an accuracy run."""
+        return bool(self.scored)
 
 
 def client_document(run: ClientRun) -> dict[str, Any]:
@@ -61,9 +52,7 @@ def client_document(run: ClientRun) -> dict[str, Any]:
 
     The model's seed of the set is no parameter of requests: it is greater than what vLLM takes (2^63 - 1).
     """
-    datasets = [_performance(run.dataset)]
-    if run.accuracy:
-        datasets.append(_accuracy(run.dataset))
+    datasets = [_performance(run.dataset), *map(_accuracy, run.scored)]
     pattern: dict[str, Any] = (
         {"type": "max_throughput"}
         if run.concurrency is None
@@ -83,6 +72,7 @@ def client_document(run: ClientRun) -> dict[str, Any]:
             "max_new_tokens": run.max_tokens,
             "streaming": "on",
             "tokenizer_name": TOKENIZER,
+            **run.parameters,
         },
         "datasets": datasets,
         "settings": {
@@ -105,10 +95,10 @@ def _performance(dataset: ClientDataset) -> dict[str, Any]:
 
 
 def _accuracy(dataset: ClientDataset) -> dict[str, Any]:
-    # A file needs a name of its own for each use: the client keeps its columns by the name.
-    name = f"{dataset.name}-accuracy" if dataset.path else dataset.name
     scoring = {"eval_method": dataset.scorer, "ground_truth": dataset.ground_truth, "extractor": dataset.extractor}
-    return {"name": name, "type": "accuracy", **_file(dataset), "accuracy_config": {**scoring, "num_repeats": 1}}
+    given = {key: value for key, value in scoring.items() if value}
+    config = {**given, "num_repeats": dataset.repeats}
+    return {"name": dataset.name, "type": "accuracy", **_file(dataset), "accuracy_config": config}
 
 
 def _file(dataset: ClientDataset) -> dict[str, Any]:

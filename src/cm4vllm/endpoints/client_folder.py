@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from cm4vllm.accuracy.sentences import UNTRAINED, Sentences
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.endpoints.client_config import TOKENIZER, ClientDataset
+from cm4vllm.endpoints.client_config import TOKENIZER
+from cm4vllm.rules import ClientDataset
 
-__all__ = ["client_environment", "dataset_of_ours", "prepare_folder"]
+__all__ = ["client_environment", "datasets_of_ours", "prepare_folder"]
 
 _NLTK_DATA = "nltk_data"
 #: The suffixes of the files that a tokenizer may be read from; no file with weights has them.
@@ -24,14 +27,20 @@ _METRIC = Path("rouge") / "rouge.py"
 _UNTRAINED_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
 
-def prepare_folder(folder: Path, model: ModelRecord, dataset: DatasetRecord | None, *, samples: int = 0) -> None:
-    """Lay out the folder for a model and a stored dataset; without a dataset the client fetches the dataset itself.
+def prepare_folder(
+    folder: Path, model: ModelRecord, dataset: DatasetRecord | None, *, samples: int = 0, files: Mapping[str, Path] = {}
+) -> None:
+    """Lay out the folder for a model and a stored dataset; without a dataset the client reads or fetches its own.
 
-    `samples` are those of a pass: the first of the dataset, 0 for all.
+    `samples` are those of a pass: the first of the dataset, 0 for all. `files` are datasets of the user, by their
+    places below the folder.
     """
     writable_folder(folder)
     _copy_tokenizer(Path(model.path), folder / TOKENIZER)
     write_text(folder / _METRIC, Path(__file__).with_name("rouge_metric.txt").read_text(encoding="utf-8"))
+    for place, file in files.items():
+        writable_folder((folder / place).parent)
+        shutil.copyfile(file, folder / place)
     if dataset is None:
         return
     rows = _rows(Path(dataset.path), samples)
@@ -52,16 +61,14 @@ def _copy_tokenizer(model: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def dataset_of_ours(dataset: DatasetRecord) -> ClientDataset:
-    """Return the stored dataset in the form that the client reads: lines of JSON, prompts as token ids."""
-    return ClientDataset(
-        name=dataset.name,
-        path=_file_of(dataset),
-        parser={"input_tokens": "input_tokens"},
-        scorer="rouge",
-        ground_truth="highlights",
-        extractor="identity_extractor",
-    )
+def datasets_of_ours(dataset: DatasetRecord) -> tuple[ClientDataset, ClientDataset]:
+    """Return the stored dataset as the client reads it, lines of JSON with prompts as token ids, and as it scores it.
+
+    A file needs a name of its own for each use: the client keeps its columns by the name.
+    """
+    performance = ClientDataset(name=dataset.name, path=_file_of(dataset), parser={"input_tokens": "input_tokens"})
+    scoring = {"scorer": "rouge", "ground_truth": "highlights", "extractor": "identity_extractor"}
+    return performance, replace(performance, name=f"{dataset.name}-accuracy", **scoring)
 
 
 def _file_of(dataset: DatasetRecord) -> str:

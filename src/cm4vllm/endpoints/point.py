@@ -17,12 +17,13 @@ from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import given_path
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.endpoints.client import EVENTS, SUMMARY, ClientInstallation, faults_of, run_client
-from cm4vllm.endpoints.client_config import ClientDataset, ClientRun
-from cm4vllm.endpoints.client_folder import client_environment, dataset_of_ours, prepare_folder
+from cm4vllm.endpoints.client_config import ClientRun
+from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.curve_status import curve_status
 from cm4vllm.endpoints.events import read_events
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
@@ -32,7 +33,7 @@ from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_ben
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason
 
-__all__ = ["PointInputs", "PointSetup", "earlier_point", "measure_point", "point_setup"]
+__all__ = ["PointInputs", "PointSetup", "earlier_point", "measure_point", "point_setup", "require_dataset_file"]
 
 #: From this number of processors on the client chooses its own number of processes.
 _MANY_PROCESSORS = 16
@@ -63,6 +64,7 @@ class PointInputs(Record, frozen=True, kw_only=True):
     client: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CLIENT")] = ""
     model_record: input_types.ModelRecordPath = ""
     dataset_record: input_types.DatasetRecordPath = ""
+    dataset_file: input_types.DatasetFile = ""
     server_record: input_types.ServerRecordPath = ""
     output_dir: input_types.OutputDir = ""
 
@@ -103,7 +105,13 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     planned = point_setup(inputs)
     target = Path(inputs.output_dir).absolute()
     folder = target.parent
-    prepare_folder(folder, planned.model, planned.dataset, samples=planned.terms.samples_of_a_pass)
+    prepare_folder(
+        folder,
+        planned.model,
+        planned.dataset,
+        samples=planned.terms.samples_of_a_pass,
+        files=_given_file(inputs, planned),
+    )
     sentences = planned.dataset is not None and planned.dataset.sentences == UNTRAINED
     environment = client_environment(None, hub=not sentences)
     started, began = now(), time.monotonic()
@@ -167,6 +175,8 @@ def point_setup(inputs: PointInputs) -> PointSetup:
     model = read_record(Path(inputs.model_record), ModelRecord)
     server = read_record(Path(inputs.server_record), ServerRecord)
     benchmark, dataset = _benchmark(inputs, model)
+    performance, *scored_list = datasets_of_ours(dataset) if dataset else (benchmark.performance, *benchmark.scored)
+    scored = tuple(scored_list)
     curve = regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
     dedicated = inputs.offline == "dedicated"
     bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
@@ -178,16 +188,17 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         run=ClientRun(
             folder=Path(inputs.output_dir).name,
             endpoints=tuple(server.endpoints),
-            api="openai_completions" if dataset else "openai",
+            api="openai_completions" if dataset else benchmark.api,
             model=server.model_name,
-            dataset=_client_dataset(benchmark, dataset),
+            dataset=performance,
+            parameters=benchmark.parameters,
+            scored=scored if inputs.accuracy else (),
             samples=inputs.samples or inputs.passes * terms.samples_of_a_pass,
             concurrency=None if dedicated else inputs.concurrency,
             seeds=seed_set(inputs.cohort),
             max_tokens=benchmark.max_tokens,
             temperature=benchmark.temperature,
             top_p=benchmark.top_p,
-            accuracy=inputs.accuracy,
             key_variable=server.access.key_env,
             workers=_workers(),
         ),
@@ -227,21 +238,28 @@ def _benchmark(inputs: PointInputs, model: ModelRecord) -> tuple[EndpointsBenchm
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord)
     samples = inputs.pass_samples or dataset.samples
     own = msgspec.structs.replace(
-        benchmark, name=model.name, dataset=dataset.name, samples=samples, accuracy_samples=samples
+        benchmark, name=model.name, dataset=dataset.name, samples=samples, accuracy_samples=samples, parameters={}
     )
     return own, dataset
 
 
-def _client_dataset(benchmark: EndpointsBenchmark, dataset: DatasetRecord | None) -> ClientDataset:
-    if dataset is not None:
-        return dataset_of_ours(dataset)
-    return ClientDataset(
-        name=benchmark.client_dataset,
-        parser=benchmark.client_parser,
-        scorer=benchmark.client_scorer,
-        ground_truth=benchmark.client_ground_truth,
-        extractor=benchmark.client_extractor,
-    )
+def _given_file(inputs: PointInputs, planned: PointSetup) -> dict[str, Path]:
+    """Return the given dataset by its place in the client's folder. Raises UsageError where it is missing."""
+    dataset = planned.benchmark.performance
+    if planned.dataset is not None or not (place := dataset.path or dataset.cached):
+        return {}
+    require_dataset_file(planned.benchmark, inputs.dataset_file)
+    return {place: given_path(inputs.dataset_file)} if inputs.dataset_file else {}
+
+
+def require_dataset_file(benchmark: EndpointsBenchmark, given: str) -> None:
+    """Raise UsageError where the client cannot fetch the dataset of a benchmark and no file of it is given."""
+    if benchmark.file_needed and not given:
+        raise UsageError(
+            f"the dataset of {benchmark.name} is needed as a file",
+            cause=benchmark.file_needed,
+            remedy="give it, in the format that the reference client reads (parquet), with --dataset_path=FILE",
+        )
 
 
 def _workers() -> int | None:

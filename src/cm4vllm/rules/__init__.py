@@ -14,6 +14,7 @@ from cm4vllm.rules.compliance import (
 )
 from cm4vllm.rules.divisions import DivisionRule, Speculation, division_rules, over_network, speculation
 from cm4vllm.rules.endpoints import (
+    ClientDataset,
     EndpointsBenchmark,
     EndpointsRules,
     PointTerms,
@@ -64,6 +65,7 @@ __all__ = [
     "BenchmarkTerms",
     "Category",
     "Checker",
+    "ClientDataset",
     "Column",
     "ComplianceRules",
     "Division",

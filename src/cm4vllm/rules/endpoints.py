@@ -18,6 +18,7 @@ from cm4vllm.rules.terms import accuracy_targets
 from cm4vllm.rules.vocabulary import Scenario
 
 __all__ = [
+    "ClientDataset",
     "EndpointsBenchmark",
     "EndpointsRules",
     "PointTerms",
@@ -137,11 +138,30 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
         return next(rule.seconds for rule in self.durations if rule.up_to is None or concurrency <= rule.up_to)
 
 
+class ClientDataset(Record, frozen=True, kw_only=True):
+    """A dataset of the reference client, by its names: one of its own, or a file at `path`.
+
+    `cached` is the file that it reads one of its own from where that exists. Both are below the folder in which it
+    works. `parser` maps its columns to those of the file; `scorer`, `ground_truth`, `extractor` and `repeats` are of
+    accuracy runs.
+    """
+
+    name: str
+    path: str = ""
+    cached: str = ""
+    parser: dict[str, str] = {}
+    scorer: str = ""
+    ground_truth: str = ""
+    extractor: str = ""
+    repeats: int = 1
+
+
 class EndpointsBenchmark(Record, frozen=True, kw_only=True):
     """A benchmark model: samples of a pass, generation (lengths in tokens), and the Inference benchmark it shares with.
 
-    `client_` are the dataset and its scoring by the names of the reference client. One with `refused` is not run by
-    cm4vllm, for that reason; the other fields are those of a benchmark that is.
+    `api`, `parameters` (of a request), `performance` and `scored` (the datasets of its runs) are in the words of the
+    reference client; `file_needed` says why the client cannot fetch the dataset, empty where it can. One with `refused`
+    is not run by cm4vllm, for that reason; the other fields are those of a benchmark that is.
     """
 
     name: str
@@ -154,11 +174,11 @@ class EndpointsBenchmark(Record, frozen=True, kw_only=True):
     min_tokens: int = 0
     temperature: float = 0
     top_p: float = 1
-    client_dataset: str = ""
-    client_parser: dict[str, str] = {}
-    client_scorer: str = ""
-    client_ground_truth: str = ""
-    client_extractor: str = ""
+    api: str = "openai"
+    parameters: dict[str, int | bool] = {}
+    performance: ClientDataset = ClientDataset(name="")
+    scored: tuple[ClientDataset, ...] = ()
+    file_needed: str = ""
     sources: dict[str, str] = {}
 
 

@@ -16,6 +16,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import require_above_zero
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
+from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
 
 __all__ = ["EndpointsJob", "EndpointsSettings"]
@@ -33,6 +34,7 @@ class EndpointsSettings(Record, frozen=True, kw_only=True):
     api_server: input_types.ApiServer = ""
     vllm_model_name: input_types.VllmModelName = ""
     model_source: input_types.ModelSource = ""
+    dataset_path: input_types.DatasetFile = ""
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
     points: input_types.CurvePoints = ""
@@ -116,11 +118,12 @@ class EndpointsJob:
             performance_dataset_path="",
             compliance_dataset_path="",
         )
-        if found.model != "_tiny" and not benchmark.client_dataset:
+        if found.model != "_tiny":
+            require_dataset_file(benchmark, settings.dataset_path)
+        elif settings.dataset_path:
             raise UsageError(
-                f"{benchmark.name} cannot be measured yet",
-                cause="its data lack what the reference client needs to know of its dataset",
-                remedy="choose another with --endpoints_model: llama3_1-8b",
+                "--dataset_path has no effect: the tiny model is measured on its own dataset",
+                remedy="name a model (--vllm_model_name) or a server (--api_server), or leave it out",
             )
         given = given_points(settings.points)
         rehearsal = mode is ExecutionMode.TEST
