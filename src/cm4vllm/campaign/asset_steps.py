@@ -22,6 +22,19 @@ def steps_before(job: Job) -> Iterator[Step]:
             gives="the official checkers' files",
             without="the official checker will not run on this rehearsal" if job.rehearsal else "",
         )
+    if job.settings.power != "no":
+        variation = f"_r{job.round.name.removeprefix('v')}"
+        yield Step(
+            name="power programs",
+            tags=f"get,mlperf,power,src,{variation}",
+            gives="the official power client and server",
+        )
+        simulated = ",_simulated" if job.settings.power == "simulated" else ""
+        yield Step(
+            name="power preflight",
+            tags=f"run,mlperf,power,client,_preflight{simulated},{variation}",
+            gives="a session of about 70 s without a measurement: clocks, ports and wiring are right",
+        )
     for name in job.graders:
         yield Step(
             name=f"grader {name}",

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.campaign.powered_run import lacks_session
 from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
 from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
@@ -74,6 +75,8 @@ def _run(env: Mapping[str, str], _known: str) -> Found:
     settings = settings_of(inputs, audit_config(inputs.compliance_test))
     folder = inputs.folder
     earlier = earlier_run(folder, settings)
+    if earlier.record is not None and (why_not := lacks_session(inputs, env)):
+        return Found(settings_sha256(settings), None, why_not)
     exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(folder / RUN_FILE)}
     return Found(settings_sha256(settings), exports, earlier.why_not)
 

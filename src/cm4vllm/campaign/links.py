@@ -17,6 +17,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.asset_sources import Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.locks import only_one, require_unlocked
+from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
 from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import require_searchable
@@ -185,6 +186,8 @@ def make_run(env: Mapping[str, Any]) -> Path:
     inputs = read_settings(RunInputs, env)
     audit_text = audit_config(inputs.compliance_test, inputs.model)
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
+    if env.get(UNDER_POWER):
+        return make_powered_run(inputs, env, lambda one: measure(one, watch, audit_config=audit_text)[1])
     if env.get(RESULTS):
         return measure(inputs, watch, audit_config=audit_text)[1]
     folder = inputs.folder

@@ -14,6 +14,7 @@ from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published_formats import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.locks import require_unlocked
+from cm4vllm.campaign.powered_run import require_power
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
@@ -50,7 +51,8 @@ _PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
 _DATASETS = (_DATASET, _CALIBRATION, _PERFORMANCE, "CM_COMPLIANCE_DATASET_FILE")
 _PROBLEMS = "CM_LIVECODEBENCH_DIR"
 _FOLDERS = (_SOURCE, _NLTK, _PROBLEMS, "CM_MLPERF_GRADER_SOURCE_DIR")
-_PATHS = (*_DATASETS, *_FOLDERS, _SYSTEM_FILE, "CM_MLPERF_INFERENCE_API_SERVER_CA")
+_POWER = ("CM_MLPERF_POWER_SETTINGS", "CM_MLPERF_POWER_WIRING", "CM_MLPERF_POWER_SOURCE_GIT")
+_PATHS = (*_DATASETS, *_FOLDERS, *_POWER, _SYSTEM_FILE, "CM_MLPERF_INFERENCE_API_SERVER_CA")
 #: A hub's id, a name of the catalogue, or a folder; with a server that runs, the name that it gives the model.
 _MODEL, _SERVER = "CM_VLLM_SERVER_MODEL_NAME", "CM_MLPERF_INFERENCE_API_SERVER"
 
@@ -94,6 +96,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(job.settings.livecodebench_path), files)
     require_server(env, [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes])
+    require_power(env, tree=not job.no_tree)
     require_results_folder(job.out)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from cm4vllm import SIMULATED_POWER_NOTICE
 from cm4vllm.campaign.amendments import amended
 from cm4vllm.campaign.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.computed_targets import LATENCY_QUERIES
+from cm4vllm.campaign.powered_run import step_inputs
 from cm4vllm.campaign.run_targets import (
     NO_LATENCY,
     NO_TARGET,
@@ -46,6 +48,8 @@ SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
 KEEP = "CM_MLPERF_KEEP_ANSWERS"
 #: How often a full-length run that misses a limit at the rate found is made again at a lower one.
 BACK_OFFS = 2
+#: What a power session adds to its two runs, in s: 57 s and 83 s in published ones, 40 s with the simulated analyzer.
+SESSION_S = 90
 
 
 def common_inputs(job: Job) -> dict[str, str]:
@@ -186,10 +190,10 @@ def _performance(
     """Give the performance run, and once more where a target that we chose may let it end too early to be valid."""
     name, folder = run_name(scenario, Mode.PERFORMANCE), run_folder(job, scenario, Mode.PERFORMANCE)
     gives = f"{shown(run_place(scenario, Mode.PERFORMANCE))}/run.json"
-    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), **target}
-    duration = run_duration(job, scenario)
+    inputs = {**_run(scenario, Mode.PERFORMANCE, folder), **target, **_power(job)}
+    duration = _with_power(job, run_duration(job, scenario))
     first = FOUND_BY_SEARCH if searched and not job.rehearsal else duration
-    yield _measurement(name, inputs, gives, duration=first)
+    yield _measurement(name, inputs, gives, duration=first, notes=_power_notes(job))
     if is_sized(job, scenario) and given_target(job, scenario) is None and not job.rehearsal:
         again = {
             **inputs,
@@ -253,15 +257,43 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
         inputs = {
             **_run(scenario, Mode.PERFORMANCE, run_folder(job, scenario, Mode.PERFORMANCE)),
             **target,
+            **_power(job),
             TARGET: MeasuredTarget(step=search_name(scenario), found=True, lowered=times),
         }
         yield _measurement(
             name,
             inputs,
             gives,
-            duration=run_duration(job, scenario),
+            duration=_with_power(job, run_duration(job, scenario)),
             condition=Condition(need=Need.MISSED_LIMITS, of=(before,)),
         )
+
+
+def _power(job: Job) -> dict[str, str]:
+    """Return the inputs by which a performance run is made under power; none where power is not measured."""
+    settings = job.settings
+    stated = {
+        "CM_MLPERF_POWER_SERVER_ADDRESS": settings.power_server,
+        "CM_MLPERF_POWER_NTP_SERVER": settings.ntp_server,
+        "CM_MLPERF_POWER_SETTINGS": settings.power_settings,
+        "CM_MLPERF_POWER_WIRING": settings.power_wiring,
+    }
+    return step_inputs(settings.power, stated)
+
+
+def _power_notes(job: Job) -> tuple[str, ...]:
+    if job.settings.power == "no":
+        return ()
+    simulated = f"; {SIMULATED_POWER_NOTICE}" if job.settings.power == "simulated" else ""
+    return (f"made twice in one power session, for ranging and for testing, of which the second counts{simulated}",)
+
+
+def _with_power(job: Job, duration: Duration | None) -> Duration | None:
+    """Return how long a run takes where it is made under power: ranging, testing, and what the session adds."""
+    if duration is None or job.settings.power == "no":
+        return duration
+    source = f"{duration.source}: ranging and testing of {duration.seconds:,.4g} s, {SESSION_S} s around them"
+    return Duration(seconds=2 * duration.seconds + SESSION_S, source=source, at_least=duration.at_least)
 
 
 def _measurement(

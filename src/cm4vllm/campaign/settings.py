@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
+from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
 from cm4vllm.campaign.amendments import StepInput
 from cm4vllm.campaign.asset_sources import Sources, asked_quantisation, sources
 from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
@@ -114,6 +114,11 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     serve: input_types.Serve = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
     rehearse: input_types.Rehearse = ""
+    power: input_types.Power = "no"
+    power_server: input_types.PowerServer = ""
+    ntp_server: input_types.NtpServer = ""
+    power_settings: input_types.PowerSettings = ""
+    power_wiring: input_types.PowerWiring = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,8 @@ class Job:
         """The reason why no submission tree is made, empty if one is made."""
         if self.settings.rehearse:
             return f"{SIMULATED_NOTICE}: the server of --rehearse is simulated, and nothing that it gives is a result"
+        if self.settings.power == "simulated":
+            return f"{SIMULATED_NOTICE}: the power of --power=simulated is made up, and no result may hold it"
         if set(self.modes) != set(Mode):
             return "it needs an accuracy and a performance run of each scenario"
         broken = dict.fromkeys(fault.rule.code for fault in self.faults)
@@ -176,6 +183,7 @@ class Job:
         """Statements that every page and record of the job must carry, as far as they are known before its runs."""
         return [
             *([SIMULATED_NOTICE] if self.settings.rehearse else []),
+            *([SIMULATED_POWER_NOTICE] if self.settings.power == "simulated" else []),
             *([REHEARSAL_NOTICE] if self.rehearsal else []),
         ]
 

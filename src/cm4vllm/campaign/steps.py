@@ -34,6 +34,8 @@ RECIPES = {
     "submission-checker-src": "get,mlperf,inference,src",
     "inference-src": "get,mlperf,inference,src",
     "grader": "get,mlperf,grader",
+    "power-src": "get,mlperf,power,src",
+    "power-client": "run,mlperf,power,client",
     "loadgen": "get,mlperf,inference,loadgen",
     "mlperf-inference-loadgen": "get,mlperf,inference,loadgen",
     "ml-model": "get,ml-model",

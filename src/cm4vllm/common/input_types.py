@@ -40,6 +40,10 @@ ServerRecordPath = Annotated[str, Key("CM_VLLM_SERVER_RECORD")]
 
 # --- power ---
 
+Power = Annotated[Literal["no", "yes", "simulated"], Key("CM_MLPERF_POWER")]
+PowerServer = Annotated[str, Key("CM_MLPERF_POWER_SERVER_ADDRESS")]
+PowerSettings = Annotated[str, Key("CM_MLPERF_POWER_SETTINGS")]
+PowerWiring = Annotated[str, Key("CM_MLPERF_POWER_WIRING")]
 PowerSource = Annotated[str, Key("CM_MLPERF_POWER_SOURCE")]
 NtpServer = Annotated[str, Key("CM_MLPERF_POWER_NTP_SERVER")]
 PowerPort = Annotated[int, Key("CM_MLPERF_POWER_SERVER_PORT")]

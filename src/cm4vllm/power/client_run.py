@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
+from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import given_path
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import say, step
@@ -17,15 +16,12 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.power.clocks import require_clock
-from cm4vllm.power.making import Site, make_session, preflight_run
+from cm4vllm.power.making import Site, make_session, preflight_run, require_reachable
 from cm4vllm.power.samples import SIMULATED, mean_watts
 from cm4vllm.power.session import Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
 
-__all__ = ["ClientSettings", "make", "require_reachable", "require_settings", "site_of"]
-
-_CONNECT_S = 5.0
+__all__ = ["ClientSettings", "make", "require_settings", "site_of"]
 
 
 class ClientSettings(Record, frozen=True, kw_only=True):
@@ -33,7 +29,7 @@ class ClientSettings(Record, frozen=True, kw_only=True):
 
     source: input_types.PowerSource = ""
     round: input_types.Round = ""
-    power_server: Annotated[str, Key("CM_MLPERF_POWER_SERVER_ADDRESS")] = ""
+    power_server: input_types.PowerServer = ""
     port: input_types.PowerPort = 4950
     ntp_server: input_types.NtpServer = ""
     run_cmd: Annotated[str, Key("CM_MLPERF_RUN_CMD")] = ""
@@ -65,21 +61,6 @@ def require_settings(settings: ClientSettings) -> None:
         for value, flag in ((settings.power_server, "--power_server"), (settings.ntp_server, "--ntp_server")):
             if not value:
                 raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
-
-
-def require_reachable(site: Site) -> None:
-    """Raise ServerUnreachable where one of the two servers does not answer, UsageError for a wrong clock."""
-    if site.simulated:
-        return
-    try:
-        socket.create_connection((site.host, site.port), timeout=_CONNECT_S).close()
-    except OSError as error:
-        raise ServerUnreachable(
-            f"no power server answers on {site.host} port {site.port}",
-            cause=str(error),
-            remedy="start it on the director (--tags=run,mlperf,power,server), and name that: --power_server=HOST",
-        ) from error
-    require_clock(site.ntp_server)
 
 
 def make(settings: ClientSettings) -> Path:

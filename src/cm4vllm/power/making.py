@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,17 +25,17 @@ from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.records import Record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.power.clocks import LOOPBACK
+from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
 from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.rules import PowerPrograms
 
-__all__ = ["OUTPUT", "Site", "make_session", "preflight_run"]
+__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_reachable"]
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
-_POLL_S = 0.1
+_POLL_S, _CONNECT_S = 0.1, 5.0
 _ENDED_WELL = "Successful exit"
 _FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", re.M)
 _PREFLIGHT_S = 10.0
@@ -78,6 +79,25 @@ def make_session(site: Site, target: Path, make_run: Run) -> PowerSession:
                 write_bytes(staging / name, bytes_of(session.folder / name))
         shutil.copyfile(output, target.with_name(OUTPUT))
     return PowerSession(target)
+
+
+def require_reachable(site: Site) -> None:
+    """Raise ServerUnreachable where one of the two servers does not answer, UsageError for a wrong clock.
+
+    On a simulated site UsageError where the system refuses it a network of its own.
+    """
+    if site.simulated:
+        _namespace()
+        return
+    try:
+        socket.create_connection((site.host, site.port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ServerUnreachable(
+            f"no power server answers on {site.host} port {site.port}",
+            cause=str(error),
+            remedy="start it on the director (--tags=run,mlperf,power,server), and name that: --power_server=HOST",
+        ) from error
+    require_clock(site.ntp_server)
 
 
 def preflight_run(folder: Path) -> None:

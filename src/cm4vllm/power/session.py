@@ -22,7 +22,17 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, read_samples, time_of
 
-__all__ = ["FETCHED_ONLY", "FILES", "Phase", "PowerSession", "Window", "is_power_session", "unmeasured"]
+__all__ = [
+    "FETCHED_ONLY",
+    "FILES",
+    "SESSION",
+    "Phase",
+    "PowerSession",
+    "Window",
+    "is_power_session",
+    "session_beside",
+    "unmeasured",
+]
 
 
 class Phase(StrEnum):
@@ -41,6 +51,8 @@ _POWER = tuple(f"power/{name}" for name in ("client.json", "client.log", "ptd_lo
 _RUN = (DETAIL_LOG, "mlperf_log_summary.txt", SAMPLES)
 #: The files of a session that a submission holds (compliance/check.py of mlcommons/power-dev, RESULT_PATHS).
 FILES = (*_POWER, *(f"{phase}/{name}" for phase in Phase for name in _RUN))
+#: The folder of a session beside that of the performance run, in our own results.
+SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
 FETCHED_ONLY = "run_1/ptd_out.txt"
 
@@ -57,6 +69,18 @@ class Window:
     @property
     def seconds(self) -> float:
         return (self.end - self.begin).total_seconds()
+
+
+def session_beside(run: Path) -> PowerSession | None:
+    """Return the session of the performance run in a folder: around it in a tree, beside it in our own results.
+
+    A session of another run, whose log differs, is none.
+    """
+    for folder in (run.parent, run.with_name(SESSION)):
+        session = PowerSession(folder)
+        if is_power_session(folder) and session.text(f"{Phase.TESTING}/{DETAIL_LOG}") == text_of(run / DETAIL_LOG):
+            return session
+    return None
 
 
 def is_power_session(performance: Path) -> bool:

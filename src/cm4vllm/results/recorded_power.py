@@ -7,8 +7,9 @@ the log's power_begin and power_end, in W; and for results that are compared by 
 from __future__ import annotations
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.power.samples import SAMPLES, mean_watts, read_samples, time_of
-from cm4vllm.power.session import Window
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.power.samples import SAMPLES, mean_watts, time_of
+from cm4vllm.power.session import SESSION, Phase, Window, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 
@@ -17,10 +18,13 @@ __all__ = ["measured_power", "power_metric"]
 
 def measured_power(part: Performance) -> Figure | None:
     """Return the mean power of a performance run in W; None where no analyzer's samples lie beside LoadGen's log."""
-    path, window = part.folder / SAMPLES, _window(part)
-    if window is None or not path.is_file():
+    window = _window(part)
+    if window is None or not (part.folder / DETAIL_LOG).is_file():
         return None
-    watts = mean_watts(read_samples(path).within(window.begin, window.end))
+    session = session_beside(part.folder)
+    if session is None:
+        return None
+    watts = mean_watts(session.samples(Phase.TESTING).within(window.begin, window.end))
     return None if watts is None else Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
 
 
@@ -37,7 +41,10 @@ def power_metric(part: Performance) -> Figure | None:
 
 
 def _source(part: Performance, field: str) -> Source:
-    return Source(f"{part.log.rpartition('/')[0]}/{SAMPLES}", field)
+    folder = part.log.rpartition("/")[0]
+    if not (part.folder / SAMPLES).is_file():  # our own runs have their session beside them
+        folder = f"{folder.rpartition('/')[0]}/{SESSION}/{Phase.TESTING}"
+    return Source(f"{folder}/{SAMPLES}", field)
 
 
 def _window(part: Performance) -> Window | None:

@@ -22,6 +22,7 @@ from cm4vllm.submission.campaign_software import published_facts
 from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.measurements_json import measurements
 from cm4vllm.submission.network_page import NETWORK_PAGE, NETWORK_TITLE, network_page
+from cm4vllm.submission.power_files import copy_power
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
@@ -199,6 +200,7 @@ def _write_results(writer: TreeWriter, one: Results, private: list[PrivateWord])
             measurements_file=layout.measurements.format(system=one.system),
             mlperf_conf=layout.mlperf_conf,
         )
+        copy_power(measured.performance_folder, layout.results_of(*place), layout.settings_of(*place))
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():

@@ -1,0 +1,145 @@
+"""A performance run under power: the same run twice, in one session of the official client, of which the second counts.
+
+The session lies beside the folder of the run, with the settings and the wiring that the user states. Both appear only
+when all is done: after a kill the step is begun anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec.structs import replace
+
+from cm4vllm.common import input_types
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable
+from cm4vllm.power.session import SESSION, PowerSession, session_beside
+from cm4vllm.rules import round_terms
+
+__all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
+
+#: The environment key by which a step is asked to make its run under power: yes, or simulated.
+UNDER_POWER = "CM_MLPERF_UNDER_POWER"
+_SETTINGS, _TABLE = "power_settings", "analyzer_table.md"
+_NO_SESSION = "it has no power session"
+
+Measure = Callable[[RunInputs], Path]
+
+
+class PowerInputs(Record, frozen=True, kw_only=True):
+    """How a job measures power: with which servers, and what the user states of the system and the analyzer."""
+
+    power: input_types.Power = "no"
+    under_power: Annotated[str, Key(UNDER_POWER)] = ""
+    round: input_types.Round = "v6.1"
+    source: input_types.PowerSource = ""
+    power_server: input_types.PowerServer = ""
+    ntp_server: input_types.NtpServer = ""
+    settings_file: input_types.PowerSettings = ""
+    wiring_file: input_types.PowerWiring = ""
+
+    @property
+    def site(self) -> Site:
+        return Site(
+            source=self.source,
+            programs=round_terms(self.round).power,
+            host=self.power_server,
+            ntp_server=self.ntp_server,
+            simulated="simulated" in (self.power, self.under_power),
+        )
+
+
+def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
+    """Refuse a job whose power cannot be measured, or of which no `tree` could be made, before anything is started.
+
+    Raises UsageError, ServerUnreachable.
+    """
+    asked = read_settings(PowerInputs, env)
+    if asked.power == "no":
+        return
+    if asked.power == "yes":
+        for value, flag in ((asked.power_server, "--power_server"), (asked.ntp_server, "--ntp_server")):
+            if not value:
+                raise UsageError(f"--power needs {flag}", remedy=f"give {flag}=HOST; there is no default")
+        for value, flag, what in (
+            (asked.settings_file, "--power_settings", "the settings of the measured system"),
+            (asked.wiring_file, "--power_wiring", "the analyzer's wiring"),
+        ):
+            if tree and not value:
+                raise UsageError(
+                    f"{what} must be stated", cause="a submission with power holds them", remedy=f"give {flag}=FILE"
+                )
+            if value and not typed_path(value).is_file():
+                raise UsageError(f"no file {value}", cause=f"{flag} names it", remedy=f"give {flag}=FILE")
+    require_reachable(asked.site)
+
+
+def step_inputs(power: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs of a step that makes its run under power; none without it. `settings` are the job's own."""
+    if power == "no":
+        return {}
+    return {UNDER_POWER: power, "CM_MLPERF_POWER_SOURCE": "<<<CM_MLPERF_POWER_SOURCE>>>", **settings}
+
+
+def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure) -> Path:
+    """Make the session with `measure`, which makes one run and returns its record's path; return that of the second.
+
+    Raises what `measure` and the session raise.
+    """
+    asked, folder = read_settings(PowerInputs, env), inputs.folder
+    session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
+    kept_conf = folder.with_name("under-power.user.conf")
+    if inputs.user_conf:
+        shutil.copyfile(inputs.user_conf, kept_conf)  # a run removes the file that was written for it
+    shutil.rmtree(session, ignore_errors=True)
+    again = replace(inputs, output_dir=str(aside), user_conf=str(kept_conf) if inputs.user_conf else "")
+
+    def one_run(logs: Path) -> None:
+        made = measure(again).parent
+        for name in (DETAIL_LOG, SUMMARY_LOG):
+            write_bytes(logs / name, bytes_of(made / name))
+
+    try:
+        made = make_session(asked.site, session, one_run)
+        _state(made, asked)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        kept_conf.unlink(missing_ok=True)
+        session.with_name(OUTPUT).unlink(missing_ok=True)
+    inputs.forget_generated_conf()
+    return folder / "run.json"
+
+
+def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
+    """Return why an earlier run cannot be kept: it was to be made under power, and has no session. Empty otherwise."""
+    if not env.get(UNDER_POWER) or session_beside(inputs.folder) is not None:
+        return ""
+    return _NO_SESSION
+
+
+def _state(session: PowerSession, asked: PowerInputs) -> None:
+    """Put beside the session what the user states, and the table of the analyzer as PTDaemon identified it."""
+    if asked.settings_file:
+        source = typed_path(asked.settings_file)
+        write_bytes(session.folder / f"{_SETTINGS}{source.suffix or '.md'}", bytes_of(source))
+    names = dict.fromkeys(
+        (one.model, one.version, one.calibrated, " ".join(one.instrument)) for one in session.identities
+    )
+    rows = [
+        f"| {model} | {instrument} | {version} | {calibrated or 'not stated'} |"
+        for model, version, calibrated, instrument in names
+    ]
+    wiring = bytes_of(typed_path(asked.wiring_file)).decode(errors="replace") if asked.wiring_file else ""
+    head = ["| PTDaemon's name | analyzer | PTDaemon | calibrated |", "|---|---|---|---|"]
+    write_text(session.folder / _TABLE, "\n".join(["# Power analyzer", "", *head, *rows, "", wiring]).rstrip() + "\n")

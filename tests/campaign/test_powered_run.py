@@ -1,0 +1,153 @@
+"""Performance runs under power: what a job refuses before it begins, its steps, and the session beside the run."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power
+from cm4vllm.campaign.schedule import SESSION_S, schedule
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.power.programs import provide
+from cm4vllm.power.samples import SIMULATED
+from cm4vllm.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.rules import round_names, round_terms
+from cm4vllm.submission.power_files import copy_power
+
+LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
+
+
+def job(**settings: object) -> Job:
+    return Job.of(replace(CampaignSettings(), **settings))
+
+
+def test_the_steps_of_a_job_with_power() -> None:
+    plain, powered = schedule(job(scenario="Offline")), schedule(job(scenario="Offline", power="simulated"))
+    added = [step for step in powered if step.name not in {one.name for one in plain}]
+    assert [(step.name, step.tags) for step in added] == [
+        ("power programs", "get,mlperf,power,src,_r6.1"),
+        ("power preflight", "run,mlperf,power,client,_preflight,_simulated,_r6.1"),
+    ]
+    before, after = (next(step for step in steps if step.name == "Offline performance") for steps in (plain, powered))
+    assert before.duration is not None and after.duration is not None
+    assert after.duration.seconds == 2 * before.duration.seconds + SESSION_S
+    assert [step.name for step in powered if UNDER_POWER in step.inputs] == ["Offline performance"]
+    assert any(SIMULATED in note for note in after.notes)
+    assert SIMULATED in job(power="simulated").no_tree and not job(power="yes").no_tree
+
+
+def test_a_search_is_not_made_under_power_and_each_run_after_it_is() -> None:
+    steps = schedule(job(scenario="Server", execution_mode="valid", power="yes", submitter="Somebody"))
+    powered = [step.name for step in steps if UNDER_POWER in step.inputs]
+    assert powered == ["Server performance", "Server performance again", "Server performance again (2)"]
+    assert any(step.name == "Server search" for step in steps)
+
+
+def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("one cable\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env = {
+            "CM_MLPERF_POWER": "yes",
+            "CM_MLPERF_POWER_SERVER_ADDRESS": "127.0.0.1",
+            "CM_MLPERF_POWER_NTP_SERVER": "127.0.0.1",
+            "CM_MLPERF_POWER_SETTINGS": str(page),
+            "CM_MLPERF_POWER_WIRING": str(page),
+        }
+        for key, words in (
+            ("CM_MLPERF_POWER_SERVER_ADDRESS", "--power needs --power_server"),
+            ("CM_MLPERF_POWER_NTP_SERVER", "--power needs --ntp_server"),
+            ("CM_MLPERF_POWER_SETTINGS", "settings of the measured system must be stated"),
+            ("CM_MLPERF_POWER_WIRING", "wiring must be stated"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                require_power({**env, key: ""}, tree=True)
+        with pytest.raises(UsageError, match="no file"):
+            require_power({**env, "CM_MLPERF_POWER_WIRING": str(tmp_path / "none")}, tree=False)
+        with pytest.raises(ServerUnreachable, match="no power server answers on 127.0.0.1"):
+            require_power(env, tree=True)
+    require_power({}, tree=True)
+
+
+@pytest.fixture(scope="module")
+def environment(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+    folder = tmp_path_factory.mktemp("power")
+    (folder / "settings.txt").write_text("fans at 50 %\n")
+    source = provide(round_terms(round_names()[-1]).power, power_dev, folder / "source")
+    return {
+        UNDER_POWER: "simulated",
+        "CM_MLPERF_POWER_SOURCE": str(source),
+        "CM_MLPERF_POWER_SETTINGS": str(folder / "settings.txt"),
+    }
+
+
+def loadgen(inputs: RunInputs) -> Path:
+    """Make a short run of LoadGen in the folder of the inputs."""
+    shutil.rmtree(inputs.folder, ignore_errors=True)
+    inputs.folder.mkdir()
+    words = [sys.executable, LOADGEN, inputs.folder, "Offline", "llama3_1-8b"]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return inputs.folder / "run.json"
+
+
+def test_a_run_without_a_sample_is_refused_and_the_next_command_begins_anew(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
+    with pytest.raises(RunFailed, match="measured nothing"):  # LoadGen's window is shorter than the first second
+        make_powered_run(inputs, environment, loadgen)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_path: Path) -> None:
+    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
+    source = published_power / "v4.1-untether-r760-resnet50-offline"
+    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
+    (tmp_path / "performance" / "spl.txt").unlink()
+    asked = {UNDER_POWER: "yes"}
+    assert lacks_session(inputs, asked) and not lacks_session(inputs, {})
+    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
+    assert not lacks_session(inputs, asked)
+    log = tmp_path / "performance" / "mlperf_log_detail.txt"
+    log.chmod(0o644)
+    log.write_text(log.read_text().replace("Offline", "Server", 1))
+    assert lacks_session(inputs, asked)
+
+
+def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, tmp_path: Path) -> None:
+    source = published_power / "v4.1-untether-r760-resnet50-offline"
+    run, results, settings = tmp_path / "performance", tmp_path / "results", tmp_path / "settings"
+    settings.mkdir()
+    shutil.copytree(source / "run_1", run, copy_function=shutil.copyfile)
+    copy_power(run, results, settings)
+    assert not results.exists()  # without a session nothing is done
+    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
+    with pytest.raises(SubmissionError, match="lacks analyzer_table"):
+        copy_power(run, results, settings)
+    session = tmp_path / SESSION
+    for path in (session, *session.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for name in ("analyzer_table.md", "power_settings.md"):
+        (session / name).write_text("stated\n")
+    (session / FETCHED_ONLY).write_text("Power: Watts,826\n")
+    shutil.copytree(run, results / "performance" / "run_1", dirs_exist_ok=True)
+    copy_power(run, results, settings)
+    made = PowerSession(results / "performance")
+    assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and unmeasured(made) == ()
+    assert all((made.folder / name).read_bytes() == (source / name).read_bytes() for name in FILES)
+    assert sorted(path.name for path in settings.iterdir()) == ["analyzer_table.md", "power_settings.md"]
+    log = session / "power" / "ptd_logs.txt"
+    log.write_text(log.read_text() + SIMULATED)
+    with pytest.raises(SubmissionError, match="simulated"):
+        copy_power(run, results, settings)
