@@ -86,6 +86,7 @@ def test_every_step_has_a_name_and_every_name_a_step():
         {"quantize": "int8", "vllm_model_name": "a/b", "search": "max-num-seqs:64..256", "find_target_qps": True},
         {"model": "llama2-70b-99.9", "vllm_model_name": "llama-2-70b-chat", "division": "closed"},
         {"model": "mixtral-8x7b", "round": "v6.0", "vllm_model_name": "a/b"},
+        {"power": "simulated"},
     ]
     steps = [step for one in fields for step in schedule(Job.of(CampaignSettings(**one)))]
     assert [step.tags for step in steps if not step.names] == []

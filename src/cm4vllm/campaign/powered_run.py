@@ -1,7 +1,7 @@
 """A performance run under power: the same run twice, in one session of the official client, of which the second counts.
 
 The session lies beside the folder of the run, with the settings and the wiring that the user states. Both appear only
-when all is done: after a kill the step is begun anew.
+when all is done: after a kill the step begins again.
 """
 
 from __future__ import annotations

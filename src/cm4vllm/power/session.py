@@ -107,12 +107,16 @@ class PowerSession:
         """The lines of PTDaemon's log that have a time."""
         return tuple(log_lines(self.text("power/ptd_logs.txt")))
 
+    @property
+    def ptd_messages(self) -> list[Mapping[str, Any]]:
+        """The commands that PTDaemon got, and its replies, in their order."""
+        messages = self.server.get("ptd_messages")
+        return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+
     @cached_property
     def identities(self) -> tuple[Identity, ...]:
         """The analyzers that PTDaemon named, each as often as the server asked."""
-        messages = self.server.get("ptd_messages")
-        replies = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
-        found = (identity_of(str(one.get("reply"))) for one in replies if one.get("cmd") == "Identify")
+        found = (identity_of(str(one.get("reply"))) for one in self.ptd_messages if one.get("cmd") == "Identify")
         return tuple(one for one in found if one is not None)
 
     @cached_property

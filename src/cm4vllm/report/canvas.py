@@ -139,6 +139,11 @@ class Canvas:
         self._text(x_unit, (left + right) / 2, HEIGHT - 4, "unit mid")
         self._text(y_unit, 2, 11, "unit")
 
+    def zone(self, begin: float, end: float) -> None:
+        """Shade the plot between two values of x; drawn first, it lies behind all else."""
+        left, right = self.x.at(begin), self.x.at(end)
+        self._add("rect", "zone", x=left, y=self.y.end, width=right - left, height=self.y.begin - self.y.end)
+
     def bars(self, edges: Sequence[float], counts: Sequence[int], hints: Sequence[str]) -> None:
         """Draw a histogram. A bar of one value at least is two units high: the tail stays visible."""
         bottom = self.y.begin

@@ -23,8 +23,10 @@ from cm4vllm.report.campaign_verdict import (
 )
 from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.report.next_step import next_step
+from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report
 from cm4vllm.results.model import Performance, Result
+from cm4vllm.results.recorded_power import recorded_power
 
 __all__ = ["aligned", "final_table", "latency", "one_line"]
 
@@ -105,6 +107,8 @@ def _above(report: Report) -> list[str]:
             )
             lines += [f"  {score_in_words(score)}" for score in record.scores]
             lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
+        if measurement.performance and (power := recorded_power(measurement.performance)):
+            lines.append(f"{measurement.scenario} power: {power_words(power)}")
     if report.run.settings.server.dialect is not None:
         lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
     if report.mapped:

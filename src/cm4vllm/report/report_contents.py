@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from cm4vllm import NO_SUBMITTER
+from cm4vllm import NO_SUBMITTER, SIMULATED_POWER_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import Record, read_record
@@ -18,6 +18,7 @@ from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import refuse
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
 from cm4vllm.serving.records import ServerRecord
@@ -86,7 +87,10 @@ class Report:
 
     @property
     def notice(self) -> str:
-        return self.run.notice
+        """The marks of every page: those of the runs, and that of power that was simulated."""
+        power = [one for result in self.results if result.performance and (one := recorded_power(result.performance))]
+        simulated = [SIMULATED_POWER_NOTICE] if any(one.simulated for one in power) else []
+        return "; ".join(filter(None, [*simulated, self.run.notice]))
 
     @property
     def round(self) -> str:

@@ -17,6 +17,7 @@ from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.formatting import ms, number, percent
+from cm4vllm.report.power_pictures import power_pictures
 from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
@@ -42,6 +43,7 @@ def pictures(result: Result) -> list[Picture]:
     found: list[Picture] = []
     part = result.performance
     if part is not None:
+        found += power_pictures(part)
         rows = read_sample_times(part.folder)
         found += _latencies(part, rows)
         found += timelines.timelines(part, rows)

@@ -12,6 +12,7 @@ from cm4vllm.report import charts, formatting
 from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.report.page_templates import page_template
+from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
 from cm4vllm.report.run_versions import versions
@@ -20,6 +21,8 @@ from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.server_settings import tried_settings
 from cm4vllm.report.summary_exports import summary_csv, summary_record
 from cm4vllm.report.system_tables import Group, groups, machine_group
+from cm4vllm.results.model import Result
+from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples
 from cm4vllm.submission.campaign_software import read_software
@@ -80,12 +83,19 @@ def render(report: Report, *, published: bool = False) -> str:
         record=summary_record(report, published=published),
         sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
+        power={m.scenario: _power(m) for m in report.results},
         tried=None if published else tried_settings(report.out),
         metric_words=formatting.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
         command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=formatting.server_command(report.server, report.model.path),
     )
+
+
+def _power(result: Result) -> str:
+    """Return the power of a result in words; empty where it was not measured."""
+    power = recorded_power(result.performance) if result.performance else None
+    return power_words(power) if power else ""
 
 
 def _groups(report: Report) -> tuple[Group, ...]:

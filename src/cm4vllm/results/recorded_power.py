@@ -6,14 +6,77 @@ the log's power_begin and power_end, in W; and for results that are compared by 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.power.protocol import totals_of
 from cm4vllm.power.samples import SAMPLES, mean_watts, time_of
-from cm4vllm.power.session import SESSION, Phase, Window, session_beside
+from cm4vllm.power.session import SESSION, Phase, PowerSession, Window, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 
-__all__ = ["measured_power", "power_metric"]
+__all__ = ["RecordedPower", "measured_power", "power_metric", "recorded_power"]
+
+
+@dataclass(frozen=True)
+class RecordedPower:
+    """The power session of a run: what is published of it, and what it says beside that.
+
+    `metric` is the published figure, `efficiency` the work for a joule: tokens or samples. `idle` is the mean of the
+    samples before and after the window, `peak` the greatest within it, `ranging` the mean of the run before, all in W;
+    `uncertainty` are the mean and the greatest in percent, as PTDaemon stated them for the whole measurement. What is
+    not known is None. It is `simulated` where no analyzer was read.
+    """
+
+    session: PowerSession
+    window: Window
+    mean: Figure
+    metric: Figure
+    efficiency: Figure | None
+    samples: int
+    idle: float | None
+    peak: float
+    ranging: float | None
+    uncertainty: tuple[float, float] | None
+    simulated: bool
+
+
+def recorded_power(part: Performance) -> RecordedPower | None:
+    """Return what the power session of a performance run says; None where there is none, or no sample in its window."""
+    session = session_beside(part.folder) if (part.folder / DETAIL_LOG).is_file() else None
+    window, mean, metric = _window(part), measured_power(part), power_metric(part)
+    if session is None or window is None or mean is None or metric is None:
+        return None
+    samples = session.samples(Phase.TESTING)
+    inside = samples.within(window.begin, window.end)
+    outside = [one for one in samples.samples if not window.begin < one.at < window.end]
+    before = session.window(Phase.RANGING)
+    said = [totals for one in session.ptd_messages if (totals := totals_of(str(one.get("reply")), "Uncertainty"))]
+    return RecordedPower(
+        session=session,
+        window=window,
+        mean=mean,
+        metric=metric,
+        efficiency=_efficiency(part, mean, metric),
+        samples=sum(one.total.usable for one in inside),
+        idle=mean_watts(outside),
+        peak=max(one.total.watts for one in inside if one.total.usable),
+        ranging=mean_watts(session.samples(Phase.RANGING).within(before.begin, before.end)) if before else None,
+        uncertainty=(100 * said[-1].mean, 100 * said[-1].maximum) if said else None,
+        simulated=any(one.simulated for one in session.identities) or any(one.simulated for one in inside),
+    )
+
+
+def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | None:
+    """Return tokens/J, samples/J without tokens, or queries/J where results are compared by a latency."""
+    if metric is not mean and metric.unit != mean.unit:
+        return Figure("efficiency", 1000 / metric.value, "queries/J", metric.source)
+    rate = part.metric
+    if rate is None or not rate.unit.endswith("/s"):
+        return None
+    source = Source(mean.source.file, f"{mean.source.field}; {rate.source}")
+    return Figure("efficiency", rate.value / mean.value, f"{rate.unit.removesuffix('/s')}/J", source)
 
 
 def measured_power(part: Performance) -> Figure | None:

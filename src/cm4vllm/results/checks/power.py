@@ -251,8 +251,7 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
 )
 def mean(submission: Submission) -> Iterator[Fault]:
     for one in _measured(submission):
-        messages = one.session.server.get("ptd_messages")
-        replies = [str(each.get("reply")) for each in messages if isinstance(each, dict)] if messages else []
+        replies = [str(each.get("reply")) for each in one.session.ptd_messages]
         stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
         if len(stated) < len(Phase) or len(one.session.analyzers) > 1:
             continue

@@ -1,0 +1,69 @@
+"""The power of a run: its figures in words, and the curve of watts over the session, the measured window shaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cm4vllm import SIMULATED_POWER_NOTICE
+from cm4vllm.power.samples import SAMPLES
+from cm4vllm.power.session import Phase
+from cm4vllm.report.canvas import Canvas, Picture, Table
+from cm4vllm.report.formatting import percent, rate
+from cm4vllm.results.model import Performance
+from cm4vllm.results.recorded_power import RecordedPower, recorded_power
+
+__all__ = ["power_pictures", "power_words"]
+
+
+def power_words(power: RecordedPower) -> str:
+    """Return the published figure, and the work for a joule; where no analyzer was read, that first."""
+    mark = f"{SIMULATED_POWER_NOTICE}: " if power.simulated else ""
+    words = f"{mark}{power.metric.value:,.3f} {power.metric.unit}"
+    return f"{words}, {rate(power.efficiency.value)} {power.efficiency.unit}" if power.efficiency else words
+
+
+def power_pictures(part: Performance) -> Iterator[Picture]:
+    """Give the curve of watts of the session in which a run was measured."""
+    power = recorded_power(part)
+    if power is None:
+        return
+    samples = power.session.samples(Phase.TESTING).samples
+    start = samples[0].at
+    points = [((one.at - start).total_seconds(), one.total.watts) for one in samples if one.total.usable]
+    begin, end = ((at - start).total_seconds() for at in (power.window.begin, power.window.end))
+    canvas = Canvas.over([0.0, *(at for at, _ in points)], [watts for _, watts in points], from_zero=True, rows=1)
+    canvas.zone(max(begin, 0.0), min(end, points[-1][0]))
+    canvas.axes("time, s", "W")
+    canvas.line(points, "line-1")
+    canvas.level(power.mean.value, "line-2", f"mean of the run {power.mean.value:,.1f} W")
+    yield Picture(
+        "Power",
+        f"{power_words(power)}; the measured window is shaded",
+        tuple(canvas.shapes),
+        (Table(("figure", "value"), tuple(_figures(power))),),
+        f"{power.mean.source.file.rpartition('/')[0]}/{SAMPLES}",
+        (("zone", "measured window"), ("line-1", "power of a sample"), ("line-2", "mean of the run")),
+    )
+
+
+def _figures(power: RecordedPower) -> Iterator[tuple[str, str]]:
+    yield "mean of the run", f"{power.mean.value:,.3f} W"
+    if power.metric.unit != power.mean.unit:
+        yield "energy of a query", f"{power.metric.value:,.6f} {power.metric.unit}"
+    if power.efficiency is not None:
+        yield "work for a joule", f"{rate(power.efficiency.value)} {power.efficiency.unit}"
+    yield "samples above zero in the window", f"{power.samples:,} in {power.window.seconds:,.1f} s"
+    yield "greatest sample", f"{power.peak:,.3f} W"
+    yield "before and after the window", "not known" if power.idle is None else f"{power.idle:,.3f} W"
+    if power.ranging is None:
+        yield "mean of ranging", "not known"
+    else:
+        change = power.mean.value / power.ranging - 1
+        yield (
+            "mean of ranging",
+            f"{power.ranging:,.3f} W; testing is {percent(abs(change))} " + ("higher" if change >= 0 else "lower"),
+        )
+    if power.uncertainty is None:
+        yield "uncertainty", "not stated"
+    else:
+        yield "uncertainty", "{:.2f} % in the mean, {:.2f} % at most".format(*power.uncertainty)
