@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from cm4vllm.results.checks import CHECKS, Stage
+from cm4vllm.endpoints.curve_checks import CURVE_CHECKS
+from cm4vllm.results.checks import CHECKS, CheckBase, Stage
 from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Rule
 from cm4vllm.results.log_folders import PROBLEMS
@@ -56,13 +57,21 @@ def _lines() -> Iterator[str]:
         yield f"## {title}\n"
         for check in CHECKS.values():
             if check.stage is stage:
-                yield from _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
+                yield from _check(check)
+    yield "## Curves of MLPerf Endpoints: run folders and bundles of anyone\n"
+    yield "Of `check,mlperf,endpoints --input=FOLDER` ([MLPerf Endpoints](endpoints.md#checks)).\n"
+    for curve_check in CURVE_CHECKS.values():
+        yield from _check(curve_check)
     yield "## All submissions of a tree together\n"
     for code, (rule, severity, remedy) in ACROSS.items():
         yield from _section(code, rule, severity=severity, remedy=remedy)
     yield "## What cannot be read\n"
     for code, rule in PROBLEMS.items():
         yield from _section(code, rule)
+
+
+def _check(check: CheckBase) -> Iterator[str]:
+    return _section(check.code, check.rule, severity=check.severity, remedy=check.remedy)
 
 
 def _section(code: str, rule: Rule, severity: str = "", remedy: str = "") -> Iterator[str]:

@@ -9,12 +9,14 @@ from typing import Any
 from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say_text
 from cm4vllm.report import formatting
+from cm4vllm.report.curve_comparison import compare_curves
 from cm4vllm.report.final_table import aligned
 from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
 from cm4vllm.results.compared_settings import ComparedSetting, Group
 from cm4vllm.results.comparison import Block, Cell, Comparison, Row
+from cm4vllm.results.curves import curves_at
 from cm4vllm.results.figures import Basis
 from cm4vllm.results.uncertainty import Shift, Verdict
 from cm4vllm.submission.capsule.comparison import compare_paths
@@ -43,9 +45,13 @@ NOTES = (
 def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     """Compare the results in these folders, separated by commas: print the tables, write the page, return the object.
 
-    Raises what compare_paths raises.
+    Two curves of MLPerf Endpoints are compared with each other alone. Raises what compare_paths and compare_curves
+    raise.
     """
-    found = compare_paths(typed_paths(inputs))
+    paths = typed_paths(inputs)
+    if any(curves := {path: curves_at(path.absolute()) for path in paths}.values()):
+        return compare_curves([curve for found in curves for curve in found], page)
+    found = compare_paths(paths)
     write_text(page, as_page(found))
     for line in as_text(found):
         say_text(line)

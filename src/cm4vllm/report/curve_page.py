@@ -16,7 +16,7 @@ from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of
 from cm4vllm.rules import AccuracyTarget, Regions, endpoints_benchmarks, endpoints_targets, regions
 
-__all__ = ["changes", "curve_table", "curve_title", "write_curve_page"]
+__all__ = ["CHANGES_HEAD", "changes", "curve_table", "curve_title", "write_curve_page"]
 
 #: Lines of one picture that have a colour of their own.
 _LINES = 2
@@ -33,6 +33,16 @@ _HEAD = (
     "accuracy",
 )
 _EFFICIENCY = "tokens/s per kW"
+#: The columns of the changes from one curve to another.
+CHANGES_HEAD = (
+    "concurrency",
+    "tokens/s, A",
+    "tokens/s, B",
+    "change of tokens/s",
+    "tokens/s per user, A",
+    "tokens/s per user, B",
+    "change of tokens/s per user",
+)
 _PERCENTILES = ("min", "p50", "p90", "p99", "max", "mean")
 _NOT_MEASURED = "not measured"
 
@@ -48,6 +58,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
     page = page_template("curve.html.j2").render(
         notices=list(notices),
         pictures=list(_pictures(curves)),
+        changes_head=CHANGES_HEAD,
         changes=changes(*curves) if len(curves) == 2 else None,
         curves=[
             {

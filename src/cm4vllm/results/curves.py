@@ -20,7 +20,7 @@ from cm4vllm.results.file_values import count, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
-__all__ = ["POWER_FILE", "Curve", "Histogram", "Point", "Score", "point_folders", "read_curves"]
+__all__ = ["POWER_FILE", "Curve", "Histogram", "Point", "Score", "curves_at", "point_folders", "read_curves"]
 
 _SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
 _SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
@@ -136,6 +136,12 @@ def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:
             Curve(folder=parent, name=reader.name(parent), points=tuple(read), power=_power(reader, parent, points))
         )
     return tuple(curves), tuple(reader.problems)
+
+
+def curves_at(place: Path) -> tuple[Curve, ...]:
+    """Return the curves in a results folder (those of its run folders), in run folders, or in a bundle."""
+    points = place / "points"
+    return read_curves(points if points.is_dir() else place)[0] if place.is_dir() else ()
 
 
 def point_folders(root: Path) -> Iterator[Path]:
