@@ -74,8 +74,8 @@ class _Namer:
 
     def named(self, word: str, before: str) -> str:
         """Return a word with its variables; `before` is the flag that stands before it, and whose value it may be."""
-        found = re.match(r"(-{0,2}[\w.+,-]+)=", word)
-        flag, value = (found[1], word[found.end() :]) if found else (before, word)
+        option = re.match(r"(-{0,2}[\w.+,-]+)=", word)
+        flag, value = (option[1], word[option.end() :]) if option else (before, word)
         value = _URL.sub(lambda url: self._server(flag, url), value)
         if _host_of(value) in self._hosts:  # HOST:PORT, as a Ray cluster is named
             value = self._variable(flag, value)
@@ -83,7 +83,7 @@ class _Namer:
             value = self._path(flag, value)
         else:
             value = _PATH.sub(lambda path: self._path(flag, path["path"], value[: path.start()]), value)
-        return f"{found[1]}={value}" if found else value
+        return f"{option[1]}={value}" if option else value
 
     def _server(self, flag: str, url: re.Match[str]) -> str:
         host = url["host"].rpartition("@")[2].strip("[]").lower()
@@ -114,8 +114,8 @@ class _Namer:
 
 def _host_of(value: str) -> str:
     """Return the host of a HOST:PORT; no host's name where it is none."""
-    found = re.fullmatch(r"\[?([^\s/,=\]]+)\]?:\d+", value)
-    return found[1].lower() if found else "/"
+    address = re.fullmatch(r"\[?([^\s/,=\]]+)\]?:\d+", value)
+    return address[1].lower() if address else "/"
 
 
 # --- quoting ---------------------------------------------------------------------------------------------------------

@@ -289,7 +289,7 @@ def _mount_point(path: str | os.PathLike[str]) -> str:
     from pathlib import Path  # only errors need it, and every start would pay for it
 
     folder = Path(path).absolute()
-    return str(next(one for one in (folder, *folder.parents) if one.is_mount()))
+    return str(next(place for place in (folder, *folder.parents) if place.is_mount()))
 
 
 @contextmanager

@@ -49,9 +49,9 @@ def address_spellings(address: str) -> set[str]:
     return spelled | {one.replace(":", "-") for one in spelled if one[0] != ":"} | {found.reverse_pointer}
 
 
-def _colons(found: ipaddress.IPv6Address) -> set[str]:
+def _colons(address: ipaddress.IPv6Address) -> set[str]:
     # Not `exploded`: of an IPv4 address in IPv6 it is written with dots from Python 3.13 on, and so is `compressed`.
-    groups = found.packed.hex(":", 2).split(":")
+    groups = address.packed.hex(":", 2).split(":")
     short = [f"{int(group, 16):x}" for group in groups]
-    compressed = f"::ffff:{short[6]}:{short[7]}" if found.ipv4_mapped else found.compressed
+    compressed = f"::ffff:{short[6]}:{short[7]}" if address.ipv4_mapped else address.compressed
     return {compressed, ":".join(groups), ":".join(short)}

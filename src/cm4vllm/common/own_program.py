@@ -170,8 +170,8 @@ def _of_package(root: Path) -> list[ProgramFile]:
 
 def _of_folder(root: Path) -> list[ProgramFile]:
     parts = (root / part for part in _PARTS)
-    found = (path for part in parts for path in ([part] if part.is_file() else part.rglob("*")))
-    names = ((path.relative_to(root).as_posix(), path) for path in found if path.is_file())
+    files = (path for part in parts for path in ([part] if part.is_file() else part.rglob("*")))
+    names = ((path.relative_to(root).as_posix(), path) for path in files if path.is_file())
     return [ProgramFile(name, path, False) for name, path in names if not _is_hidden(name)]
 
 

@@ -65,14 +65,14 @@ def opened_in_place(path: Path, flags: int) -> int:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_plain(path) from error
         raise
-    found = os.fstat(handle)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return handle
     os.close(handle)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _not_plain(path)
     raise UsageError(
-        f"{path} is a file with {found.st_nlink} names (hard links)",
+        f"{path} is a file with {status.st_nlink} names (hard links)",
         cause="what is written to it would change the file of the other name, too",
         remedy=f"make it a file of its own: cp {path.name} copy && mv copy {path.name}",
     )

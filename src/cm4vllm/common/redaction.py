@@ -90,7 +90,7 @@ class Vault:
             for spelled in spellings(text):
                 if len(text) >= _SHORTEST and not PLACEHOLDER.fullmatch(text):
                     self._names.setdefault(spelled, name)
-        self._names = dict(sorted(self._names.items(), key=lambda one: -len(one[0])))
+        self._names = dict(sorted(self._names.items(), key=lambda pair: -len(pair[0])))
 
     def clean(self, text: str) -> str:
         """Return a text without the secrets known so far, and without what has the form of one."""
@@ -199,13 +199,13 @@ def redacted_words(words: Sequence[str], secrets: Vault | None = None) -> list[s
 
 def secret_flags(words: Iterable[str], secrets: Vault) -> dict[str, str]:
     """Return the flags among the words of a command that hold a secret, each with the secret's name."""
-    found = {}
+    flags = {}
     for word in words:
         walk = _Words(secrets)
         walk.redacted([word])
         if walk.found:
-            found[word.partition("=")[0]] = variable_name(walk.found[0][0])
-    return found
+            flags[word.partition("=")[0]] = variable_name(walk.found[0][0])
+    return flags
 
 
 _SCHEMES = ("bearer", "basic", "token")
@@ -277,13 +277,13 @@ class _Words:
 
     def _pairs(self, text: str) -> str:
         done, place = "", 0
-        while found := _pair().search(text, place):
-            value = found["double"] or found["single"] or found["bare"]
-            start, end = found.span(str(found.lastgroup))
-            if self._is_secret(found["name"]) and not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
-                done, place = done + text[place:start] + self._hidden(found["name"], value), end
+        while match := _pair().search(text, place):
+            value = match["double"] or match["single"] or match["bare"]
+            start, end = match.span(str(match.lastgroup))
+            if self._is_secret(match["name"]) and not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
+                done, place = done + text[place:start] + self._hidden(match["name"], value), end
             else:  # what follows may have a name of its own: https://host/?token=X
-                done, place = done + text[place : found.end("name")], found.end("name")
+                done, place = done + text[place : match.end("name")], match.end("name")
         return done + text[place:]
 
 

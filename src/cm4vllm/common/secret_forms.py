@@ -127,14 +127,14 @@ def keys_in(content: bytes) -> Iterator[bytes]:
         sign = beginning.encode()
         place = content.find(sign)
         while place >= 0:
-            if found := _keys_in_bytes().match(content, place):
-                yield found[0]
+            if match := _keys_in_bytes().match(content, place):
+                yield match[0]
             place = content.find(sign, place + len(sign))
 
 
 def headers_changed(text: str, change: Callable[[str, str], str]) -> str:
     """Return a text in which `change` gives, for the name and the secret of a header, what stands for the secret."""
-    return _in_header().sub(lambda found: f"{found[1]}{found[2]}{found[3] or ''}{change(found[1], found[4])}", text)
+    return _in_header().sub(lambda match: f"{match[1]}{match[2]}{match[3] or ''}{change(match[1], match[4])}", text)
 
 
 def without_forms(text: str, hidden: str = HIDDEN) -> str:
@@ -143,10 +143,10 @@ def without_forms(text: str, hidden: str = HIDDEN) -> str:
     if "://" in text and "@" in text:
         text = _in_url().sub(lambda _: hidden, text)
     if "?" in text and "=" in text:
-        text = _in_query().sub(lambda found: found[1] + hidden, text)
+        text = _in_query().sub(lambda match: match[1] + hidden, text)
     lower = text.lower()
     if "authorization" in lower or "api-key" in lower or "cookie" in lower:
         text = headers_changed(text, lambda name, secret: hidden)
     if "bearer " in lower:
-        text = _bearer().sub(lambda found: found[1] + hidden, text)
+        text = _bearer().sub(lambda match: match[1] + hidden, text)
     return text

@@ -26,7 +26,7 @@ def printable(text: str) -> str:
     if text.replace("\n", "").isprintable():
         return text  # nearly always: the patterns are compiled where they are needed, every start would pay for them
     bare = re.sub(_SEQUENCE, "", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return re.sub(_CONTROL, lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), bare)
+    return re.sub(_CONTROL, lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), bare)
 
 
 def whole_number(value: object) -> int | None:

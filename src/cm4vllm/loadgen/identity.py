@@ -48,11 +48,11 @@ def _stable(settings: RunSettings) -> RunSettings:
 
 def differences(before: RunSettings, now: RunSettings) -> list[str]:
     """Return in words where the settings of two runs differ, as far as it counts."""
-    one, other = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
-    apart = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    earlier, later = (dict(_leaves(msgspec.to_builtins(_stable(settings)))) for settings in (before, now))
+    apart = [name for name in {**earlier, **later} if earlier.get(name) != later.get(name)]
     if any(name.startswith("server.options.") for name in apart):
         apart = [name for name in apart if name != "server.argv"]  # it differs in these options
-    return [_difference(name, one.get(name), other.get(name)) for name in apart]
+    return [_difference(name, earlier.get(name), later.get(name)) for name in apart]
 
 
 #: Values are quoted up to this length.
@@ -69,8 +69,8 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
     if not isinstance(value, dict):
         yield name, value
         return
-    for key, one in value.items():
-        yield from _leaves(one, f"{name}.{key}" if name else str(key))
+    for key, part in value.items():
+        yield from _leaves(part, f"{name}.{key}" if name else str(key))
 
 
 def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -> bool:
@@ -124,7 +124,9 @@ def _dataset(dataset: DatasetRecord) -> DatasetRecord:
 def _server(server: ServerRecord, model_path: str) -> ServerRecord:
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
-        content = {endpoint: replace(one, process_started_s=None) for endpoint, one in known.identities.items()}
+        content = {
+            endpoint: replace(identity, process_started_s=None) for endpoint, identity in known.identities.items()
+        }
         return replace(known, identities=content)
     program, *words = server.argv or [""]
     return replace(

@@ -211,19 +211,19 @@ def needs(demand: Demand, limits: MachineLimits) -> Needs:
 
     It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
     """
-    found = _needs(demand, limits)
+    asked = _needs(demand, limits)
     for refused in (_files_refused, _ports_refused, _memory_refused, _shared_memory_refused):
-        if (error := refused(found, limits)) is not None:
+        if (error := refused(asked, limits)) is not None:
             raise error
-    return found
+    return asked
 
 
 def most_open(demand: Demand, limits: MachineLimits) -> int | None:
     """Return how many requests of such a run may be open at once by the machine's limits; None where none bounds it."""
 
     def fits(count: int) -> bool:
-        found = _needs(replace(demand, open=count), limits)
-        return not any(one(found, limits) for one in (_files_refused, _ports_refused, _memory_refused))
+        asked = _needs(replace(demand, open=count), limits)
+        return not any(refused(asked, limits) for refused in (_files_refused, _ports_refused, _memory_refused))
 
     if fits(_MOST_OPEN):
         return None
@@ -254,59 +254,59 @@ def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
     )
 
 
-def _files_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
-    files, demand = limits.open_files, found.demand
-    if files is None or max(found.client_files, found.server_files) <= files:
+def _files_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    files, demand = limits.open_files, asked.demand
+    if files is None or max(asked.client_files, asked.server_files) <= files:
         return None
-    where, remedies = [], [f"raise the limit of this shell, as root: ulimit -Hn {found.most_files}"]
-    if found.client_files > files:
-        where.append(f"{found.client_files:,} open files in {_processes(found.workers)} of the client")
+    where, remedies = [], [f"raise the limit of this shell, as root: ulimit -Hn {asked.most_files}"]
+    if asked.client_files > files:
+        where.append(f"{asked.client_files:,} open files in {_processes(asked.workers)} of the client")
         if enough := _least_workers(demand, limits):
             remedies.append(f"spread the client over more processes: --num_workers={enough}")
-    if found.server_files > files:
-        where.append(f"{found.server_files:,} open files in {_processes(demand.api_processes)} of the server")
+    if asked.server_files > files:
+        where.append(f"{asked.server_files:,} open files in {_processes(demand.api_processes)} of the server")
         if files > SERVER_FILES_BESIDE:
-            count = math.ceil(demand.to_each_server(found.workers) / (files - SERVER_FILES_BESIDE))
+            count = math.ceil(demand.to_each_server(asked.workers) / (files - SERVER_FILES_BESIDE))
             remedies.append(f"spread the server over more processes: --extra_args=--api-server-count={count}")
     return LimitTooLow(
         f"{demand.title} may need {' and '.join(where)}, {files:,} are allowed",
-        cause=f"each open request has its own connection; {found.words}",
+        cause=f"each open request has its own connection; {asked.words}",
         remedy="; or ".join([*remedies, _fewer(demand)]),
     )
 
 
-def _ports_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
-    if limits.local_ports is None or found.ports <= limits.local_ports:
+def _ports_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    if limits.local_ports is None or asked.ports <= limits.local_ports:
         return None
     return LimitTooLow(
-        f"{found.demand.title} may need {found.ports:,} connections to a server, the system has "
+        f"{asked.demand.title} may need {asked.ports:,} connections to a server, the system has "
         f"{limits.local_ports:,} local ports",
-        cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {found.words}",
+        cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {asked.words}",
         remedy="; or ".join(
             [
                 "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
                 "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                _fewer(found.demand),
+                _fewer(asked.demand),
             ]
         ),
     )
 
 
-def _memory_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
+def _memory_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
     free = limits.memory_bytes
-    if free is None or found.memory_bytes <= free:
+    if free is None or asked.memory_bytes <= free:
         return None
     return LimitTooLow(
-        f"the client of {found.demand.title} may need {found.memory_bytes / 2**20:,.0f} MiB of memory, "
+        f"the client of {asked.demand.title} may need {asked.memory_bytes / 2**20:,.0f} MiB of memory, "
         f"{free / 2**20:,.0f} MiB are free",
         cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
-        f"{found.words}",
-        remedy=f"free memory; or {_fewer(found.demand)}",
+        f"{asked.words}",
+        remedy=f"free memory; or {_fewer(asked.demand)}",
     )
 
 
-def _shared_memory_refused(found: Needs, limits: MachineLimits) -> LimitTooLow | None:
-    needed, free = found.demand.ring_buffer_bytes, limits.shared_memory_bytes
+def _shared_memory_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
+    needed, free = asked.demand.ring_buffer_bytes, limits.shared_memory_bytes
     if free is None or needed <= free:
         return None
     return LimitTooLow(

@@ -111,10 +111,10 @@ class RunInputs(Record, frozen=True, kw_only=True):
         """The rules of the run. Raises UsageError for a round, benchmark, scenario, mode or test that has none."""
         round_name = round_terms(self.round).name
         require_text(benchmark_terms(round_name, self.model))
-        found = terms(
+        rules = terms(
             round_name, self.model, Scenario.parse(self.scenario), Mode.parse(self.mode), Division.parse(self.division)
         )
-        return terms_of_test(found, audit(self.compliance_test, self.model)) if self.compliance_test else found
+        return terms_of_test(rules, audit(self.compliance_test, self.model)) if self.compliance_test else rules
 
     @property
     def records(self) -> dict[str, str]:

@@ -333,7 +333,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     def faults(self) -> tuple[str, ...]:
         """Reasons why this run is no valid result, even if LoadGen says VALID: a failed request is work not done."""
         failed = self.client.failed
-        found = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
+        fault = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
         reused = self.server_metrics.reused if self.server_metrics else ""
         cached = self.client.text.cached_prompt_tokens if self.client.text else 0
         if cached and not reused:
@@ -341,4 +341,4 @@ class RunRecord(Record, frozen=True, kw_only=True):
                 f"the server says that it took {cached:,} prompt tokens from a cache: nothing may be reused "
                 "between queries"
             )
-        return tuple(filter(None, (found, reused)))
+        return tuple(filter(None, (fault, reused)))

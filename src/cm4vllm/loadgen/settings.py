@@ -158,7 +158,7 @@ def longest_answer(terms: Terms, *, fixed: bool) -> int:
     longest = terms.generation.max_tokens
     if not fixed:
         return longest
-    published = next((one.reference for one in terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    published = next((target.reference for target in terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None)
     return min(longest, round(published or longest))
 
 

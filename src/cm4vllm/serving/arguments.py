@@ -242,7 +242,7 @@ def _extra(text: str) -> tuple[list[str], dict[str, str]]:
     words, secrets = _without_token(given)
     refuse_fixed(words)
     if (shown := redacted_words(words)) != words:
-        hidden = next(one for one, word in zip(shown, words, strict=True) if one != word)
+        hidden = next(after for after, word in zip(shown, words, strict=True) if after != word)
         raise UsageError(
             f"a secret in --extra_args: {hidden}",
             cause="every user of the machine can read the server's command line",

@@ -85,7 +85,7 @@ def _without_program(words: Sequence[str]) -> Sequence[str]:
 
 def _grouped(words: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Return each option's name as it is spelled, with its value after the `=`, else the words that follow it."""
-    found: list[tuple[str, list[str]]] = []
+    groups: list[tuple[str, list[str]]] = []
     after: list[str] = []
     for word in words:
         if not word.startswith("-") or _NEGATIVE.fullmatch(word) or not word.strip("-"):
@@ -94,9 +94,9 @@ def _grouped(words: Iterable[str]) -> list[tuple[str, list[str]]]:
         level = _LEVEL.fullmatch(word)
         head, equals, value = ("--optimization-level", "=", level["level"]) if level else word.partition("=")
         after = [value] if equals else []
-        found.append(("--optimization-level" if head == "-O" else head, after))
+        groups.append(("--optimization-level" if head == "-O" else head, after))
         after = [] if equals else after
-    return found
+    return groups
 
 
 def _known(name: str, known: Options) -> Option | None:
@@ -156,7 +156,7 @@ def _merge(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     if isinstance(value, list) and isinstance(into.get(last), list):
         into[last] += value
     elif isinstance(value, dict) and isinstance(into.get(last), dict):
-        for key, one in value.items():
-            _merge(into[last], [key], one)
+        for key, part in value.items():
+            _merge(into[last], [key], part)
     else:
         into[last] = value

@@ -46,7 +46,7 @@ def gpu_memory() -> dict[str, GpuMemory]:
 
 def _used(nvml: Any, handle: Any) -> tuple[str, GpuMemory]:
     try:
-        processes = tuple(int(one.pid) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        processes = tuple(int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
         processes = ()
     memory = GpuMemory(str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).used), processes)

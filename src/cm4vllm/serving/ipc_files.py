@@ -101,7 +101,7 @@ def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # it has ended
             inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))))
             opened.update(str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir())
-    opened |= _paths_of({found[1] for path in opened if (found := _SOCKET.fullmatch(path))})
+    opened |= _paths_of({socket[1] for path in opened if (socket := _SOCKET.fullmatch(path))})
     for file in (file for name in _FILES for file in _SHARED_MEMORY.glob(name)) if inodes else ():
         with contextlib.suppress(OSError):  # removed meanwhile
             if file.stat().st_ino in inodes:

@@ -184,4 +184,4 @@ KNOWN_FAILURES = (
 
 def known_failure(text: str) -> KnownFailure | None:
     """Return the first known failure that a text names, None where it names none."""
-    return next((one for one in KNOWN_FAILURES if one.fits(text)), None)
+    return next((failure for failure in KNOWN_FAILURES if failure.fits(text)), None)

@@ -73,8 +73,8 @@ def _whole(lines: list[str], index: int) -> str:
 
 def advice(text: str) -> str:
     """Return what to do about a failure that a text names, empty when it names none that is known."""
-    found = known_failure(text)
-    return found.remedy if found else ""
+    failure = known_failure(text)
+    return failure.remedy if failure else ""
 
 
 def progress_line(log: Path) -> str:

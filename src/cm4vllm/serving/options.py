@@ -79,15 +79,15 @@ def stored_options() -> Options:
 
 def parse_help(text: str) -> dict[str, Option]:
     """Return the options that a help text of argparse lists, by every name they have."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     spellings: list[Option] = []
     for line in text.splitlines():
         if entry := _ENTRY.match(line):
             spellings = _spellings(entry[1])
-            found |= {one.name: one for one in spellings}
+            options |= {option.name: option for option in spellings}
         elif _MULTIPLES in line:
-            found |= {one.name: replace(one, multiples=True) for one in spellings}
-    return found
+            options |= {option.name: replace(option, multiples=True) for option in spellings}
+    return options
 
 
 def _spellings(entry: str) -> list[Option]:

@@ -68,7 +68,7 @@ def _orphan_pids() -> list[int]:
 
 def _is_orphan(pid: int) -> bool:
     try:
-        found = _MARK.search(Path(f"/proc/{pid}/environ").read_bytes())
+        mark = _MARK.search(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:  # it ended, or is another user's
         return False
-    return found is not None and supervisor_spec(int(found[1])) is None
+    return mark is not None and supervisor_spec(int(mark[1])) is None

@@ -96,9 +96,9 @@ def reachable(host: str) -> str:
 
 def listens(endpoint: str) -> bool:
     """Tell whether something accepts connections at http://host:port."""
-    found = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
+    address = re.fullmatch(r"http://\[?(.*?)\]?:(\d+)", endpoint)
     try:
-        with socket.create_connection((found[1], int(found[2])) if found else ("", 0), timeout=1):
+        with socket.create_connection((address[1], int(address[2])) if address else ("", 0), timeout=1):
             return True
     except OSError:
         return False

@@ -47,7 +47,7 @@ class SearchableOption(Record, frozen=True, kw_only=True):
 def searchable_options() -> Mapping[str, SearchableOption]:
     """Return the options by name."""
     text = resources.files("cm4vllm.serving").joinpath("searchable.yaml").read_text(encoding="utf-8")
-    return {one.option: one for one in msgspec.convert(yaml.safe_load(text), list[SearchableOption])}
+    return {option.option: option for option in msgspec.convert(yaml.safe_load(text), list[SearchableOption])}
 
 
 def searched_name(part: str) -> str:

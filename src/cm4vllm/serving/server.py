@@ -273,14 +273,16 @@ def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) 
 
 def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
     cause = _cause(folder)
-    found = known_failure(cause)
-    if found is not None and found.name == "port":
-        return PortInUse(f"the address {endpoint} was taken while the server started", cause=cause, remedy=found.remedy)
+    failure = known_failure(cause)
+    if failure is not None and failure.name == "port":
+        return PortInUse(
+            f"the address {endpoint} was taken while the server started", cause=cause, remedy=failure.remedy
+        )
     whole = f"its whole log: {folder / LOG_FILE}"
     return ServerDied(
         f"the server of {settings.name} ended before it was ready",
         cause=cause,
-        remedy=f"{found.remedy}; {whole}" if found else whole,
+        remedy=f"{failure.remedy}; {whole}" if failure else whole,
     )
 
 
@@ -317,10 +319,10 @@ def packages_of(python: Path) -> dict[str, str]:
     )
     done = run([python, "-P", "-c", code, *names])
     try:
-        found = json.loads(done.output) if done.ok else {}
+        versions = json.loads(done.output) if done.ok else {}
     except ValueError:
         return {}
-    return {str(name): str(version) for name, version in found.items()}
+    return {str(name): str(version) for name, version in versions.items()}
 
 
 # --- end -------------------------------------------------------------------------------------------------------------

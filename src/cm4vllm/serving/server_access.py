@@ -115,8 +115,8 @@ def chosen_access(key_env: str, headers_env: str) -> Access:
     headers = _known_to_the_vault(access)
     if key_env or any(name.lower() == "authorization" for name in headers):
         return access
-    found = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), "")
-    access = Access(key_env=found, headers_env=headers_env)
+    variable = next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), "")
+    access = Access(key_env=variable, headers_env=headers_env)
     _known_to_the_vault(access)
     return access
 
@@ -172,18 +172,18 @@ def _value_of(variable: str, what: str) -> str:
 def _headers_of(variable: str) -> dict[str, str]:
     """Return the headers that a variable holds: lines of `Name: value`, or a JSON object."""
     text = _value_of(variable, "headers for the server").strip()
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for name, value in _pairs(text, variable):
         if not _HEADER_NAME.fullmatch(name) or not _PRINTABLE.fullmatch(value):
             raise _no_headers(variable, "a name or a value has characters that are not allowed in a header")
         if name.lower() in _RESERVED:
             raise _no_headers(variable, f"{name} is set by the client itself")
-        if name.lower() in {known.lower() for known in found}:
+        if name.lower() in {known.lower() for known in headers}:
             raise _no_headers(variable, f"{name} is given twice")
-        found[name] = value
-    if not found:
+        headers[name] = value
+    if not headers:
         raise _no_headers(variable, "it contains no header")
-    return found
+    return headers
 
 
 def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:

@@ -50,7 +50,7 @@ def identity(site: Site, model: str) -> ServerIdentity:
         if isinstance(entry, dict) and entry.get("id") == model:
             reported |= _leaves(entry, "model")
     metrics = _text(site, "/metrics")
-    labels = [dict(_LABEL.findall(found)) for found in _CACHE.findall(metrics)]
+    labels = [dict(_LABEL.findall(text)) for text in _CACHE.findall(metrics)]
     for label in labels:
         reported |= _leaves(label, f"cache of engine {label.get('engine', 0)}")
     starts = {process_start(metrics), *(process_start(_text(site, "/metrics")) for _ in range(_ASKED - 1) if metrics)}
@@ -82,9 +82,9 @@ def reported_options(site: Site) -> dict[str, OptionValue]:
 
 def process_start(metrics: str) -> float | None:
     """Return when the process of this /metrics page started, in seconds since 1970; None where it is not reported."""
-    found = _START.search(metrics)
+    start = _START.search(metrics)
     with suppress(ValueError):
-        return float(found[1]) if found else None
+        return float(start[1]) if start else None
     return None
 
 
@@ -135,8 +135,8 @@ def _page(site: Site, path: str) -> Any:
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """Give the fields of nested objects with their names, as text; a list is one value."""
     if isinstance(value, dict):
-        for key, one in value.items():
+        for key, part in value.items():
             if key not in _NO_CONTENT:
-                yield from _leaves(one, f"{name}.{key}")
+                yield from _leaves(part, f"{name}.{key}")
     elif value is not None:
         yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)

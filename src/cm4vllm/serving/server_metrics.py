@@ -303,7 +303,7 @@ def _parsed(text: str, at_s: float) -> _Look:
     values, buckets = _samples(text)
     if not all(name in values for name in _GAUGES.values()):
         raise _NoMetricsError("these are not vLLM's metrics")
-    broken = [name for name, found in values.items() if not all(map(math.isfinite, found))]
+    broken = [name for name, samples in values.items() if not all(map(math.isfinite, samples))]
     if broken:
         raise ValueError(f"{broken[0]} has no finite value")
     numbers: dict[str, Any] = {name: int(sum(values.get(metric, ()))) for name, metric in _COUNTERS.items()}

@@ -41,4 +41,4 @@ def give_way(record: ServerRecord) -> None:
 
 def _supervised(record: ServerRecord) -> list[tuple[int, int]]:
     own = [(record.niceness, record.supervisor_pid)] if record.owned and record.supervisor_pid is not None else []
-    return own + [found for member in record.members for found in _supervised(member)]
+    return own + [process for member in record.members for process in _supervised(member)]

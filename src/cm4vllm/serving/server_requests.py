@@ -267,8 +267,8 @@ def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> 
 def said(site: Site, answer: bytes) -> str:
     """Return the words of an answer that is an error, as far as they can be shown."""
     text = answer[:2000].decode(errors="replace")
-    found = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
-    words = found[1] if found else text.splitlines()[0] if text.strip() else ""
+    match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
+    words = match[1] if match else text.splitlines()[0] if text.strip() else ""
     return site.access.hidden(words)[:300]
 
 

@@ -100,7 +100,7 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
         for before, after in pairwise(samples)
         if before.running and after.running and after.generation_tokens > before.generation_tokens
     ]
-    spans = [one for one in spans if one.seconds > 0]
+    spans = [span for span in spans if span.seconds > 0]
     if len(spans) < LEAST_SPANS:
         return None
     base_s, per_request_s = _line(spans)
@@ -111,7 +111,7 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
     speeds = {part: speed / typical for part, speed in parts.items()}
     slowest = min(speeds, key=lambda part: speeds[part])
     length = _part_s(spans)
-    low, _, high = quantiles((one.running for one in spans), n=4)
+    low, _, high = quantiles((span.running for span in spans), n=4)
     return Speed(
         base_ms=round(1000 * base_s / typical, 3),
         per_request_ms=round(1000 * per_request_s / typical, 5),
@@ -127,35 +127,35 @@ def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
 
 def _line(spans: Sequence[_Span]) -> tuple[float, float]:
     """Fit the time of a step over the number of requests, through the medians of the lowest and the highest third."""
-    ordered = sorted(spans, key=lambda one: one.running)
+    ordered = sorted(spans, key=lambda span: span.running)
     third = max(1, len(ordered) // 3)
     low, high = ordered[:third], ordered[-third:]
-    apart = median(one.running for one in high) - median(one.running for one in low)
+    apart = median(span.running for span in high) - median(span.running for span in low)
     slope = 0.0
     if apart >= _SPREAD * ordered[-1].running:
-        slope = max(0.0, (median(one.step_s for one in high) - median(one.step_s for one in low)) / apart)
-    return max(0.0, median(one.step_s - slope * one.running for one in spans)), slope
+        slope = max(0.0, (median(span.step_s for span in high) - median(span.step_s for span in low)) / apart)
+    return max(0.0, median(span.step_s - slope * span.running for span in spans)), slope
 
 
 def _parts(spans: Sequence[_Span], base_s: float, per_request_s: float) -> dict[int, float]:
     """Return the speed of each part of the run that the samples mostly cover, as a share of that by the line."""
     length = _part_s(spans)
     parts: dict[int, list[_Span]] = {}
-    for one in spans:
-        parts.setdefault(int((one.end_s - one.seconds / 2) / length), []).append(one)
+    for span in spans:
+        parts.setdefault(int((span.end_s - span.seconds / 2) / length), []).append(span)
     prompts = {number: _prompts(inside) for number, inside in parts.items()}
     most = MORE_PROMPTS * median(prompts.values())
     return {
-        number: sum(one.tokens for one in inside)
-        / sum(one.seconds * one.running / (base_s + per_request_s * one.running) for one in inside)
+        number: sum(span.tokens for span in inside)
+        / sum(span.seconds * span.running / (base_s + per_request_s * span.running) for span in inside)
         for number, inside in parts.items()
-        if sum(one.seconds for one in inside) > length / 2 and prompts[number] <= most
+        if sum(span.seconds for span in inside) > length / 2 and prompts[number] <= most
     }
 
 
 def _prompts(spans: Sequence[_Span]) -> float:
     """Return the tokens of prompts for each generated one."""
-    return sum(one.prompt_tokens for one in spans) / sum(one.tokens for one in spans)
+    return sum(span.prompt_tokens for span in spans) / sum(span.tokens for span in spans)
 
 
 def _part_s(spans: Sequence[_Span]) -> float:

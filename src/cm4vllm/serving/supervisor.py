@@ -216,12 +216,12 @@ def descendants(pid: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (state := parent_of(int(folder.name))) is not None:
             parents[int(folder.name)] = state
-    found: list[int] = []
+    processes: list[int] = []
     layer = {pid}
     while layer:
         layer = {child for child, parent in parents.items() if parent in layer}
-        found += sorted(layer)
-    return found
+        processes += sorted(layer)
+    return processes
 
 
 def children(pid: int) -> list[int]:
@@ -288,14 +288,14 @@ def start_supervised(
     """
     write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
     source = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         cwd=cwd,
-        env={**os.environ, **(secrets or {}), "PYTHONPATH": found},
+        env={**os.environ, **(secrets or {}), "PYTHONPATH": path},
     )
 
 

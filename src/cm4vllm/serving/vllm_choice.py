@@ -62,14 +62,14 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     if device == "cpu":
         return
     vendor = VENDORS[device]
-    found = any(gpu.vendor == vendor for gpu in detect_gpus())
+    present = any(gpu.vendor == vendor for gpu in detect_gpus())
     if device == "rocm":
         missing = (
             ""
-            if found or _KFD.exists()
+            if present or _KFD.exists()
             else (f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist")
         )
-    elif not found:
+    elif not present:
         missing = nvml.why_none()
     else:
         missing = "CUDA_VISIBLE_DEVICES is empty: it hides every GPU" if env.get("CUDA_VISIBLE_DEVICES") == "" else ""
@@ -84,11 +84,11 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
 def choose(choice: Choice) -> dict[str, str]:
     """Return what the recipe sets: nothing for a build that was asked for by its name. Raises InstallError."""
     if choice.variant == "system":
-        found = system_vllm(choice.system_python)
+        system = system_vllm(choice.system_python)
         return {
             "CM_VLLM_CHOSEN_VARIANT": "system",
-            "CM_VLLM_SYSTEM_PYTHON": found.python,
-            "CM_VLLM_SYSTEM_VERSION": found.version,
+            "CM_VLLM_SYSTEM_PYTHON": system.python,
+            "CM_VLLM_SYSTEM_VERSION": system.version,
         }
     if choice.variant:
         return {}

@@ -43,7 +43,7 @@ class Labelled:
     __slots__ = ("_tokens", "data")
 
     def __init__(self, text: str, labels: Mapping[str, int], tokens: int) -> None:
-        self.data = array("q", [labels[one] for one in text.lower().strip() if one in labels]).tobytes()
+        self.data = array("q", [labels[letter] for letter in text.lower().strip() if letter in labels]).tobytes()
         self._tokens = tokens
 
     def __len__(self) -> int:
@@ -186,12 +186,12 @@ def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
 def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int) -> TextCounts | None:
     """Return the sum of what workers counted, None where none did; they sent `prompt_tokens` in all."""
     total: TextCounts | None = None
-    for one in filter(None, counts):
+    for count in filter(None, counts):
         total = (
-            one
+            count
             if total is None
             else TextCounts(
-                **{name: getattr(total, name) + getattr(one, name) for name in TextCounts.__struct_fields__}
+                **{name: getattr(total, name) + getattr(count, name) for name in TextCounts.__struct_fields__}
             )
         )
     return None if total is None else replace(total, prompt_tokens=prompt_tokens)

@@ -291,13 +291,13 @@ class StreamReader:
     def _first_token(self) -> int | None:
         """Return the first token's id if it has come."""
         buffer = self._buffer
-        found = _FIRST.search(buffer, self._searched)
-        while found is not None:
-            begin = max(buffer.rfind(b"\n", 0, found.start()), buffer.rfind(b"\r", 0, found.start())) + 1
-            if buffer.startswith(b"data:", begin) and int(found[1]) <= _MOST_ID:
-                self._first = int(found[1])
+        token = _FIRST.search(buffer, self._searched)
+        while token is not None:
+            begin = max(buffer.rfind(b"\n", 0, token.start()), buffer.rfind(b"\r", 0, token.start())) + 1
+            if buffer.startswith(b"data:", begin) and int(token[1]) <= _MOST_ID:
+                self._first = int(token[1])
                 return self._first
-            found = _FIRST.search(buffer, found.end())
+            token = _FIRST.search(buffer, token.end())
         self._searched = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
         return None
 

@@ -108,7 +108,7 @@ class Workers:
         self.failures: Counter[str] = Counter()
         self._receiver = receiver
         self._broken = broken
-        self._workers = [_Worker(one, memory) for one in settings]
+        self._workers = [_Worker(worker, memory) for worker in settings]
         self._ready = 0
         self._closing = False
         self._thread = threading.Thread(target=self._read, name="answers", daemon=True)

@@ -80,8 +80,8 @@ def figures(log: DetailLog) -> dict[str, LoggedFigure]:
 
     Raises RunFailed where the value of one is no number.
     """
-    found = {figure.name: figure for figure in _logged(log)}
-    return found | {figure.name: figure for figure in _derived(log, found)}
+    logged = {figure.name: figure for figure in _logged(log)}
+    return logged | {figure.name: figure for figure in _derived(log, logged)}
 
 
 def undefined(log: DetailLog) -> list[str]:
@@ -105,9 +105,9 @@ def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
 @lru_cache(maxsize=2048)
 def _meanings(key: str) -> tuple[tuple[_Rule, str], ...]:
     """Return the rules of the figure that a key has, and its name by each: the same for all logs of a LoadGen."""
-    found = ((rule, rule.key.fullmatch(key)) for rule in _RULES)
+    matches = ((rule, rule.key.fullmatch(key)) for rule in _RULES)
     return tuple(
-        (rule, _short(match.expand(rule.name) if match.groups() else rule.name)) for rule, match in found if match
+        (rule, _short(match.expand(rule.name) if match.groups() else rule.name)) for rule, match in matches if match
     )
 
 
@@ -118,7 +118,7 @@ def _short(name: str) -> str:
     )
 
 
-def _derived(log: DetailLog, found: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
+def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
     """Give the number of samples, and how long the run lasted, to the six digits of LoadGen's rates.
 
     Offline is one query, whose latency is the duration; elsewhere LoadGen divides one sample less by the time.
@@ -128,7 +128,7 @@ def _derived(log: DetailLog, found: dict[str, LoggedFigure]) -> Iterator[LoggedF
         return
     samples = queries * (each or 1)
     yield LoggedFigure("samples", Samples(samples), "result_query_count, generated_samples_per_query")
-    rate = found.get("samples_per_second")
+    rate = logged.get("samples_per_second")
     if log.is_defined("result_samples_per_second") and log.is_defined("result_max_latency_ns"):
         yield LoggedFigure("duration", Seconds(log.number("result_max_latency_ns") / 1e9), "result_max_latency_ns")
     elif rate is not None and rate.value:

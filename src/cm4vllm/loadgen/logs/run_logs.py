@@ -212,20 +212,20 @@ def seeds(log: DetailLog) -> tuple[int, int, int]:
 
 
 def _result(log: DetailLog) -> PerformanceResult:
-    scenario, found = log.text("effective_scenario"), figures(log)
+    scenario, logged = log.text("effective_scenario"), figures(log)
 
     def value(name: str) -> Quantity:
-        if name not in found:
+        if name not in logged:
             raise RunFailed(
                 f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
             )
-        return found[name].value
+        return logged[name].value
 
     def latency(name: str) -> Milliseconds | None:
-        return Milliseconds(found[name].value) if name in found else None
+        return Milliseconds(logged[name].value) if name in logged else None
 
     valid, reasons = verdict(log)
-    scheduled = found.get("scheduled_samples_per_second")
+    scheduled = logged.get("scheduled_samples_per_second")
     return PerformanceResult(
         scenario=scenario,
         valid=valid,
@@ -239,7 +239,7 @@ def _result(log: DetailLog) -> PerformanceResult:
         ttft_mean=latency("ttft_mean"),
         tpot_p99=latency("tpot_p99"),
         tpot_mean=latency("tpot_mean"),
-        duration=Seconds(found["duration"].value if "duration" in found else 0.0),
+        duration=Seconds(logged["duration"].value if "duration" in logged else 0.0),
         min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
         target_qps=log.number("effective_target_qps"),
         errors=log.error_count,
@@ -253,16 +253,16 @@ _LIMITED = "Server"
 
 
 def _reasons(log: DetailLog) -> Iterator[str]:
-    found = figures(log)
+    logged = figures(log)
     yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
     if not log.flag("result_min_duration_met"):
         wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)
-        yield f"minimum duration not met: {_value(found, 'duration')} of {wanted}"
+        yield f"minimum duration not met: {_value(logged, 'duration')} of {wanted}"
     if not log.flag("result_min_queries_met"):
         yield "minimum number of queries not met: the test ended early"
     if log.text("effective_scenario") == _LIMITED and not log.flag("result_perf_constraints_met"):
-        limits = {"TTFT": "ttft_p99", "TPOT": "tpot_p99"} if "ttft_p99" in found else {"latency": "latency_p99"}
-        yield "latency limits exceeded: " + ", ".join(f"{n} p99 {_value(found, key)}" for n, key in limits.items())
+        limits = {"TTFT": "ttft_p99", "TPOT": "tpot_p99"} if "ttft_p99" in logged else {"latency": "latency_p99"}
+        yield "latency limits exceeded: " + ", ".join(f"{n} p99 {_value(logged, key)}" for n, key in limits.items())
     if not log.flag("early_stopping_met"):
         yield f"early stopping not satisfied: {_early_stopping(log)}"
     distinct = dict.fromkeys(log.errors)
@@ -272,8 +272,8 @@ def _reasons(log: DetailLog) -> Iterator[str]:
         yield f"LoadGen counted {log.error_count} errors"
 
 
-def _value(found: Mapping[str, LoggedFigure], name: str) -> str:
-    return str(found[name].value) if name in found else "unknown"
+def _value(logged: Mapping[str, LoggedFigure], name: str) -> str:
+    return str(logged[name].value) if name in logged else "unknown"
 
 
 def _early_stopping(log: DetailLog) -> str:

@@ -120,28 +120,28 @@ def begin_piece(
 
 def kept_answers(path: Path) -> dict[int, Answer]:
     """Return the answers that are kept, by the index of their sample. Raises OSError."""
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for line in _whole_bytes(path).splitlines():
-        if (one := _answer(line)) is not None:
-            found.setdefault(one.sample, Answer(array("i", one.tokens), one.at_length))
-    return found
+        if (answer := _answer(line)) is not None:
+            answers.setdefault(answer.sample, Answer(array("i", answer.tokens), answer.at_length))
+    return answers
 
 
 def pieces(path: Path) -> list[Piece]:
     """Return the pieces that gave answers, in their order. A repeated answer counts once. Raises OSError."""
-    found: list[Piece] = []
+    parts: list[Piece] = []
     samples = set[int]()
     began, lines, seconds = "", list[bytes](), 0.0
     for line in [*_whole_bytes(path).splitlines(), b""]:
-        if (one := _answer(line)) is not None:
-            if one.sample not in samples:
-                samples.add(one.sample)
+        if (answer := _answer(line)) is not None:
+            if answer.sample not in samples:
+                samples.add(answer.sample)
                 lines.append(line)
-                seconds = one.s
+                seconds = answer.s
             continue
         begin = _begin(line)
         if (begin is not None or not line) and lines:
-            found.append(
+            parts.append(
                 Piece(
                     began_at=began,
                     answers=len(lines),
@@ -151,7 +151,7 @@ def pieces(path: Path) -> list[Piece]:
             )
             lines, seconds = [], 0.0
         began = begin.began if begin is not None else began
-    return found
+    return parts
 
 
 class AnswerWriter:
@@ -242,8 +242,8 @@ def _begin(line: bytes) -> _Begin | None:
 def _answer(line: bytes) -> _Line | None:
     """Return the answer of a line; None for one that is none, or whose digest is another."""
     try:
-        one = msgspec.json.decode(line, type=_Line)
-        return one if one.digest == _digest(one.sample, array("i", one.tokens), one.at_length) else None
+        answer = msgspec.json.decode(line, type=_Line)
+        return answer if answer.digest == _digest(answer.sample, array("i", answer.tokens), answer.at_length) else None
     except (msgspec.MsgspecError, OverflowError):
         return None
 

@@ -43,18 +43,18 @@ def plan_of(folder: Path, settings: RunSettings) -> Plan | None:
     """Return what LoadGen's log says of the run that it has begun; None as long as it does not say it."""
     try:
         with (folder / DETAIL_LOG).open(encoding="utf-8", errors="replace") as log:
-            found = {key: int(value) for key, value in _ENTRY.findall(log.read(_LOG_BYTES))}
+            entries = {key: int(value) for key, value in _ENTRY.findall(log.read(_LOG_BYTES))}
     except OSError:
         return None
-    if len(found) < 5:
+    if len(entries) < 5:
         return None
-    samples = found["generated_query_count"] * found["generated_samples_per_query"]
+    samples = entries["generated_query_count"] * entries["generated_samples_per_query"]
     if settings.mode is not Mode.PERFORMANCE or settings.terms.at_once:
         return Plan(samples, 0.0)
     if settings.terms.paced:
-        return Plan(samples, found["generated_query_duration"] / 1e9)
+        return Plan(samples, entries["generated_query_duration"] / 1e9)
     # One by one: it goes on until both have been reached.
-    return Plan(None, found["effective_min_duration_ms"] / 1000)
+    return Plan(None, entries["effective_min_duration_ms"] / 1000)
 
 
 class LiveStatus:
@@ -121,7 +121,7 @@ class LiveStatus:
             return None
         # Little's law: the mean time to an answer, and where requests pile up, the time that they take.
         mean = news.waiting / rate
-        whole = next((one for one in news.latencies if one.name == "answer"), None)
+        whole = next((latency for latency in news.latencies if latency.name == "answer"), None)
         left = max(0.0, planned - news.elapsed_s)
         return TimeLeft(
             seconds=round(left + mean, 1),

@@ -216,9 +216,9 @@ def _show(message: Progress, run: MonitoredRun) -> None:
     total = f" of {status.total:,}" if status.total else ""
     rate = message.tokens / message.elapsed_s if message.elapsed_s else 0.0
     limits = [
-        f"{one.name} p99 {one.p99_ms:,.0f} of {one.limit_ms:,.0f} ms"
-        for one in status.latencies
-        if one.limit_ms is not None
+        f"{latency.name} p99 {latency.p99_ms:,.0f} of {latency.limit_ms:,.0f} ms"
+        for latency in status.latencies
+        if latency.limit_ms is not None
     ]
     run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *limits]))
 
@@ -253,4 +253,4 @@ def server_stuck(settings: RunSettings, reason: str) -> ServerStuck:
 
 def _log_of(server: ServerRecord, reason: str) -> str:
     """Return the log of the server that a reason names, the first one's where it names none."""
-    return next((one.log for one in server.members if one.endpoint in reason), server.log)
+    return next((member.log for member in server.members if member.endpoint in reason), server.log)

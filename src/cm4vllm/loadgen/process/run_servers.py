@@ -68,15 +68,15 @@ class RunServers:
 
     def _restarts(self, starts: Mapping[str, Sequence[float]], end: Mapping[str, ServerIdentity]) -> list[str]:
         """Return the restarts. Where starts are seen again, or become earlier, several processes answer in turn."""
-        found: list[str] = []
-        for endpoint, one in self.begin.items():
+        words: list[str] = []
+        for endpoint, identity in self.begin.items():
             last = end[endpoint].process_started_s if endpoint in end else None
-            seen = [time for time in (one.process_started_s, *starts.get(endpoint, ()), last) if time is not None]
+            seen = [time for time in (identity.process_started_s, *starts.get(endpoint, ()), last) if time is not None]
             steps = [pair for pair in pairwise(seen) if pair[0] != pair[1]]
-            if one.process_started_s is not None and seen == sorted(seen):
+            if identity.process_started_s is not None and seen == sorted(seen):
                 for before, after in steps:
-                    found += restarts(
-                        {endpoint: replace(one, process_started_s=before)},
-                        {endpoint: replace(one, process_started_s=after)},
+                    words += restarts(
+                        {endpoint: replace(identity, process_started_s=before)},
+                        {endpoint: replace(identity, process_started_s=after)},
                     )
-        return found
+        return words

@@ -80,7 +80,7 @@ class PartialScores(Record, frozen=True, kw_only=True):
             return f"no partial scores: {self.problem}"
         if not self.scores:
             return ""
-        shown = ", ".join(f"{one.name} {one.mean:.1f} ± {one.half:.1f}" for one in self.scores)
+        shown = ", ".join(f"{score.name} {score.mean:.1f} ± {score.half:.1f}" for score in self.scores)
         return f"partial scores of {self.answers:,} answers: {shown}"
 
 

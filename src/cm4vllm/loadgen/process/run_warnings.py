@@ -15,8 +15,8 @@ def run_warnings(run: RunRecord) -> list[str]:
 
     The report has the others as well, and those on the precision of a rehearsal's figures.
     """
-    found = (*doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
-    known = (doubt for doubt in found if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
+    warnings = (*doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    known = (doubt for doubt in warnings if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
     return [*run.faults, *(doubt.text for doubt in known)]
 
 
@@ -56,7 +56,9 @@ def _finish_reasons(run: RunRecord) -> Iterator[Doubt]:
     Were a share p of the answers as long as they may be, their mean length would be p times that at least.
     """
     reasons = run.client.finish_reasons
-    target = next((one for one in run.settings.terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    target = next(
+        (target_of for target_of in run.settings.terms.targets if target_of.metric == "TOKENS_PER_SAMPLE"), None
+    )
     if reasons is None or target is None or not (answers := reasons.stop + reasons.length):
         return
     most = (target.upper or target.reference) / run.settings.max_tokens

@@ -101,8 +101,8 @@ def run(
 
         with _failure_recorded(settings, staging) as attempt:
             record = _measured(settings, staging, pythonpath, monitored, attempt, servers)
-            if keep is not None and len(found := pieces(keep)) > 1:
-                record = replace(record, pieces=found)
+            if keep is not None and len(parts := pieces(keep)) > 1:
+                record = replace(record, pieces=parts)
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)

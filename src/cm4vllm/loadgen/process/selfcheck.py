@@ -61,11 +61,11 @@ def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) ->
     workers = settings.num_workers or least
     library.load(range(min(PROMPTS, len(library))))
     while True:
-        found = _checked(settings, library, workers)
-        enough = found.capacity_qps >= HEADROOM * settings.expected_qps
+        check = _checked(settings, library, workers)
+        enough = check.capacity_qps >= HEADROOM * settings.expected_qps
         most = min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1)
-        if settings.num_workers or enough or workers >= most or not found.busiest.startswith("worker"):
-            return found
+        if settings.num_workers or enough or workers >= most or not check.busiest.startswith("worker"):
+            return check
         workers = min(most, 2 * workers)
 
 

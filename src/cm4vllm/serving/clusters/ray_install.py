@@ -40,8 +40,8 @@ def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple
             f"Ray {release} cannot be installed",
         )
         write_text(site_packages(venv) / "vllm-environment.pth", f"{site}\n")
-        found = checked(
+        record = checked(
             run([own, "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
             "Ray and vLLM cannot be imported together",
         ).output
-    return own, found.splitlines()[-1]
+    return own, record.splitlines()[-1]

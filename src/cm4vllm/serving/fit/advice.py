@@ -145,13 +145,13 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
         return 0, float(free_memory())
     if settings.gpu_memory_gib is not None:
         return settings.gpus or 1, settings.gpu_memory_gib * GIB
-    found = detect_gpus()
-    if settings.gpus is not None and len(found) < settings.gpus:
+    gpus = detect_gpus()
+    if settings.gpus is not None and len(gpus) < settings.gpus:
         raise UsageError(
-            f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(found)}",
+            f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(gpus)}",
             remedy="give the memory of each too, with --gpu_memory=<GiB> of advise,vllm-fit",
         )
-    chosen = found[: settings.gpus] if settings.gpus else found
+    chosen = gpus[: settings.gpus] if settings.gpus else gpus
     if not chosen:
         return 0, float(free_memory())
     return len(chosen), float(min(gpu.memory_bytes for gpu in chosen))

@@ -219,9 +219,9 @@ def _arithmetic(asked: Asked, fit: Fit) -> str:
     budget = asked.memory_bytes * (asked.utilisation if asked.gpus else 1)
     needed = asked.max_model_len * fit.kv_bytes_per_token
     left = budget - fit.weight_bytes - fit.working_bytes
-    one = "the host" if asked.gpus == 0 else f"a GPU of {fit.tensor_parallel * fit.pipeline_parallel}"
+    place = "the host" if asked.gpus == 0 else f"a GPU of {fit.tensor_parallel * fit.pipeline_parallel}"
     lines = [
-        f"{asked.memory_bytes / GIB:.2f} GiB of {one}"
+        f"{asked.memory_bytes / GIB:.2f} GiB of {place}"
         + (f" x {asked.utilisation} utilisation" if asked.gpus else " free")
         + f" = {budget / GIB:.2f} GiB",
         f"- weights {fit.weight_bytes / GIB:.2f} GiB ({asked.architecture.parameters / 1e9:.2f} B parameters, "
