@@ -59,8 +59,8 @@ class IndexRow(Record, frozen=True, kw_only=True):
     mean of the run where an analyzer recorded it, read from `power_field` of `power_file`; `energy_mj` is the energy of
     a query, which is published in its place where results are compared by a latency. `codes` counts the findings of the
     result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description states
-    it, which other systems may have, too. `samples_per_second` stands beside a figure in tokens/s: two engines may count
-    other tokens of the same answers.
+    it, which other systems may have, too. `samples_per_second` stands beside a figure in tokens/s: two engines may
+    count other tokens of the same answers.
     """
 
     round: str
