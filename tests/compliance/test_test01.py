@@ -70,7 +70,8 @@ def test_the_text_is_that_of_the_official_verification(official, tmp_path):
     passed = set()
     for seed in range(12):
         paths = [log(tmp_path / f"{seed}-{name}", one) for name, one in zip("ab", varied(seed), strict=True)]
-        text, found = test01.compared(*map(logged_data, paths), 8)
+        baseline, tested = map(logged_data, paths)
+        text, found = test01.compared(baseline, tested, 8)
         assert text == official(*paths), seed
         passed.add(not found)
     assert passed == {True, False}
