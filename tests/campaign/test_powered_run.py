@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,35 @@ def test_a_run_without_a_sample_is_refused_and_the_next_command_begins_anew(
     with pytest.raises(RunFailed, match="measured nothing"):  # LoadGen's window is shorter than the first second
         make_powered_run(inputs, environment, loadgen)
     assert list(tmp_path.iterdir()) == []
+
+
+def longer_loadgen(inputs: RunInputs) -> Path:
+    """Make a run whose window, by its log, began six seconds before: a real one, as long as a session needs."""
+    begin = time.time()
+    time.sleep(6)
+    made = loadgen(inputs)
+    log = made.with_name("mlperf_log_detail.txt")
+    stamp = time.strftime("%m-%d-%Y %H:%M:%S.000", time.gmtime(begin + 1))
+    log.write_text(re.sub(r'("key": "power_begin", "value": ")[^"]+', rf"\g<1>{stamp}", log.read_text()))
+    return made
+
+
+def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
+    (tmp_path / "performance").mkdir()
+    (tmp_path / "performance" / "earlier.txt").touch()
+    made = []
+    path = make_powered_run(inputs, environment, lambda one: made.append(longer_loadgen(one)) or made[-1])
+    assert len(made) == 2 and path == tmp_path / "performance" / "run.json"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["performance", SESSION]
+    assert not (tmp_path / "performance" / "earlier.txt").exists()
+    session = PowerSession(tmp_path / SESSION)
+    assert unmeasured(session) == () and list(session.changed()) == []
+    assert (session.folder / "power_settings.txt").read_text() == "fans at 50 %\n"
+    assert f"| {SIMULATED} | " in (session.folder / "analyzer_table.md").read_text()
+    assert not lacks_session(inputs, environment)
 
 
 def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_path: Path) -> None:
