@@ -113,6 +113,31 @@ def test_each_hole_has_a_finding(points, hole):
     assert code in codes(points)
 
 
+def less_than_a_pass(points):
+    samples = BENCHMARK.samples - 1
+    summary(points, 8, n_samples_issued=samples, n_samples_completed=samples)
+    config(points, 8, lambda content: content["settings"]["runtime"].update(n_samples_to_issue=samples))
+
+
+FAULTS = {
+    "not each sample of the dataset was answered": less_than_a_pass,
+    "samples were not answered": lambda points: summary(
+        points, 8, n_samples_completed=(PASSES - 1) * BENCHMARK.samples
+    ),
+    "the window is too short for its status": lambda points: steady_state(
+        points, 14, lambda block: block["window"].update(n_samples=3 * BENCHMARK.samples)
+    ),
+    "the run has fewer passes than a window needs": fewer_passes,
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_check_of_several_parts_makes_each(points, words):
+    FAULTS[words](points)
+    (curve,), _ = read_curves(points[8].parent)
+    assert words in [finding.what for finding in curve_findings(curve)]
+
+
 def test_each_check_is_shown_by_a_hole():
     assert {code for _, code in HOLES.values()} == set(CURVE_CHECKS)
 
