@@ -15,6 +15,10 @@ children instead of init's, so that it finds and reaps all of them. When it is k
 each watches the supervisor's pipe (end_with_supervisor/sitecustomize.py). The name of the pipe in their environment
 also distinguishes our processes from others (orphans.py). In the state file it notes what it started, why it ends that
 as soon as it knows, and how it ended. Only the standard library is imported.
+
+With `-` for SPEC the specification is the first line of standard input. Then nothing is written to files: the server's
+output goes to standard output and the states to standard error, a line of JSON each. A launcher carries these streams
+from and to another node, and no secret in the environment of the specification stands in a file or a command line.
 """
 
 from __future__ import annotations
@@ -76,8 +80,8 @@ class Supervisor:
 
     argv: list[str]
     env: Mapping[str, str]
-    log: Path
-    state: Path
+    log: Path | None
+    state: Path | None
     grace_s: float
     reason: str = ""
     _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -89,13 +93,14 @@ class Supervisor:
         pipe, _held = os.pipe()  # not inherited by children: the writing end is ours alone
         wake = self._wake_on_signals()
         parent = os.getppid()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log is not None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             ipc_files = IpcFiles.begin()
         except OSError as error:
             self._note(None, 127, f"the folder for its sockets cannot be made: {error.filename}: {error.strerror}")
             return 127
-        with self.log.open("ab") as log:
+        with contextlib.nullcontext(sys.stdout.buffer) if self.log is None else self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
                     self.argv,
@@ -196,18 +201,19 @@ class Supervisor:
         _reap(child)
 
     def _note(self, child: int | None, status: int | None, reason: str) -> None:
-        # A full disk must not keep the server's processes alive.
+        state = {
+            "supervisor": os.getpid(),
+            "server": child,
+            "status": status,
+            "reason": reason,
+            "noted_at_s": time.monotonic(),
+        }
+        # A full disk, or a launcher that has ended, must not keep the server's processes alive.
         with contextlib.suppress(OSError, CmError):
-            write_json(
-                self.state,
-                {
-                    "supervisor": os.getpid(),
-                    "server": child,
-                    "status": status,
-                    "reason": reason,
-                    "noted_at_s": time.monotonic(),
-                },
-            )
+            if self.state is None:
+                os.write(sys.stderr.fileno(), json.dumps(state).encode() + b"\n")
+            else:
+                write_json(self.state, state)
 
 
 def descendants(pid: int) -> list[int]:
@@ -300,20 +306,29 @@ def start_supervised(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the supervisor of the specification in the file `arguments[0]`."""
+    """Run the supervisor of the specification in the file `arguments[0]`, or in the first line of standard input."""
     # vLLM raises its limit itself only where the system allows 65,535; else connections beyond the soft one wait.
     raise_open_files()
-    spec: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    streams = arguments[0] == "-"
+    spec: dict[str, Any] = json.loads(_first_line() if streams else Path(arguments[0]).read_bytes())
     return (
         Supervisor(
             argv=spec["argv"],
             env=spec["env"],
-            log=Path(spec["log"]),
-            state=Path(spec["state"]),
+            log=None if streams else Path(spec["log"]),
+            state=None if streams else Path(spec["state"]),
             grace_s=float(spec["grace_s"]),
         ).run()
         & 0xFF
     )
+
+
+def _first_line() -> bytes:
+    """Read a line of standard input, and no byte of what follows."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    return line
 
 
 if __name__ == "__main__":

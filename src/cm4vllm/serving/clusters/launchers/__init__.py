@@ -1,0 +1,1 @@
+"""Launchers: ways to run a program on each of several nodes. One interface, one module a launcher."""
