@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunRecord, RunSettings
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
+from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["at_present_places", "differences", "serves_alike", "settings_sha256"]
 
 #: The flags of a server that the job starts, for its address.
-_ADDRESS = ("--port", "--host")
+_ADDRESS = ("--port", "--host", *ADDRESS_OPTIONS)
 #: A file that a server is given counts by its content up to this size; a larger one by its name.
 _MOST_BYTES = 2**26
 
@@ -134,6 +135,7 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
         endpoint="",
         replicas=[],
         members=[_server(member, model_path) for member in server.members],
+        nodes=[NodeRecord(name=node.name, launcher="") for node in server.nodes],
         log="",
         supervisor_pid=None,
         started_at="",

@@ -112,7 +112,11 @@ def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
         say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(servers.parts) + 1))]
     records = server.start_all(
-        servers.python, list(zip(servers.parts, places, strict=True)), timeout_s=timeout_s, argv=servers.words
+        servers.python,
+        list(zip(servers.parts, places, strict=True)),
+        timeout_s=timeout_s,
+        argv=servers.words,
+        nodes=servers.nodes,
     )
     for record in records:
         say(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,17 +13,20 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
-from cm4vllm.serving.clusters.placement import placed
+from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
-from cm4vllm.serving.server import READY_TIMEOUT_S
+from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 from cm4vllm.serving.server_access import Access, chosen_access, own_access
 from cm4vllm.serving.server_requests import base_urls, trusted
 
 __all__ = [
     "LaunchSettings",
     "asked_options",
+    "nodes_start",
     "require_access",
     "require_installed",
     "require_no_replicas",
@@ -57,6 +60,8 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     benchmark: input_types.Benchmark = "llama3.1-8b"
     division: input_types.Division = "open"
     replicas: input_types.Replicas = None
+    nodes: input_types.Nodes = ""
+    launcher: input_types.NodeLauncher = "auto"
     python: input_types.VllmPython = ""
     ray_python: input_types.RayPython = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
@@ -128,9 +133,36 @@ def require_usable(env: Mapping[str, Any]) -> None:
         require_no_replicas(settings)
         return
     on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
+    if nodes_start(settings, chosen, on_cpu=on_cpu) is not None:
+        return
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.servers, 0, os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
+
+
+def nodes_start(
+    settings: LaunchSettings, chosen: arguments.ServerSettings, *, on_cpu: bool, options: Collection[str] | None = None
+) -> NodesStart | None:
+    """Return how the server is started on the nodes that are asked for, None for this machine alone.
+
+    Raises UsageError for what cannot be combined, and what `options`, those of the installed vLLM, do not permit.
+    """
+    launcher = chosen_launcher(settings.launcher, settings.nodes, os.environ)
+    if launcher is None:
+        return None
+    flag, cause = ("--replicas", "each of the servers would be on all nodes") if settings.servers > 1 else ("", "")
+    if chosen.ray_address:
+        flag, cause = "--ray_address", "Ray places the workers by itself"
+    if flag:
+        raise UsageError(
+            f"{flag} cannot be given with --nodes", cause=cause, remedy=f"leave one of {flag} and --nodes out"
+        )
+    if on_cpu:
+        require_cpu_backend(chosen)
+    sizes = (chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1)
+    count = len(launcher.nodes)
+    layout = node_layout(count, tp_size=sizes[0], pp_size=sizes[1], dp_size=sizes[2], options=options)
+    return NodesStart(launcher, layout)
 
 
 def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:

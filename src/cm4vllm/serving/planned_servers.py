@@ -19,11 +19,12 @@ from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, rou
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.fit.advice import require_host_memory
-from cm4vllm.serving.launch_settings import LaunchSettings, require_installed, require_sensible
+from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_installed, require_sensible
 from cm4vllm.serving.options import Options, fitted, read_options
+from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
-from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server import packages_of
+from cm4vllm.serving.records import Api, NodeRecord, ServerRecord
+from cm4vllm.serving.server import NodesStart
 
 __all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "planned"]
 
@@ -40,6 +41,7 @@ class Planned:
     python: Path
     parts: list[arguments.ServerSettings]
     words: list[str]
+    nodes: NodesStart | None = None
 
 
 def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
@@ -54,8 +56,22 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
     chosen = in_few_processes(chosen, settings.servers, len(own_cores()))
     require_sensible(chosen, settings.patience_s)
+    nodes = nodes_start(settings, chosen, on_cpu=chosen.device == "cpu", options=options)
+    if nodes is not None:
+        chosen = _on_nodes(chosen, nodes)
+        return Planned(python, [chosen], _words(chosen, python, preset, options), nodes)
     parts = placed(chosen, settings.servers, settings.gpu_count, os.environ)
     return Planned(python, parts, _words(chosen, python, preset, options))
+
+
+def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.ServerSettings:
+    """Return the settings of a server whose head is reached from this machine and from the other nodes.
+
+    The cores of the CPU backend's workers are not bound: each node may have other ones.
+    """
+    if chosen.host == arguments.LOOPBACK:
+        chosen = replace(chosen, host=nodes.launcher.address(nodes.launcher.nodes[0]))
+    return replace(chosen, cpu_binding="nobind") if chosen.cpu_binding == "auto" else chosen
 
 
 def described(servers: Planned) -> ServerRecord:
@@ -69,7 +85,10 @@ def described(servers: Planned) -> ServerRecord:
             max_model_len=0,
             version="",
             owned=True,
-            argv=servers.words,
+            argv=[*servers.words, *_head_options(servers.nodes)],
+            nodes=[NodeRecord(name=name, launcher=servers.nodes.launcher.name) for name in servers.nodes.launcher.nodes]
+            if servers.nodes
+            else [],
             env=arguments.server_env(part),
             niceness=arguments.niceness(part),
             packages=packages,
@@ -77,6 +96,13 @@ def described(servers: Planned) -> ServerRecord:
         for part in servers.parts
     ]
     return replace(first, members=members)
+
+
+def _head_options(nodes: NodesStart | None) -> list[str]:
+    """Return the options of the head, as far as they are known before it starts: without its ports."""
+    if nodes is None:
+        return []
+    return nodes.layout.options(0, nodes.launcher.address(nodes.launcher.nodes[0]), ("{port}", "{port}"))
 
 
 def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Preset | None:

@@ -12,7 +12,17 @@ from cm4vllm.common.records import Record
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.server_access import Access
 
-__all__ = ["Api", "Dialect", "Prompts", "ServerIdentity", "ServerRecord", "Simulation", "host_header", "host_of"]
+__all__ = [
+    "Api",
+    "Dialect",
+    "NodeRecord",
+    "Prompts",
+    "ServerIdentity",
+    "ServerRecord",
+    "Simulation",
+    "host_header",
+    "host_of",
+]
 
 
 def host_of(endpoint: str) -> str:
@@ -106,6 +116,22 @@ class ServerIdentity(Record, frozen=True, kw_only=True):
     process_started_s: float | None = None
 
 
+class NodeRecord(Record, frozen=True, kw_only=True):
+    """The part of a server on one of several nodes: its command there, and the command of the launcher as a process.
+
+    `env` is what it has beside the server's own. `log` and `events`, the states of its supervisor, are files of this
+    machine.
+    """
+
+    name: str
+    launcher: str
+    argv: list[str] = []
+    env: dict[str, str] = {}
+    log: str = ""
+    events: str = ""
+    supervisor_pid: int | None = None
+
+
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
@@ -120,12 +146,14 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     `model_folder` is the folder that a server at --api_server reports its model's files in, where that is on this
     machine; empty otherwise. `niceness` is what its processes and their scheduling group have more of than ours while
     the latency of its answers is measured. `identities` says by endpoint what servers at --api_server report of
-    themselves. `simulated` is set where no model is served at all.
+    themselves. `nodes` are those of a server over several, its head first. `simulated` is set where no model is served
+    at all.
     """
 
     endpoint: str
     replicas: list[str] = []
     members: list[ServerRecord] = []
+    nodes: list[NodeRecord] = []
     api: Api = Api.COMPLETIONS
     dialect: Dialect | None = None
     ca_file: str = ""
@@ -167,4 +195,5 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     def supervisors(self) -> dict[int, str]:
         """The processes that own those of them that are ours, each with its server's endpoint."""
         own = {self.supervisor_pid: self.endpoint} if self.owned and self.supervisor_pid is not None else {}
+        own |= {node.supervisor_pid: self.endpoint for node in self.nodes if node.supervisor_pid is not None}
         return own | {pid: endpoint for member in self.members for pid, endpoint in member.supervisors.items()}

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from cm4vllm.common.errors import (
     CmError,
     PortInUse,
@@ -25,22 +27,27 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.processes import exit_in_words, run
-from cm4vllm.common.progress import say, step
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
+from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.node_layout import NodeLayout
+from cm4vllm.serving.clusters.node_processes import ended_since, node_cause, node_reports, start_on_node
+from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans, supervisor_spec
+from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "death_reason", "end_supervisors", "packages_of", "start", "start_all", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "NodesStart", "death_reason", "end_supervisors", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -65,6 +72,14 @@ _owned: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
+class NodesStart:
+    """The nodes of each server, and how its workers are distributed over them."""
+
+    launcher: Launcher
+    layout: NodeLayout
+
+
+@dataclass(frozen=True)
 class _Starting:
     """A server that was started and is not known to be ready. `began` is time.monotonic()."""
 
@@ -76,6 +91,21 @@ class _Starting:
     supervisor: subprocess.Popen[bytes]
     began: float
     started_at: str
+    nodes: tuple[NodeRecord, ...] = ()
+
+    @property
+    def supervisors(self) -> list[int]:
+        return [node.supervisor_pid for node in self.nodes if node.supervisor_pid is not None] or [self.supervisor.pid]
+
+    @property
+    def log(self) -> Path:
+        return Path(self.nodes[0].log) if self.nodes else self.folder / LOG_FILE
+
+    def cause_of_end(self) -> str | None:
+        """Return why it ends, None while it is up."""
+        if self.nodes:
+            return _cause_on_nodes(self.nodes)
+        return _cause(self.folder) if self.supervisor.poll() is not None else None
 
 
 def start(
@@ -96,12 +126,13 @@ def start_all(
     *,
     timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
+    nodes: NodesStart | None = None,
 ) -> list[ServerRecord]:
     """Start servers with the environment of `python`, all at once; return their records once each served a completion.
 
     Where one fails, all are ended. Writes server.log and server.json to the folder of each. They end with this process.
-    `argv` takes the place of vLLM's command line, {port} in it that of the port. Raises PortInUse, ServerDied,
-    ServerNotReady, UsageError.
+    `argv` takes the place of vLLM's command line, {port} in it that of the port. With `nodes` each is on all of them.
+    Raises PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError.
     """
     if orphans := end_orphans():
         say(f"ended processes left by an earlier server: {', '.join(orphans)}")
@@ -110,13 +141,17 @@ def start_all(
     try:
         for settings, folder in parts:
             others = {one.endpoint for one in starting}
-            starting.append(_started(python, settings, writable_folder(folder), argv, others))
+            place = writable_folder(folder)
+            if nodes is None:
+                starting.append(_started(python, settings, place, argv, others))
+            else:
+                starting.append(_started_on_nodes(python, settings, place, argv, nodes))
             _memory_before[starting[-1].supervisor.pid] = memory
         ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
         packages = packages_of(python)
         return [_recorded(one, packages, after_s) for one, after_s in zip(starting, ready_after_s, strict=True)]
     except BaseException:
-        end_supervisors([one.supervisor.pid for one in starting])
+        end_supervisors([pid for one in starting for pid in one.supervisors])
         raise
 
 
@@ -144,6 +179,49 @@ def _started(
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 
 
+def _started_on_nodes(
+    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, nodes: NodesStart
+) -> _Starting:
+    """Compare the nodes, and start the processes of one server on all of them."""
+    launcher, layout = nodes.launcher, nodes.layout
+    with step(f"asking {len(launcher.nodes)} nodes by {launcher.name}"):
+        reports = node_reports(launcher, python, settings.model)
+    for difference in require_alike(reports, workers=layout.workers, on_gpus=settings.device != "cpu"):
+        warn(difference)
+    head = launcher.nodes[0]
+    address = launcher.address(head)
+    port, *more = reports[head].ports
+    endpoint = f"http://{reachable(settings.host)}:{settings.port or port}"
+    words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
+    for path in (SERVER_FILE, *(path.name for path in folder.glob("s*-*") if path.suffix in (".log", ".jsonl"))):
+        (folder / path).unlink(missing_ok=True)
+    started: list[NodeRecord] = []
+    began, started_at = time.monotonic(), now()
+    try:
+        for rank, node in enumerate(launcher.nodes):
+            own = launcher.address(node)
+            interface = reports[node].interfaces.get(own)
+            env = {"VLLM_HOST_IP": own, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+            record, process = start_on_node(
+                launcher,
+                node,
+                [*words, *layout.options(rank, address, (more[0], more[1]))],
+                {**server_env(settings), **env},
+                folder,
+                secrets=secret_env(settings),
+                grace_s=GRACE_S,
+            )
+            _owned[process.pid] = process
+            started.append(replace(record, env=env))
+    except BaseException:
+        end_supervisors([node.supervisor_pid for node in started if node.supervisor_pid is not None])
+        raise
+    supervisor = _owned[started[0].supervisor_pid or 0]
+    return _Starting(
+        settings, folder, endpoint, started[0].argv, server_env(settings), supervisor, began, started_at, tuple(started)
+    )
+
+
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
     found = probe(one.endpoint, one.settings.name, api=one.settings.api, access=own_access())
     record = ServerRecord(
@@ -159,14 +237,16 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
         env=one.env,
         niceness=niceness(one.settings),
         packages=packages,
-        log=str(one.folder / LOG_FILE),
+        log=str(one.log),
+        nodes=list(one.nodes),
         supervisor_pid=one.supervisor.pid,
         started_at=one.started_at,
         ready_after_s=round(ready_after_s, 1),
         simulated=found.simulated,
     )
     write_record(one.folder / SERVER_FILE, record)
-    _say_ready(one.supervisor)
+    for pid in one.supervisors:
+        _say_ready(_owned[pid])
     return record
 
 
@@ -189,7 +269,10 @@ def death_reason(record: ServerRecord) -> str | None:
 
     It has ended when its supervisor knows so, which then ends what is left of it. Of several servers it is the first.
     """
-    if record.owned and record.supervisor_pid is not None:
+    if record.owned and record.nodes:
+        if (cause := _cause_on_nodes(record.nodes)) is not None:
+            return cause
+    elif record.owned and record.supervisor_pid is not None:
         folder = Path(record.log).parent
         if not _runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
             return _cause(folder)
@@ -228,7 +311,8 @@ def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -
                 wait(ready, _LOOK_S, FIRST_EXCEPTION)
             return [one.result() for one in failed or ready]
         except BaseException:
-            end_supervisors([one.supervisor.pid for one in starting])  # the other threads see that, and end
+            # The other threads see that, and end.
+            end_supervisors([pid for one in starting for pid in one.supervisors])
             raise
 
 
@@ -237,12 +321,12 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
 
     Its /health may be good long before it can.
     """
-    settings, folder, endpoint = starting.settings, starting.folder, starting.endpoint
+    settings, endpoint = starting.settings, starting.endpoint
     refused_since: float | None = None
     refusal: CmError | None = None
     while True:
-        if starting.supervisor.poll() is not None:
-            raise _died(folder, endpoint, settings)
+        if (cause := starting.cause_of_end()) is not None:
+            raise _died(starting, cause)
         if listens(endpoint):
             try:
                 check_answer(
@@ -257,13 +341,14 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
             except ServerUnsuitable as error:
                 refusal, refused_since = error, refused_since or time.monotonic()
         if time.monotonic() > min(deadline, (refused_since or deadline) + REFUSING_S):
-            raise _not_ready(folder, settings, refusal)
+            raise _not_ready(starting, refusal)
         time.sleep(_LOOK_S)
 
 
-def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) -> ServerNotReady:
-    log = folder / LOG_FILE
+def _not_ready(starting: _Starting, refusal: CmError | None) -> ServerNotReady:
+    log, settings = starting.log, starting.settings
     causes = [refusal.cause if refusal else "", telling_lines(log) or f"its log {log} is empty"]
+    causes += [f"{node.name}: {telling_lines(Path(node.log))}" for node in starting.nodes[1:]]
     return ServerNotReady(
         f"the server of {settings.name} has not served a completion in time",
         cause="\n".join(filter(None, causes)),
@@ -271,19 +356,29 @@ def _not_ready(folder: Path, settings: ServerSettings, refusal: CmError | None) 
     )
 
 
-def _died(folder: Path, endpoint: str, settings: ServerSettings) -> CmError:
-    cause = _cause(folder)
+def _died(starting: _Starting, cause: str) -> CmError:
+    folder, endpoint, settings = starting.folder, starting.endpoint, starting.settings
     failure = known_failure(cause)
     if failure is not None and failure.name == "port":
         return PortInUse(
             f"the address {endpoint} was taken while the server started", cause=cause, remedy=failure.remedy
         )
-    whole = f"its whole log: {folder / LOG_FILE}"
+    whole = f"the logs of all nodes: {folder}/server-*.log" if starting.nodes else f"its whole log: {starting.log}"
     return ServerDied(
         f"the server of {settings.name} ended before it was ready",
         cause=cause,
         remedy=f"{failure.remedy}; {whole}" if failure else whole,
     )
+
+
+def _cause_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
+    """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
+    pids = {node.name: node.supervisor_pid or 0 for node in nodes}
+    since = {node.name: ended_since(node, runs=_runs(pids[node.name])) for node in nodes}
+    ended = [node for node in nodes if since[node.name] is not None]
+    if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
+        return None
+    return node_cause(nodes, ended)
 
 
 def _cause(folder: Path) -> str:
@@ -307,22 +402,6 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def packages_of(python: Path) -> dict[str, str]:
-    """Return the versions of what computes in the server's environment."""
-    names = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
-    code = (
-        "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
-        "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
-        "print(json.dumps(found))"
-    )
-    done = run([python, "-P", "-c", code, *names])
-    try:
-        versions = json.loads(done.output) if done.ok else {}
-    except ValueError:
-        return {}
-    return {str(name): str(version) for name, version in versions.items()}
 
 
 # --- end -------------------------------------------------------------------------------------------------------------

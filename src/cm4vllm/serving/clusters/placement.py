@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
 
-__all__ = ["core_bindings", "gpu_groups", "in_few_processes", "own_cores", "placed", "visible_gpus"]
+__all__ = [
+    "core_bindings",
+    "gpu_groups",
+    "in_few_processes",
+    "own_cores",
+    "placed",
+    "require_cpu_backend",
+    "visible_gpus",
+]
 
 #: What a server on the CPU backend and its client keep busy: HTTP server, engine, worker, client.
 BUSY = 4
@@ -53,7 +61,8 @@ def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[
     return [replace(settings, port=port, gpus=group) for port, group in zip(ports, groups, strict=True)]
 
 
-def _bindings(settings: ServerSettings, servers: int) -> list[str]:
+def require_cpu_backend(settings: ServerSettings) -> None:
+    """Raise UsageError for what vLLM's CPU backend does not have."""
     if (settings.pp_size or 1) > 1:
         raise UsageError(
             "vLLM's CPU backend has no pipeline parallelism",
@@ -67,6 +76,10 @@ def _bindings(settings: ServerSettings, servers: int) -> list[str]:
             cause="it ends with `current platform cpu does not support ray`",
             remedy="leave --ray_address out; on this machine --tp_size and --dp_size need no Ray",
         )
+
+
+def _bindings(settings: ServerSettings, servers: int) -> list[str]:
+    require_cpu_backend(settings)
     if servers * settings.workers == 1:
         return [settings.cpu_binding]
     if settings.cpu_binding == "auto":

@@ -65,12 +65,12 @@ class SlurmLauncher:
     def address(self, node: str) -> str:
         """Return the address that Slurm itself reaches a node at (NodeAddr)."""
         done = run(["scontrol", "show", "node", "--oneliner", node])
-        found = re.search(r"\bNodeAddr=(\S+)", done.output) if done.ok else None
+        address = re.search(r"\bNodeAddr=(\S+)", done.output) if done.ok else None
         try:
-            return str(socket.getaddrinfo(found[1] if found else node, None, type=socket.SOCK_STREAM)[0][4][0])
+            return str(socket.getaddrinfo(address[1] if address else node, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
             raise UsageError(
                 f"the node {node} has no address",
-                cause=f"{found[1] if found else node}: {error.strerror or error}",
+                cause=f"{address[1] if address else node}: {error.strerror or error}",
                 remedy="Slurm's NodeAddr of the node must be a name or an address that this machine can resolve",
             ) from error

@@ -35,12 +35,10 @@ _OPTIONS = (
 
 
 def ssh_launcher(nodes: tuple[str, ...]) -> SshLauncher:
-    """Return the launcher for hosts as ssh knows them. Raises UsageError for names that ssh cannot take, without ssh."""
+    """Return the launcher for hosts as ssh knows them. Raises UsageError for unusable names, and without ssh."""
     if shutil.which("ssh") is None:
         raise UsageError(
-            "--launcher=ssh needs the program ssh",
-            cause="it is not found on PATH",
-            remedy="install the OpenSSH client",
+            "--launcher=ssh needs the program ssh", cause="it is not found on PATH", remedy="install the OpenSSH client"
         )
     for node in nodes:
         if node.startswith("-") or any(letter.isspace() for letter in node):
@@ -63,7 +61,11 @@ class SshLauncher:
         """Return the address of a host's name, as the user's configuration of ssh states it (`ssh -G`)."""
         done = run(["ssh", "-G", node])
         host = next(
-            (value for key, _, value in (line.partition(" ") for line in done.output.splitlines()) if key == "hostname"),
+            (
+                value
+                for key, _, value in (line.partition(" ") for line in done.output.splitlines())
+                if key == "hostname"
+            ),
             node,
         )
         try:

@@ -1,0 +1,163 @@
+"""A node's report on itself, made by a program that runs there, and the comparison of the reports before a start.
+
+    python -m cm4vllm.serving.clusters.node_report PYTHON MODEL
+
+prints one line of JSON, a `NodeReport`: the versions in vLLM's environment PYTHON, the digest of cm4vllm's own source,
+the digest of the files of the folder MODEL, the processors and GPUs, and free ports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
+from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.serving.packages import packages_of
+from cm4vllm.serving.ports import free_port
+
+__all__ = ["NodeReport", "model_digest", "own_report", "require_alike"]
+
+#: Files of a model up to this size count by their content, larger ones by name and size: weights may be 1 TB.
+_MOST_BYTES = 2**24
+#: The first word of the line with the report: a login shell may print lines of its own.
+MARK = "cm4vllm-node-report "
+
+
+class NodeReport(Record, frozen=True, kw_only=True):
+    """The state of a node before a start. `interfaces` are its network interfaces by address; `ports` are free."""
+
+    host: str
+    kernel: str = ""
+    python: str = ""
+    program: str = ""
+    packages: dict[str, str] = {}
+    model: str = ""
+    cores: int = 0
+    memory_bytes: int = 0
+    gpus: list[str] = []
+    interfaces: dict[str, str] = {}
+    ports: list[int] = []
+
+
+def own_report(python: Path, model: str) -> NodeReport:
+    """Return the report of this machine on itself."""
+    import psutil
+
+    return NodeReport(
+        host=socket.gethostname(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        program=_program_digest(),
+        packages=packages_of(python) if python.exists() else {},
+        model=model_digest(Path(model)),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=[gpu.name for gpu in detect_gpus()],
+        interfaces={
+            address.address.partition("%")[0]: name
+            for name, addresses in psutil.net_if_addrs().items()
+            for address in addresses
+            if address.family in (socket.AF_INET, socket.AF_INET6)
+        },
+        ports=_free_ports(3),
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port("0.0.0.0", 0))  # noqa: S104 - bound for a moment, to see that it is free
+    return sorted(ports)
+
+
+def _program_digest() -> str:
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def model_digest(folder: Path) -> str:
+    """Return the digest of a folder's files, by name and content, large ones by name and size; empty for no folder."""
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
+        if size <= _MOST_BYTES:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+#: What is equal on all nodes before a server is started on them, each in the words of a message.
+_EQUAL: Mapping[str, Callable[[NodeReport], str]] = {
+    "versions in vLLM's environment": lambda report: ", ".join(
+        f"{key} {value}" for key, value in report.packages.items()
+    ),
+    "digest of cm4vllm's source": lambda report: report.program[:16],
+    "release of Python": lambda report: report.python,
+    "digest of the model's files": lambda report: report.model[:16],
+}
+#: What may differ, as between nodes of several kinds, and is reported.
+_ALIKE: Mapping[str, Callable[[NodeReport], str]] = {
+    "GPUs": lambda report: ", ".join(report.gpus) or "none",
+    "cores": lambda report: str(report.cores),
+    "memory": lambda report: f"{report.memory_bytes / 2**30:.0f} GiB",
+    "kernel": lambda report: report.kernel,
+}
+
+
+def require_alike(reports: Mapping[str, NodeReport], *, workers: int, on_gpus: bool) -> list[str]:
+    """Return in words where the nodes differ in hardware; the keys of `reports` are their names, `workers` of each.
+
+    Raises UsageError where a node lacks vLLM or has too few GPUs, and where versions or digests differ.
+    """
+    for name, report in reports.items():
+        if "vllm" not in report.packages:
+            raise UsageError(
+                f"the node {name} has no vLLM at the path of this machine's",
+                cause="its environment of vLLM does not exist there, or has no package vllm",
+                remedy="share the CM home (CM_REPOS) with all nodes by a file system, or install it at the same path",
+            )
+        if on_gpus and len(report.gpus) < workers:
+            raise UsageError(
+                f"the node {name} has {len(report.gpus)} GPUs for {workers} workers",
+                remedy="give more --nodes, or smaller --tp_size, --pp_size or --dp_size",
+            )
+    for what, value in _EQUAL.items():
+        if difference := _difference(reports, value):
+            raise UsageError(
+                f"the nodes differ in the {what}",
+                cause=difference,
+                remedy="install the same on all of them, or share one installation by a file system",
+            )
+    return [
+        f"the nodes differ in {what}: {text}" for what, value in _ALIKE.items() if (text := _difference(reports, value))
+    ]
+
+
+def _difference(reports: Mapping[str, NodeReport], value: Callable[[NodeReport], str]) -> str:
+    values = {name: value(report) or "none" for name, report in reports.items()}
+    return "; ".join(f"{name}: {text}" for name, text in values.items()) if len(set(values.values())) > 1 else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report of this machine."""
+    report = own_report(Path(arguments[0]), arguments[1])
+    print(MARK + msgspec.json.encode(report).decode(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""One server over several nodes, which are processes of this machine: ready, dead, and ended however its owner ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import node_peer
+import peer
+
+from cm4vllm.common.errors import ServerDied, ServerUnreachable, UsageError
+from cm4vllm.common.records import read_record
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.clusters.launchers.local import LocalLauncher
+from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import NodesStart, death_reason, start_all, stop
+
+ARGV = [sys.executable, str(Path(node_peer.__file__)), "{port}"]
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Make a Python whose environment has a package of the name vllm."""
+    info = tmp_path / "site" / "vllm-0.32.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def launch(python, folder, *, nodes=2, launcher=None, **sizes) -> ServerRecord:
+    settings = ServerSettings(model="m", name=peer.MODEL, **sizes)
+    layout = node_layout(nodes, **{"tp_size": 1, "pp_size": 1, "dp_size": 1} | sizes)
+    launcher = launcher or LocalLauncher(tuple(f"n{number}" for number in range(1, nodes + 1)))
+    start = NodesStart(launcher, layout)
+    return start_all(python, [(settings, folder)], timeout_s=30, argv=ARGV, nodes=start)[0]
+
+
+def processes_of(record) -> list[psutil.Process]:
+    roots = [psutil.Process(pid) for pid in record.supervisors]
+    return [process for root in roots for process in [root, *root.children(recursive=True)]]
+
+
+def gone(processes, timeout_s=10) -> bool:
+    return not psutil.wait_procs(processes, timeout_s)[1]
+
+
+def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp_path):
+    record = launch(python, tmp_path / "server", nodes=3, tp_size=3)
+    try:
+        assert read_record(tmp_path / "server" / "server.json", ServerRecord) == record
+        assert [node.name for node in record.nodes] == ["n1", "n2", "n3"]
+        assert ["--headless" in node.argv for node in record.nodes] == [False, True, True]
+        assert record.argv == record.nodes[0].argv
+        assert record.options["nnodes"] in (3, "3")
+        assert len(record.supervisors) == 3
+        assert "rank 2" in Path(record.nodes[2].log).read_text()
+        assert death_reason(record) is None
+        processes = processes_of(record)
+        assert len(processes) == 6
+    finally:
+        stop(record)
+    assert gone(processes)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_node_is_named_within_seconds(python, tmp_path, victim):
+    record = launch(python, tmp_path / "server", tp_size=2)
+    processes = processes_of(record)
+    try:
+        supervisor = psutil.Process(record.nodes[victim].supervisor_pid)
+        supervisor.children()[0].kill()
+        begin = time.monotonic()
+        while (reason := death_reason(record)) is None:
+            assert time.monotonic() - begin < 10
+            time.sleep(0.05)
+        assert f"on the node n{victim + 1}: it ended by itself: killed by SIGKILL" in reason
+    finally:
+        stop(record)
+    assert gone(processes)
+
+
+def test_a_killed_launcher_is_named_and_its_node_ends(python, tmp_path):
+    record = launch(python, tmp_path / "server", tp_size=2)
+    processes = processes_of(record)
+    try:
+        os.kill(record.nodes[1].supervisor_pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while (reason := death_reason(record)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "on the node n2: the local command, or its supervisor, was ended" in reason
+    finally:
+        stop(record)
+    assert gone(processes)
+
+
+def test_the_node_whose_log_has_the_cause_is_named_at_a_failing_start(python, tmp_path, monkeypatch):
+    monkeypatch.setenv("NODE_FAULT", "1")
+    with pytest.raises(ServerDied) as failed:
+        launch(python, tmp_path / "server", tp_size=2)
+    assert "on the node n2: it ended by itself: exit status 1" in failed.value.cause
+    assert "MemoryError: no room for the weights of this rank" in failed.value.cause
+
+
+OWNER = """
+import sys, time
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+import test_node_servers as t
+t.launch(Path({python!r}), Path({folder!r}), tp_size=2)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_owner_leaves_no_process_on_any_node(python, tmp_path):
+    code = OWNER.format(tests=str(Path(__file__).parent), python=str(python), folder=str(tmp_path / "server"))
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert any(line == "ready\n" for line in owner.stdout)
+    processes = processes_of(read_record(tmp_path / "server" / "server.json", ServerRecord))
+    assert len(processes) == 4
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert gone(processes)
+
+
+def test_a_node_that_cannot_run_cm4vllm_is_named_before_a_start(python, tmp_path):
+    class Unreachable(LocalLauncher):
+        def words(self, node, program):
+            refused = "echo 'ssh: connect to host n2 port 22: Connection refused' >&2; exit 255"
+            return ["sh", "-c", refused] if node == "n2" else list(program)
+
+    with pytest.raises(ServerUnreachable, match="the node n2 cannot run cm4vllm") as failed:
+        launch(python, tmp_path / "server", launcher=Unreachable(("n1", "n2")), tp_size=2)
+    assert "Connection refused" in failed.value.cause
+    assert not list(tmp_path.glob("server/*.log"))
+
+
+def test_a_node_without_vllm_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="n1 has no vLLM"):
+        launch(tmp_path / "none", tmp_path / "server", tp_size=2)
+
+
+REPORT = NodeReport(host="h", packages={"vllm": "0.32.0"}, program="a" * 64, python="3.11.2", model="b" * 64, cores=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packages": {"vllm": "0.31.0"}}, "versions in vLLM's environment"),
+        ({"program": "c" * 64}, "cm4vllm's source"),
+        ({"python": "3.12.1"}, "release of Python"),
+        ({"model": ""}, "the model's files"),
+        ({"packages": {}}, "n2 has no vLLM"),
+    ],
+)
+def test_nodes_that_differ_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        require_alike({"n1": REPORT, "n2": replace(REPORT, **changes)}, workers=1, on_gpus=False)
+
+
+def test_nodes_of_other_hardware_are_reported():
+    other = replace(REPORT, cores=4)
+    found = require_alike({"n1": REPORT, "n2": other}, workers=1, on_gpus=False)
+    assert found == ["the nodes differ in cores: n1: 8; n2: 4"]
+    with pytest.raises(UsageError, match="n1 has 0 GPUs for 8 workers"):
+        require_alike({"n1": REPORT, "n2": other}, workers=8, on_gpus=True)
