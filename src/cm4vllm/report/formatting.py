@@ -213,7 +213,8 @@ def typed_command(command: str, server: ServerRecord) -> str:
 
 
 def hosts_of(server: ServerRecord) -> set[str]:
-    """Return the hosts of a server, its replicas and its Ray cluster, but for the names of every machine itself."""
+    """Return the hosts of a server, its replicas, nodes and Ray cluster, but for the names of every machine itself."""
     hosts = {urlsplit(endpoint).hostname or "" for endpoint in server.endpoints}
+    hosts |= {host for node in server.nodes for host in node.hosts}
     hosts |= {server.env.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]").lower()}
     return {host for host in hosts if host and not is_loopback(host)}

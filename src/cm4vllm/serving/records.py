@@ -131,6 +131,11 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     events: str = ""
     supervisor_pid: int | None = None
 
+    @property
+    def hosts(self) -> set[str]:
+        """The name and the address of another machine; none for a process of this one."""
+        return set() if self.launcher == "local" else {self.name, self.env.get("VLLM_HOST_IP", "")} - {""}
+
 
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.

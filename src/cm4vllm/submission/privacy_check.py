@@ -16,6 +16,7 @@ from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.own_program import program_files
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.rules import tree_layouts
+from cm4vllm.serving.records import NodeRecord
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.published_program import program_folders, published_files
 from cm4vllm.submission.system_records import MACHINE_FILE
@@ -51,6 +52,7 @@ def words_of(out: Path) -> list[PrivateWord]:
 class _Server(msgspec.Struct, frozen=True):
     endpoint: str
     replicas: list[str] = []
+    nodes: list[NodeRecord] = []
     env: dict[str, str] = {}
 
 
@@ -74,11 +76,12 @@ def servers_of(out: Path) -> set[str]:
 
 
 def _hosts(record: Path) -> set[str]:
-    """Return the hosts of the servers that a run's record names, its Ray cluster's among them."""
+    """Return the hosts of the servers that a run's record names, their nodes and Ray clusters among them."""
     try:
         server = msgspec.json.decode(bytes_of(record), type=_Run).settings.server
         addresses = [server.endpoint, *server.replicas, f"//{server.env.get('RAY_ADDRESS', '')}"]
-        return {urlsplit(address).hostname or "" for address in addresses} - {""}
+        nodes = {host for node in server.nodes for host in node.hosts}
+        return ({urlsplit(address).hostname or "" for address in addresses} | nodes) - {""}
     except (OSError, ValueError, RecursionError) as error:
         raise SubmissionError(
             f"{record} does not say which servers its run asked",

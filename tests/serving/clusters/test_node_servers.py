@@ -19,11 +19,12 @@ import peer
 
 from cm4vllm.common.errors import ServerDied, ServerUnreachable, UsageError
 from cm4vllm.common.records import read_record
+from cm4vllm.report.formatting import hosts_of
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server import NodesStart, death_reason, start_all, stop
 
 ARGV = [sys.executable, str(Path(node_peer.__file__)), "{port}"]
@@ -180,3 +181,12 @@ def test_nodes_of_other_hardware_are_reported():
     assert found == ["the nodes differ in cores: n1: 8; n2: 4"]
     with pytest.raises(UsageError, match="n1 has 0 GPUs for 8 workers"):
         require_alike({"n1": REPORT, "n2": other}, workers=8, on_gpus=True)
+
+
+def test_names_and_addresses_of_nodes_are_not_published():
+    ssh = NodeRecord(name="gpu-a17", launcher="ssh", env={"VLLM_HOST_IP": "10.1.2.3"})
+    local = NodeRecord(name="node1", launcher="local", env={"VLLM_HOST_IP": "127.0.0.1"})
+    record = ServerRecord(
+        endpoint="http://10.1.2.3:80", model_name="m", max_model_len=1, version="", owned=True, nodes=[ssh, local]
+    )
+    assert hosts_of(record) == {"gpu-a17", "10.1.2.3"}
