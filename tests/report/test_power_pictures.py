@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from cm4vllm.report.power_pictures import power_pictures, power_words
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power
+from cm4vllm.submission.capsule.comparison import compare_paths
 
 GPU = "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
 STREAM = "v4.1-untether-h13-resnet50-singlestream"
@@ -70,3 +73,27 @@ def test_a_run_without_a_session_has_no_curve(published_power: Path, tmp_path: P
         (tmp_path / "run_1" / name).write_bytes(log.with_name(name).read_bytes())
     part = Reader(tmp_path).performance(tmp_path / "run_1", None)
     assert part is not None and list(power_pictures(part)) == []
+
+
+def scaled(text: str, factor: float) -> str:
+    return re.sub(r"Watts,([\d.]+)", lambda one: f"Watts,{float(one[1]) * factor:.6f}", text)
+
+
+def test_two_results_with_power_are_compared_by_it(published_power: Path, tmp_path: Path) -> None:
+    trees = []
+    for name, factor in (("one", 1.0), ("other", 1.1)):
+        home = tmp_path / name / "open" / "Somebody"
+        folder = home / "results" / "a_system" / "llama2-70b-99" / "Offline" / "performance"
+        shutil.copytree(published_power / GPU, folder, copy_function=shutil.copyfile)
+        (home / "systems").mkdir()
+        (home / "systems" / "a_system.json").write_text('{"system_name": "a system", "accelerators_per_node": "8"}')
+        samples = folder / "run_1" / "spl.txt"
+        samples.chmod(0o644)
+        samples.write_text(scaled(samples.read_text(), factor))
+        trees.append(tmp_path / name)
+    (block,) = compare_paths(trees).blocks
+    rows = {row.name: row for row in block.rows}
+    power, work = rows["power"], rows["efficiency"]
+    assert (power.unit, power.better, work.unit, work.better) == ("W", "", "tokens/J", "higher")
+    assert [round(cell.figure.value, 3) for cell in power.cells if cell.figure] == [6152.984, 6768.283]
+    assert work.cells[1].shift is not None and work.cells[1].shift.change == pytest.approx(1 / 1.1 - 1)

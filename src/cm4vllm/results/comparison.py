@@ -18,12 +18,17 @@ from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
+from cm4vllm.results.recorded_power import POWER_FIGURES
 from cm4vllm.results.uncertainty import COMPARED, Shift
 
 __all__ = ["ANSWER_BYTES", "Answers", "Block", "Cell", "Comparison", "Row", "Side", "compare"]
 
 #: Bytes of the digest of each answer in Conditions.answers.
 ANSWER_BYTES = 3
+
+#: The units of figures with a better direction; a score has none.
+_LOWER_IS_BETTER = ("ms", "mJ/query")
+_HIGHER_IS_BETTER = ("", "tokens/s", "samples/s", "tokens/J", "samples/J", "queries/J")
 
 #: A benchmark and a scenario.
 Key = tuple[str, str]
@@ -229,7 +234,7 @@ def _performance_rows(parts: Sequence[Performance | None], accelerators: Sequenc
     """Give the rows of the figures, rates also per accelerator where all that have the rate state `accelerators`."""
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
     one_query = any(part is not None and part.queries == 1 for part in parts)
-    for name in dict.fromkeys((*metrics, *COMPARED)):
+    for name in dict.fromkeys((*metrics, *COMPARED, *POWER_FIGURES)):
         figures = [part.figures.get(name) if part is not None else None for part in parts]
         if sum(figure is not None for figure in figures) < 2 or (one_query and name.startswith("latency")):
             continue
@@ -268,5 +273,5 @@ def _row(name: str, figures: Sequence[Figure | None], *, score: bool = False) ->
         for place, figure in enumerate(figures)
     ]
     unit = before.unit if before else ""
-    better = "lower" if unit == "ms" else "higher" if unit in ("", "tokens/s", "samples/s") else ""
+    better = "lower" if unit in _LOWER_IS_BETTER else "higher" if unit in _HIGHER_IS_BETTER else ""
     return Row(name, unit, better, tuple(cells), score)

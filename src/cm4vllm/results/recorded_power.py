@@ -6,7 +6,7 @@ the log's power_begin and power_end, in W; and for results that are compared by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
@@ -16,7 +16,12 @@ from cm4vllm.power.session import SESSION, Phase, PowerSession, Window, session_
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 
-__all__ = ["RecordedPower", "measured_power", "power_metric", "recorded_power"]
+__all__ = ["POWER_FIGURES", "RecordedPower", "measured_power", "power_figures", "power_metric", "recorded_power"]
+
+
+#: The names of the figures of power.
+POWER_FIGURES = ("power", "energy_per_query", "efficiency")
+_ONE_SESSION = "one session, without others to compare it with"
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ def recorded_power(part: Performance) -> RecordedPower | None:
         uncertainty=(100 * said[-1].mean, 100 * said[-1].maximum) if said else None,
         simulated=any(one.simulated for one in session.identities) or any(one.simulated for one in inside),
     )
+
+
+def power_figures(part: Performance) -> list[Figure]:
+    """Return the published power of a run and the work for a joule, as figures of it; none without a session."""
+    power = recorded_power(part)
+    found = [power.metric, power.efficiency] if power else []
+    return [replace(figure, why_no_interval=_ONE_SESSION) for figure in found if figure is not None]
 
 
 def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | None:

@@ -18,6 +18,7 @@ from cm4vllm.results.comparison import ANSWER_BYTES
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
+from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.results.uncertainty import with_intervals
 
 __all__ = ["publishable"]
@@ -53,7 +54,7 @@ def _performance(part: Performance) -> Performance:
         loadgen_version=part.loadgen_version,
         loadgen_valid=part.valid,
         loadgen_reasons=part.reasons,
-        figures=with_intervals(part),
+        figures=Figures([*with_intervals(part).values(), *power_figures(part)]),
         settings=_plain_settings(part.settings),
         conditions=replace(_conditions(part.run), doubts=part.client_doubts),
         terms=part.terms,
