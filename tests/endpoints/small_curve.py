@@ -1,8 +1,9 @@
-"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT]`, CLIENT the record of a client.
+"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [KEY=VALUE ...]`.
 
 The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
-recipes are plain functions here, the server is the simulated one, and without CLIENT small_client.py is the client. The
-official builder and checker are left out. Like `cm`, it ends with the exit code of what failed.
+recipes are plain functions here, the server is the simulated one, and without CLIENT, the record of a client,
+small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit code of
+what failed.
 """
 
 import json
@@ -74,7 +75,8 @@ class Recipes:
         part = ServerSettings(model=NAME, name=NAME, api=Api.COMPLETIONS, max_num_seqs=64)
         start = Path(rehearsal.__file__).with_name("start.py")
         words = [sys.executable, str(start), f"--profile={PROFILE}", f"--served-model-name={NAME}", "--port={port}"]
-        record = started(Planned(Path(sys.executable), [part], [*words, "--max-num-seqs=64"]), folder, 60)
+        words += ["--max-num-seqs=64", *env.get("CM_VLLM_SERVER_EXTRA_ARGS", "").split()]
+        record = started(Planned(Path(sys.executable), [part], words), folder, 60)
         self.server = str(folder / "server.json")
         return {"CM_VLLM_SERVER_RECORD": self.server, "CM_VLLM_SERVER_ENDPOINT": record.endpoint}
 
@@ -105,10 +107,11 @@ def small_installation(folder):
 
 
 def main(arguments):
-    folder = Path(arguments[0])
-    client = Path(arguments[1]) if len(arguments) > 1 else small_installation(folder)
+    folder, given = Path(arguments[0]), dict(word.split("=", 1) for word in arguments[1:] if "=" in word)
+    clients = [word for word in arguments[1:] if "=" not in word]
+    client = Path(clients[0]) if clients else small_installation(folder)
     recipes = Recipes(folder, client)
-    env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(PASS)}
+    env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(PASS), **given}
     try:
         job.run_job(env, recipes)
     except CmError as error:

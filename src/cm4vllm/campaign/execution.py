@@ -184,6 +184,7 @@ class Execution:
             return
         inputs = self.values.inputs(step)
         if step.product is Product.SERVER:
+            self._end_server()
             self.server = OwnServer(step, inputs, self._attempt)
             if self.server.can_wait(self.recipes, self.env):
                 return
@@ -202,6 +203,15 @@ class Execution:
             self._failed(step, error)
 
     def end(self) -> None:
+        self._note_unneeded()
+
+    def _end_server(self) -> None:
+        """End the server of the steps before, where there is one: the next steps have another."""
+        if self.server is not None:
+            self._note_unneeded()
+            self.server.end(self.env)
+
+    def _note_unneeded(self) -> None:
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 

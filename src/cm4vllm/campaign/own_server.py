@@ -70,6 +70,11 @@ class OwnServer:
             self._waits, self.was_needed = False, True
             self._take(self.step, self._inputs)
 
+    def end(self, env: Mapping[str, str]) -> None:
+        """End it where it runs: another takes its place."""
+        if not self._waits:
+            stop(read_record(Path(env[_RECORD]), ServerRecord))
+
     def replace(self, env: Mapping[str, str]) -> None:
         """End what is left of it, so that the next step that needs it starts another."""
         stop(read_record(Path(env[_RECORD]), ServerRecord))

@@ -89,6 +89,7 @@ MaxNumBatchedTokens = Annotated[int | None, Key("CM_VLLM_SERVER_MAX_NUM_BATCHED_
 KvCacheDtype = Annotated[str, Key("CM_VLLM_SERVER_KV_CACHE_DTYPE")]
 KvCacheSpace = Annotated[int, Key("CM_VLLM_SERVER_CPU_KVCACHE_SPACE")]
 GpuMemoryUtilization = Annotated[float | None, Key("CM_VLLM_SERVER_GPU_MEMORY_UTILIZATION")]
+PointArgs = Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINT_ARGS")]
 ExtraArgs = Annotated[str, Key("CM_VLLM_SERVER_EXTRA_ARGS")]
 
 # --- curves of MLPerf Endpoints ---

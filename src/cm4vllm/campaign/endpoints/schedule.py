@@ -60,18 +60,23 @@ def _served(job: EndpointsJob) -> Iterator[Step]:
     )
 
 
-def _server(job: EndpointsJob) -> Step:
+def _server(job: EndpointsJob, point: int = 0, options: str = "") -> Step:
+    """Return the step that starts the server: of all points, or from a point on with further options of vLLM."""
     given = bool(job.settings.api_server)
+    folder = f"server/point-{point}" if point else "server"
+    more = {"CM_VLLM_SERVER_EXTRA_ARGS": f"{job.settings.extra_args} {options}".strip()} if point else {}
     return Step(
-        name="server",
+        name=f"server from {point_name(point)} on" if point else "server",
         tags="run,vllm-server",
-        gives="server/server.json",
+        gives=f"{folder}/server.json",
         product=None if given else Product.SERVER,
         inputs={
             **({} if given else {"CM_VLLM_SERVER_MODEL_NAME": ""}),
+            **more,
             "CM_VLLM_SERVER_BACKGROUND": "yes",
-            "CM_VLLM_SERVER_DIR": str(job.out / "server"),
+            "CM_VLLM_SERVER_DIR": str(job.out / folder),
         },
+        notes=(f"another server: {options or 'without the options of the point before'}",) if point else (),
     )
 
 
@@ -94,7 +99,12 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
         },
         notes=("short runs measure the server's rates, from which the points, their samples and minutes follow",),
     )
+    options = ""
     for number in range(1, job.points + 1):
+        concurrency = job.given[number - 1] if number <= len(job.given) else 0  # a dedicated Offline run has none
+        if (own := job.options.get(concurrency, "")) != options:
+            options = own
+            yield _server(job, number, options)
         yield Step(
             name=point_name(number),
             tags="run,mlperf,endpoints,point",

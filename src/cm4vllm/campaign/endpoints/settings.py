@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import Sources, sources
+from cm4vllm.campaign.endpoints.point_options import point_options
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.steps import key_of, reruns
 from cm4vllm.common import input_types
@@ -38,6 +40,8 @@ class EndpointsSettings(Record, frozen=True, kw_only=True):
     c_min: input_types.CurveMin = 0
     c_max: input_types.CurveMax = 0
     points: input_types.CurvePoints = ""
+    point_args: input_types.PointArgs = ""
+    extra_args: input_types.ExtraArgs = ""
     count: input_types.CurvePointCount = 0
     pass_samples: input_types.PassSamples = 0
     cohort: input_types.EndpointsCohort = "2026-11-C1"
@@ -50,7 +54,10 @@ class EndpointsSettings(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class EndpointsJob:
-    """The settings, understood. `given` are the points of --points; `c_max` is 0 where a search finds it."""
+    """The settings, understood. `given` are the points of --points; `c_max` is 0 where a search finds it.
+
+    `options` are further options of vLLM for single points, by their concurrency.
+    """
 
     settings: EndpointsSettings
     benchmark: EndpointsBenchmark
@@ -58,6 +65,7 @@ class EndpointsJob:
     execution_mode: ExecutionMode
     out: Path
     given: tuple[int, ...]
+    options: Mapping[int, str]
     c_min: int
     c_max: int
     rerun: frozenset[str]
@@ -137,6 +145,7 @@ class EndpointsJob:
             execution_mode=mode,
             out=typed_path(settings.output_dir).absolute() / "endpoints" / mode,
             given=given,
+            options=point_options(settings.point_args, given, served=bool(settings.api_server)),
             c_min=c_min,
             c_max=c_max,
             rerun=reruns(settings.rerun)[1],
