@@ -19,11 +19,8 @@ GIVEN = tuple(map(int, POINTS.split(",")))
 def test_options_are_those_of_the_named_points():
     asked = "23,40: --max-num-seqs=64 --enforce-eager; 2: --max-num-seqs=4"
     options = point_options(asked, GIVEN, served=False)
-    assert options == {
-        23: "--max-num-seqs=64 --enforce-eager",
-        40: "--max-num-seqs=64 --enforce-eager",
-        2: "--max-num-seqs=4",
-    }
+    both = "--max-num-seqs=64 --enforce-eager"
+    assert options == {23: both, 40: both, 2: "--max-num-seqs=4"}
     assert point_options(" ", (), served=True) == {}
 
 
@@ -43,11 +40,8 @@ def test_what_cannot_be_is_refused(text, points, served, words):
 
 
 def test_a_server_is_started_where_the_options_change(tmp_path):
-    job = EndpointsJob.of(
-        EndpointsSettings(
-            output_dir=str(tmp_path), points=POINTS, point_args="4,7,40: --max-num-seqs=8", extra_args="--x"
-        )
-    )
+    asked = {"points": POINTS, "point_args": "4,7,40: --max-num-seqs=8", "extra_args": "--x"}
+    job = EndpointsJob.of(EndpointsSettings(output_dir=str(tmp_path), **asked))
     steps = [step for step in schedule(job) if step.name.startswith(("server", "point"))]
     assert [step.name for step in steps] == [
         "server",

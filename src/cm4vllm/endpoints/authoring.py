@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,24 +198,39 @@ def _disclosure(
     return Disclosure(division=stated.division, cohort=inputs.cohort, **{**known, **stated.model, **stated.dataset})
 
 
+def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:
+    """Give lines on how the server was started, for each command the concurrencies of the points that it served."""
+    names = {model.path: "MODEL_DIR"} if model.path else {}
+    served: dict[str, list[str]] = {}
+    for record in records:
+        hosts = {host_of(endpoint) for endpoint in record.server.endpoints}
+        line = shell_line(published_words(_without_port(record.server.argv), names, hosts))
+        served.setdefault(line, []).append(f"{record.terms.concurrency:,}")
+    for line, concurrencies in served.items():
+        of = "" if len(served) == 1 else f" for the points at concurrency {', '.join(concurrencies)}"
+        if line:
+            yield from (f"The server{of} was started by", "", f"    {line}", "")
+        else:
+            yield from (f"The server{of} was not started by cm4vllm.", "")
+
+
+def _without_port(argv: Sequence[str]) -> list[str]:
+    """Return a command line without the port, which is another one at each start."""
+    kept = [word for word in argv if not word.startswith("--port=")]
+    if "--port" in kept:
+        place = kept.index("--port")
+        del kept[place : place + 2]
+    return kept
+
+
 def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], model: ModelRecord) -> None:
     """Write src/vllm/README.md and docs/README.md of the bundle: how the server was started and points measured."""
     record = points[0][1]
-    hosts = {host_of(endpoint) for endpoint in record.server.endpoints}
-    names = {model.path: "MODEL_DIR"} if model.path else {}
-    start = (
-        shell_line(published_words(record.server.argv, names, hosts))
-        if record.server.argv
-        else "the server was not started by cm4vllm"
-    )
     lines = [
         f"# {record.server.named}",
         "",
-        "The server was started by",
-        "",
-        f"    {start}",
-        "",
-        f"and each point was measured by the reference client (mlcommons/endpoints at {record.client_commit}),",
+        *_starts([one for _, one in points], model),
+        f"Each point was measured by the reference client (mlcommons/endpoints at {record.client_commit}),",
         "from a folder with the dataset and the model's tokenizer in `tokenizer`, by",
         "",
         "    inference-endpoint benchmark from-config -c config.yaml --mode perf",
