@@ -2,7 +2,7 @@
 
 `small_client.py -m inference_endpoint.main benchmark from-config -c FILE --mode perf|both`, as endpoints/client.py
 starts the real one. It has its habits too: progress on its standard output, a folder in /dev/shm while it runs, and
-after SIGINT the exit status 0 with files that call themselves complete.
+after SIGINT the exit status 0 with files that call themselves complete, or 1 where it had an accuracy run to score.
 """
 
 import http.client
@@ -105,6 +105,8 @@ def main():
         (folder / "accuracy" / "accuracy_results.json").write_text(json.dumps({"accuracy_scores": [entry]}))
     held.close()
     shutil.rmtree(shared)
+    if MODE == "both" and STOPPED.is_set():
+        sys.exit(1)  # it has nothing to score
 
 
 main()

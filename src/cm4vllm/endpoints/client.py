@@ -34,6 +34,8 @@ _GRACE_S = 10.0
 _LOOK_S = 0.5
 #: The end of a server is known to its supervisor this long after it, and to us.
 _NOTICED_S = 2.0
+#: The exit status of a client that is interrupted before its run.
+_INTERRUPTED = 130
 _AGAIN = "run the same command again: it repeats this run"
 #: The progress bar of the client: samples of all.
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
@@ -119,7 +121,8 @@ def run_client(
     faults = faults_of(target, wanted, client.commit)
     if faults or _status(state) != 0:
         _require_server(alive)
-    _require_status(_status(state), log)
+    if not _was_cut_short(target, wanted):
+        _require_status(_status(state), log)
     if faults:
         raise RunIncomplete(
             f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
@@ -205,6 +208,14 @@ def _require_server(alive: Callable[[], str | None]) -> None:
         raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
 
 
+def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
+    """Tell whether the client was interrupted: it sums up fewer samples, and ends with 0, or fails to score."""
+    try:
+        return _counts(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))).issued < wanted.samples
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
 def _status(state: Path) -> int | None:
     """Return the exit status of the client, negative for a signal; None where its supervisor did not see it."""
     try:
@@ -219,6 +230,6 @@ def _require_status(status: int | None, log: Path) -> None:
     if status == 0:
         return
     how = "its supervisor was killed" if status is None else exit_in_words(status)
-    if status is None or status < 0:
+    if status is None or status < 0 or status == _INTERRUPTED:
         raise RunIncomplete(f"the reference client ended early: {how}", remedy=f"{_AGAIN}; the client's log is {log}")
     raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")
