@@ -28,7 +28,7 @@ class ClientSettings(Record, frozen=True, kw_only=True):
     """The settings of a session: its servers, the command, the folder of its logs, and that of the session."""
 
     source: input_types.PowerSource = ""
-    round: input_types.Round = ""
+    round: input_types.Round = round_names()[-1]
     power_server: input_types.PowerServer = ""
     port: input_types.PowerPort = 4950
     ntp_server: input_types.NtpServer = ""
@@ -43,7 +43,7 @@ def site_of(settings: ClientSettings) -> Site:
     """Return the place of the session."""
     return Site(
         source=settings.source,
-        programs=round_terms(settings.round or round_names()[-1]).power,
+        programs=round_terms(settings.round).power,
         host=settings.power_server,
         port=settings.port,
         ntp_server=settings.ntp_server,

@@ -26,7 +26,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     """The settings of the power server; `conf_file` replaces all but the programs."""
 
     source: input_types.PowerSource = ""
-    round: input_types.Round = ""
+    round: input_types.Round = round_names()[-1]
     ptd: Annotated[str, Key("CM_MLPERF_PTD_PATH")] = ""
     ntp_server: input_types.NtpServer = ""
     listen: Annotated[str, Key("CM_MLPERF_POWER_SERVER_LISTEN")] = "127.0.0.1"
@@ -91,7 +91,7 @@ def _config(settings: ServerSettings) -> ServerConfig:
             interface_flag=settings.interface_flag,
             channel=settings.channel,
         ),
-        section=round_terms(settings.round or round_names()[-1]).power.section,
+        section=round_terms(settings.round).power.section,
         host=settings.listen,
         port=settings.port,
     )
