@@ -37,16 +37,18 @@ def address_spellings(address: str) -> set[str]:
         bare = "".join(parts)
         return {":".join(parts), "-".join(parts), bare, ".".join(bare[at : at + 4] for at in range(0, len(bare), 4))}
     try:
-        found = ipaddress.ip_address(plain)
+        parsed = ipaddress.ip_address(plain)
     except ValueError:
         return {plain}
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
-        found = found.ipv4_mapped
-    if isinstance(found, ipaddress.IPv4Address):
-        dotted, mapped = str(found), ipaddress.IPv6Address(f"::ffff:{found}")
-        return {dotted, dotted.replace(".", "-"), found.reverse_pointer, f"::ffff:{dotted}", *_colons(mapped)}
-    spelled = _colons(found)
-    return spelled | {one.replace(":", "-") for one in spelled if one[0] != ":"} | {found.reverse_pointer}
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        parsed = parsed.ipv4_mapped
+    if isinstance(parsed, ipaddress.IPv4Address):
+        dotted, mapped = str(parsed), ipaddress.IPv6Address(f"::ffff:{parsed}")
+        return {dotted, dotted.replace(".", "-"), parsed.reverse_pointer, f"::ffff:{dotted}", *_colons(mapped)}
+    spelled = _colons(parsed)
+    return (
+        spelled | {spelling.replace(":", "-") for spelling in spelled if spelling[0] != ":"} | {parsed.reverse_pointer}
+    )
 
 
 def _colons(address: ipaddress.IPv6Address) -> set[str]:

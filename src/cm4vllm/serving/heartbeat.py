@@ -93,7 +93,7 @@ class Heartbeat:
     def look_at_processes(self) -> bool:
         """Tell whether a process of the servers is stopped, and take note of it."""
         stopped = [(endpoint, name) for pid, endpoint in self.supervisors.items() if (name := stopped_process(pid))]
-        self._stopped = {one: self._stopped.get(one, 0) + 1 for one in stopped}
+        self._stopped = {process: self._stopped.get(process, 0) + 1 for process in stopped}
         for (endpoint, name), looks in self._stopped.items():
             if looks >= STOPPED_LOOKS:
                 self._stuck(f"{endpoint}: its process {name} is stopped, as by SIGSTOP or a debugger")

@@ -105,10 +105,10 @@ def _say_access(access: Access, urls: list[str]) -> None:
 def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     """Start the servers, and return the first's record with those of the others in it."""
     require_shared_memory()
-    one = servers.parts[0]
-    if one.threads:
-        say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={one.threads}")
-    if one.device == "cpu" and fp8_env(Path(one.model)):
+    settings = servers.parts[0]
+    if settings.threads:
+        say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={settings.threads}")
+    if settings.device == "cpu" and fp8_env(Path(settings.model)):
         say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(servers.parts) + 1))]
     records = server.start_all(

@@ -31,7 +31,7 @@ def node_names(server: ServerRecord) -> list[str]:
     names: dict[str, str] = {}
     for site in sites_of(server):
         listed = [model.name for model in served_models(site) if not model.adapter]
-        name = [one for one in listed if one != server.model_name][-1:] or [server.model_name]
+        name = [candidate for candidate in listed if candidate != server.model_name][-1:] or [server.model_name]
         if name[0] in names:
             raise ServerUnsuitable(
                 f"two nodes have the same name {name[0]}",

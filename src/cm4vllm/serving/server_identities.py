@@ -64,9 +64,9 @@ def reported_options(site: Site) -> dict[str, OptionValue]:
     KV cache. Raises ServerUnreachable.
     """
     labels: dict[str, Any] = {}
-    for found in _CACHE.findall(_text(site, "/metrics")):
+    for sample in _CACHE.findall(_text(site, "/metrics")):
         labels |= {
-            name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in _LABEL.findall(found)
+            name: _OF_LABEL[text] if text in _OF_LABEL else typed_value(text) for name, text in _LABEL.findall(sample)
         }
     page = _page(site, "/server_info?config_format=json")
     config = page.get("vllm_config") if isinstance(page, dict) else None

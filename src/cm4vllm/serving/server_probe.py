@@ -86,7 +86,7 @@ def probe(
         first,
         replicas=[record.endpoint for record in records[1:]],
         unchecked=unchecked,
-        identities={endpoint: one for record in records for endpoint, one in record.identities.items()},
+        identities={endpoint: content for record in records for endpoint, content in record.identities.items()},
     )
 
 

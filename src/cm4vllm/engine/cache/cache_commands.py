@@ -27,10 +27,10 @@ Search = Callable[[Result], Result]
 
 def show(search: Search, i: Result) -> Result:
     """Print tags, path, version, size and age of the entries found and, with --env, what they export."""
-    found = search({**i, "out": None})
-    if found["return"]:
-        return found
-    entries = _entries(found)
+    answer = search({**i, "out": None})
+    if answer["return"]:
+        return answer
+    entries = _entries(answer)
     if i.get("out") == "json":
         return {"return": 0, "entries": [_as_json(entry) for entry in entries]}
     total = 0
@@ -44,7 +44,7 @@ def show(search: Search, i: Result) -> Result:
         if flag(i, "env"):
             _print_env(entry)
     page(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
-    return {"return": 0, "list": found["list"]}
+    return {"return": 0, "list": answer["list"]}
 
 
 def _print_env(entry: Stored) -> None:
@@ -57,10 +57,10 @@ def _print_env(entry: Stored) -> None:
 def find(search: Search, i: Result) -> Result:
     """Print the paths of the entries found, on a terminal with size, age and what made them."""
     console = i.get("out") == "con"
-    found = search({**i, "out": None})
-    if found["return"] or not console:
-        return found
-    for entry in _entries(found):
+    answer = search({**i, "out": None})
+    if answer["return"] or not console:
+        return answer
+    for entry in _entries(answer):
         if sys.stdout.isatty():
             print(
                 f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
@@ -68,7 +68,7 @@ def find(search: Search, i: Result) -> Result:
             )
         else:
             page(str(entry.folder))
-    return found
+    return answer
 
 
 def remove(search: Search, cmind: Any, i: Result) -> Result:
@@ -77,16 +77,16 @@ def remove(search: Search, cmind: Any, i: Result) -> Result:
     The result is 16 where tags or a name match nothing, and 20 where there is no terminal for the question.
     """
     force, console = flag(i, "f", "force"), i.get("out") == "con"
-    found = search({**i, "out": None})
-    if found["return"]:
-        return found
-    entries = _entries(found)
+    answer = search({**i, "out": None})
+    if answer["return"]:
+        return answer
+    entries = _entries(answer)
     try:
         if not entries:
             return _nothing(i)
         if not force and not (console and _confirmed(entries)):
             return {"return": 0, "deleted_list": []}
-        for entry, artifact in zip(entries, found["list"], strict=True):
+        for entry, artifact in zip(entries, answer["list"], strict=True):
             if console:
                 print(
                     f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
@@ -103,7 +103,7 @@ def remove(search: Search, cmind: Any, i: Result) -> Result:
                 )
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
-    return {"return": 0, "deleted_list": found["list"]}
+    return {"return": 0, "deleted_list": answer["list"]}
 
 
 def _nothing(i: Mapping[str, Any]) -> Result:
@@ -137,8 +137,8 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _entries(found: Mapping[str, Any]) -> list[Stored]:
-    return [Stored.of(Path(artifact.path), artifact.meta) for artifact in found["list"]]
+def _entries(answer: Mapping[str, Any]) -> list[Stored]:
+    return [Stored.of(Path(artifact.path), artifact.meta) for artifact in answer["list"]]
 
 
 def _counted(entries: Sequence[Stored], size: int) -> str:

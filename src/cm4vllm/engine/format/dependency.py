@@ -134,15 +134,15 @@ def amendments_of(raw: Any, wrong: type[CmError] = RecipeError) -> tuple[Amendme
     """
     if not isinstance(raw, Mapping):
         raise wrong(f"adr/ad must map names to changes, not be {raw!r}")
-    found = []
+    amendments = []
     for name, change in raw.items():
-        for one in change if isinstance(change, list) else [change]:
-            if not isinstance(one, Mapping):
+        for part in change if isinstance(change, list) else [change]:
+            if not isinstance(part, Mapping):
                 raise wrong(
-                    f"adr.{name} must name what is changed, not {one!r}",
+                    f"adr.{name} must name what is changed, not {part!r}",
                     remedy=f"for example: --adr.{name}.tags=_variation, or --adr.{name}.version=1.2",
                 )
-            found.append(
-                Amendment(str(name), {k: v for k, v in one.items() if k not in CONDITION_KEYS}, Conditions.of(one))
+            amendments.append(
+                Amendment(str(name), {k: v for k, v in part.items() if k not in CONDITION_KEYS}, Conditions.of(part))
             )
-    return tuple(found)
+    return tuple(amendments)

@@ -54,16 +54,16 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
     """
     import yaml
 
-    found: dict[tuple[str | int, ...], int] = {}
+    lines: dict[tuple[str | int, ...], int] = {}
 
     def visit(node: Any, place: tuple[str | int, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
-                found.setdefault((*place, str(key.value)), key.start_mark.line + 1)
+                lines.setdefault((*place, str(key.value)), key.start_mark.line + 1)
                 visit(value, (*place, str(key.value)))
         elif isinstance(node, yaml.SequenceNode):
             for number, item in enumerate(node.value):
-                found.setdefault((*place, number), item.start_mark.line + 1)
+                lines.setdefault((*place, number), item.start_mark.line + 1)
                 visit(item, (*place, number))
 
     try:
@@ -71,7 +71,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
             visit(yaml.compose(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
-    return found
+    return lines
 
 
 def read_json(path: AnyPath) -> Any:
@@ -96,17 +96,17 @@ def read_meta(folder: AnyPath) -> dict[str, Any]:
     Raises RecipeError when there is none or it is not a mapping.
     """
     meta: dict[str, Any] = {}
-    found = False
+    present = False
     for name in META_NAMES:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             continue
-        found = True
+        present = True
         part = read_yaml(path) if name.endswith(".yaml") else read_json(path)
         if not isinstance(part, Mapping):
             raise RecipeError(f"{path} is not a mapping of keys to values")
         meta.update(part)
-    if not found:
+    if not present:
         raise RecipeError(f"{folder} has no _cm.yaml")
     return meta
 

@@ -119,13 +119,13 @@ def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw
 
 def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return environment key and description of each flag, under all its names."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    described: dict[str, tuple[str, dict[str, Any]]] = {}
     for flag, entry in inputs.items():
         description = {"desc": "", "type": "text", **_described_entry(entry)}
-        found[flag] = str(entry["key"]), description
+        described[flag] = str(entry["key"]), description
         for name in entry.get("also") or ():
-            found[name] = str(entry["key"]), {**description, "same_as": flag}
-    return found
+            described[name] = str(entry["key"]), {**description, "same_as": flag}
+    return described
 
 
 def _described_entry(entry: Raw) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
     `store` is the file that remembers them; where it cannot be written, the next run reads the metas again.
     """
     known = _remembered(store)
-    found: list[Summary] = []
+    read: list[Summary] = []
     kept: dict[str, Any] = {}
     settled = time.time() - SETTLED_S
     for path, repo in folders:
@@ -85,7 +85,7 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
         if words is None:
             continue
         automation_uid, alias, uid, tags, tags_help = words
-        found.append(Summary(path, repo, automation_uid, alias, uid, tuple(tags), tags_help))
+        read.append(Summary(path, repo, automation_uid, alias, uid, tuple(tags), tags_help))
         if changed_at < settled:
             kept[path] = [signature, *words]
     if kept != known:
@@ -93,7 +93,7 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
             from pathlib import Path
 
             write_bytes(Path(store), json.dumps(kept).encode())
-    return found
+    return read
 
 
 def _remembered(store: str) -> dict[str, Any]:

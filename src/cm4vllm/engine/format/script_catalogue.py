@@ -37,15 +37,15 @@ class Catalogue:
         wanted = set(tags)
         indexed = [self.script(path, repo) for path, repo in self.indexed(wanted)]
         return [script for script in indexed if wanted <= set(script.tags)] or [
-            self.script(one.path, one.repo) for one in self.summaries if wanted <= set(one.tags)
+            self.script(summary.path, summary.repo) for summary in self.summaries if wanted <= set(summary.tags)
         ]
 
     def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
         """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
         return [
-            self.script(one.path, one.repo)
-            for one in self.summaries
-            if name in (one.alias, one.uid) and (not repo or repo in self._repo_names(one.repo))
+            self.script(summary.path, summary.repo)
+            for summary in self.summaries
+            if name in (summary.alias, summary.uid) and (not repo or repo in self._repo_names(summary.repo))
         ]
 
     def indexed(self, wanted: set[str]) -> list[tuple[str, str]]:
@@ -63,19 +63,19 @@ class Catalogue:
     @cached_property
     def summaries(self) -> list[Summary]:
         """Names of every readable script; of two scripts with one UID, the first in the order of the repositories."""
-        found: dict[str, Summary] = {}
-        for one in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
-            if one.automation_uid == SCRIPT_AUTOMATION[1]:
-                found.setdefault(one.uid or one.path, one)
-        return list(found.values())
+        by_folder: dict[str, Summary] = {}
+        for summary in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
+            if summary.automation_uid == SCRIPT_AUTOMATION[1]:
+                by_folder.setdefault(summary.uid or summary.path, summary)
+        return list(by_folder.values())
 
     def all(self) -> list[ScriptMeta]:
         """Return every readable script; of two with one UID the first in the order of the repositories."""
-        found = []
-        for one in self.summaries:
+        scripts = []
+        for summary in self.summaries:
             with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it reports what is wrong
-                found.append(self.script(one.path, one.repo))
-        return found
+                scripts.append(self.script(summary.path, summary.repo))
+        return scripts
 
     def script(self, folder: str, repo: str) -> ScriptMeta:
         """Return the script in a folder. Raises RecipeError when its meta cannot be read."""
@@ -92,15 +92,15 @@ class Catalogue:
 
     @cached_property
     def _by_tag(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        entries: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for entry in self._entries:
             for tag in entry.get("tags") or ():
-                found[tag].append(entry)
-        return found
+                entries[tag].append(entry)
+        return entries
 
     def folders(self) -> Iterator[tuple[str, str]]:
         """Yield the folders of all scripts, those of one UID included, each with the alias of its repository."""
-        return (found for found in self._candidates() if has_meta(found[0]))
+        return (folder for folder in self._candidates() if has_meta(folder[0]))
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
         for repo in self._cmind.repos.lst:

@@ -65,11 +65,11 @@ def known(script: ScriptMeta, names: Collection[str]) -> bool:
 def replaced(script: ScriptMeta, chosen: Sequence[str], batches: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the chosen variations without those that a later batch replaces with others of the same group."""
     added = {name for batch in batches for name in batch}
-    found = tuple(name for name in chosen if name not in added)
+    kept = tuple(name for name in chosen if name not in added)
     for batch in batches:
         groups = {_group(script, name) for name in batch} - {""}
-        found = (*(name for name in found if name not in batch and _group(script, name) not in groups), *batch)
-    return found
+        kept = (*(name for name in kept if name not in batch and _group(script, name) not in groups), *batch)
+    return kept
 
 
 def _group(script: ScriptMeta, name: str) -> str:
@@ -177,7 +177,7 @@ class _Resolver:
 
     def combinations(self) -> list[Variation]:
         """Return the combined variations whose parts are all on, shorter ones first."""
-        found = []
+        sized = []
         for key in self.script.variations:
             if "," not in key:
                 continue
@@ -192,8 +192,8 @@ class _Resolver:
                     ),
                     None,
                 )
-                found.append((len(parts), self.script.variation(key, key, value)))
-        return [variation for _, variation in sorted(found, key=lambda item: item[0])]
+                sized.append((len(parts), self.script.variation(key, key, value)))
+        return [variation for _, variation in sorted(sized, key=lambda item: item[0])]
 
     def part_on(self, part: str) -> str:
         if part.endswith(".#"):
@@ -226,6 +226,7 @@ class _Resolver:
             raise UsageError(
                 f"{self.script.title()} does not permit this combination of variations",
                 cause=f"on are: {', '.join(f'_{name}' for name in self.order) or 'none'}",
-                remedy="choose " + " or ".join(",".join(f"_{name}" for name in sorted(one)) for one in valid),
+                remedy="choose "
+                + " or ".join(",".join(f"_{name}" for name in sorted(combination)) for combination in valid),
             )
         return Resolution(active, tuple(self.combinations()), groups)

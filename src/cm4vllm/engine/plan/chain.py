@@ -90,7 +90,9 @@ def unmatched_names(catalogue: Catalogue, request: Request, near: str) -> list[s
         return []
     script = select(catalogue, request, near)
     names = Chain(catalogue).names_below([script])
-    unmatched = dict.fromkeys(one.name for one in request.adr if names is not None and one.name not in names)
+    unmatched = dict.fromkeys(
+        amendment.name for amendment in request.adr if names is not None and amendment.name not in names
+    )
     return [
         f"WARNING: --adr.{name} has no effect: no dependency of {script.title()} has that name; "
         f"{nearest(name, names or ()) or 'none has a name'}"

@@ -150,12 +150,12 @@ def _all_brought(root: Node, *, certain: bool) -> list[Brought]:
 def _brought_lines(label: str, brought: list[Brought]) -> list[str]:
     if not brought:
         return []
-    known = [one.disk_bytes for one in brought if one.disk_bytes]
+    known = [item.disk_bytes for item in brought if item.disk_bytes]
     unknown = len(brought) - len(known)
     most = "up to " if label.startswith("may") else ""
     total = f"{most}{size_text(sum(known))} on disk" if known else ""
     rest = f"{unknown} of unknown size" if unknown else ""
-    return [f"{label}: {'; '.join(filter(None, [total, rest]))}", *(f"  {one}" for one in brought)]
+    return [f"{label}: {'; '.join(filter(None, [total, rest]))}", *(f"  {item}" for item in brought)]
 
 
 def as_json(root: Node) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def as_json(root: Node) -> dict[str, Any]:
                 for status in _ORDER
             },
             "uncertain": sum(1 for _, sure in root.walk() if not sure),
-            "brings": [_brought_json(one) for one in _all_brought(root, certain=True)],
-            "may_bring": [_brought_json(one) for one in _all_brought(root, certain=False)],
+            "brings": [_brought_json(item) for item in _all_brought(root, certain=True)],
+            "may_bring": [_brought_json(item) for item in _all_brought(root, certain=False)],
         },
     }
 
@@ -208,7 +208,7 @@ def _as_json(node: Node, *, certain: bool) -> dict[str, Any]:
         "status": node.status.value,
         "depends_on": list(node.open_facts),
         "entry": str(entry.folder) if entry else None,
-        "brings": [_brought_json(one) for one in node.brings],
+        "brings": [_brought_json(item) for item in node.brings],
         "notes": list(node.notes),
         "error": str(node.error) if node.error else None,
         "children": [_as_json(child, certain=certain and node.status is not Status.OPEN) for child in node.children],

@@ -134,12 +134,12 @@ class _Planner:
         """Return what any of the scripts that may be meant brings, in any of its variations."""
         if facts_in(request.tags):
             return ()
-        found: dict[Brought, None] = {}
+        brought: dict[Brought, None] = {}
         for script in candidates(self.session.catalogue, request):
             layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
             for layer in layers:
-                found |= dict.fromkeys(brought_by(script, layer.brings, request.wanted))
-        return tuple(found)
+                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted))
+        return tuple(brought)
 
     def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
         assert node.script is not None  # noqa: S101 the caller has set it
@@ -385,9 +385,9 @@ class _Planner:
     def typed(self, names: Collection[str]) -> list[str]:
         """Return a line for each change that was typed for one of these names."""
         return [
-            f"--adr.{one.name}: {', '.join(f'{key}={in_words(str(value))}' for key, value in one.change.items())}"
-            for one in self.adr
-            if one.name in names
+            f"--adr.{given.name}: {', '.join(f'{key}={in_words(str(value))}' for key, value in given.change.items())}"
+            for given in self.adr
+            if given.name in names
         ]
 
     def words(self, keys: Iterable[str]) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class PlannedTask:
     def origin(self, dependency: Dependency, phase: str) -> str:
         """Return the variation that brings a dependency; empty where the script itself does."""
         for variation in self.task.variations.layers:
-            if any(one is dependency for one in variation.layer.deps[phase]):
+            if any(declared is dependency for declared in variation.layer.deps[phase]):
                 return in_words(variation.name)
         return ""
 

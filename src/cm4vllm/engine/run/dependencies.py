@@ -149,7 +149,7 @@ def _as_tags(value: Any) -> Any:
 
 
 def _changes(raw: Iterable[Any]) -> tuple[Amendment, ...]:
-    return tuple(amendment for one in raw if one for amendment in amendments_of(one))
+    return tuple(amendment for change in raw if change for amendment in amendments_of(change))
 
 
 def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:

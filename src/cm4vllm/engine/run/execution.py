@@ -76,7 +76,7 @@ def announce(run: Run) -> None:
     session, script, scope = run.session, run.task.script, run.scope
     in_cache = scope.folder != run.task.request.folder
     session.tell(script.title(), detail=not in_cache and len(session.scripts) > 1)
-    for warning in (*script.warnings, *(text for one in run.task.variations.layers for text in one.warnings)):
+    for warning in (*script.warnings, *(text for layer in run.task.variations.layers for text in layer.warnings)):
         session.tell(f"note: {warning}")
     for variation in run.task.variations.layers:
         if variation.disk_space_mb and not run.is_fake:

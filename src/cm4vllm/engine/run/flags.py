@@ -195,8 +195,8 @@ def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
     known = {*asked.input_mapping, *asked.input_description, *ENGINE_FLAGS}
     keys = {flag: key for script in below for flag, key in script.input_mapping.items()}
 
-    def usable(found: re.Match[str]) -> str:
-        flag = found[1]
-        return found[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
+    def usable(match: re.Match[str]) -> str:
+        flag = match[1]
+        return match[0] if flag in known or flag not in keys else f"--env.{keys[flag]}"
 
     return "\n".join(line if "cm run script" in line else _FLAG.sub(usable, line) for line in text.splitlines())

@@ -72,16 +72,16 @@ def find_artifact(i: Answer) -> Answer:
     """
     env, name = i["env"], str(i["file_name"])
     folders, name, defaults = _where_to_look(i, name)
-    found = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True, "env": copy.deepcopy(env)})
-    if found["return"]:
-        raise CmError.again(found["return"], found["error"])
-    if not found["found_files"]:
+    answer = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True, "env": copy.deepcopy(env)})
+    if answer["return"]:
+        raise CmError.again(answer["return"], answer["error"])
+    if not answer["found_files"]:
         raise NotFoundError(
             f"{name} not found",
             cause=f"looked in {', '.join(folders) or 'no folder'}",
             remedy="install it, or name its folder with --path=",
         )
-    file = str(found["found_files"][0])
+    file = str(answer["found_files"][0])
     place = os.path.dirname(file)
     if place not in defaults:
         _export_place(i, place)
@@ -133,9 +133,9 @@ def find_file_in_paths(i: Answer) -> Answer:
     """Find files in folders: found_files. i: paths, file_name (or file_name_re), hook, select, detect_version."""
     if not i.get("file_name") and not i.get("file_name_re"):
         raise RecipeError("find_file_in_paths needs file_name or file_name_re")
-    found: list[str] = []
+    files: list[str] = []
     for file in _candidates(i):
-        if any(os.path.exists(other) and os.path.samefile(other, file) for other in found):
+        if any(os.path.exists(other) and os.path.samefile(other, file) for other in files):
             continue
         if i.get("hook") is not None:
             verdict = i["hook"]({"file": file})
@@ -143,16 +143,16 @@ def find_file_in_paths(i: Answer) -> Answer:
                 raise CmError.again(verdict["return"], str(verdict.get("error", "")))
             if verdict.get("skip"):
                 continue
-        found.append(file)
+        files.append(file)
     if i.get("select"):
         if i.get("detect_version"):
-            found = [file for file in found if _fits(i, file)]
-        if len(found) > 1:
+            files = [file for file in files if _fits(i, file)]
+        if len(files) > 1:
             run = (i.get("run_script_input") or {}).get("run")
             if run is not None:
-                run.session.tell(f"using {found[0]}; other matches: {', '.join(found[1:])}", detail=True)
-            found = found[:1]
-    return {"found_files": found}
+                run.session.tell(f"using {files[0]}; other matches: {', '.join(files[1:])}", detail=True)
+            files = files[:1]
+    return {"found_files": files}
 
 
 def _candidates(i: Mapping[str, Any]) -> Iterator[str]:
@@ -257,9 +257,11 @@ def update_deps(i: Answer) -> Answer:
 @_answering
 def find_file_deep(i: Answer) -> Answer:
     """Find the folders below others that hold a file: found_paths. i: paths, file_name, restrict_paths."""
-    found = [root for top in i["paths"] for root, folders, files in _sorted_walk(top) if i["file_name"] in files]
+    folders_with_it = [
+        root for top in i["paths"] for root, folders, files in _sorted_walk(top) if i["file_name"] in files
+    ]
     restrict = i.get("restrict_paths") or []
-    return {"found_paths": [path for path in found if not restrict or any(part in path for part in restrict)]}
+    return {"found_paths": [path for path in folders_with_it if not restrict or any(part in path for part in restrict)]}
 
 
 def _sorted_walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -272,8 +274,8 @@ def _sorted_walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
 def find_file_back(i: Answer) -> Answer:
     """Find the nearest folder at or above `path` that holds `file_name`: found_path, empty when there is none."""
     start = Path(i["path"]).absolute()
-    found: Iterable[Path] = (folder for folder in (start, *start.parents) if (folder / i["file_name"]).is_file())
-    return {"found_path": str(next(iter(found), ""))}
+    parents: Iterable[Path] = (folder for folder in (start, *start.parents) if (folder / i["file_name"]).is_file())
+    return {"found_path": str(next(iter(parents), ""))}
 
 
 @_answering

@@ -146,9 +146,9 @@ def missing_of(requirements: Path) -> list[str]:
 def listed(requirements: Path) -> Iterator[tuple[str, str]]:
     """Yield name and condition of each package that a requirements file lists, with hashes or without."""
     for line in requirements.read_text(encoding="utf-8").splitlines():
-        found = _REQUIREMENT.match(line.strip())
-        if found:
-            yield found[1], found[2].replace(" ", "")
+        requirement = _REQUIREMENT.match(line.strip())
+        if requirement:
+            yield requirement[1], requirement[2].replace(" ", "")
 
 
 def _installed() -> dict[str, str]:
@@ -175,10 +175,10 @@ def _allowed(version: str, condition: str) -> bool:
 
 
 def _holds(version: str, part: str) -> bool:
-    found = _CONDITION.match(part)
-    if not found:
+    condition = _CONDITION.match(part)
+    if not condition:
         return False  # not understood here: pip decides
-    sign, other = found.groups()
+    sign, other = condition.groups()
     have, want = version_key(version), version_key(other)
     if sign in ("~=", "!=") or "*" in other or "!" in other:
         return False

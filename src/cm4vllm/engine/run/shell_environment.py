@@ -142,7 +142,7 @@ def shell_keys(script: ScriptMeta, layers: Iterable[Layer], env: Mapping[str, An
 
 def expand(text: str, env: Mapping[str, str]) -> str:
     """Replace `$KEY` and `${KEY}` from `env` and undo backslashes, as double quotes would; an unset key is empty."""
-    return _PIECE.sub(lambda found: found[1] or env.get(found[2] or found[3], ""), text)
+    return _PIECE.sub(lambda match: match[1] or env.get(match[2] or match[3], ""), text)
 
 
 _HOST = "https://github.com/"

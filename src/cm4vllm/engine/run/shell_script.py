@@ -296,7 +296,7 @@ def likely_remedy(status: int, tail: str) -> str:
     if status == -9:
         return _STATUSES[status]
     for sign, remedy in _SIGNS:
-        found = re.search(sign, tail, re.MULTILINE)
-        if found:
-            return found.expand(remedy)
+        match = re.search(sign, tail, re.MULTILINE)
+        if match:
+            return match.expand(remedy)
     return _STATUSES.get(status, "")

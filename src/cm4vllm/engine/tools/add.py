@@ -72,10 +72,10 @@ def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
     repos = {str(repo.meta.get("alias", "")): repo for repo in cmind.repos.lst}
     if len(parsed) > 1:
         wanted = str(parsed[1][0] or parsed[1][1])
-        found = next((repo for name, repo in repos.items() if wanted in (name, repo.meta.get("uid"))), None)
-        if found is None:
+        repository = next((repo for name, repo in repos.items() if wanted in (name, repo.meta.get("uid"))), None)
+        if repository is None:
             raise NotFoundError(f"no repository {wanted!r} is registered", remedy=nearest(wanted, repos))
-        return found, alias
+        return repository, alias
     here = Path.cwd()
     around = [repo for repo in repos.values() if here.is_relative_to(Path(repo.path).resolve())]
     return (around[0] if around else repos["local"]), alias

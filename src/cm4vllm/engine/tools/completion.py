@@ -84,10 +84,10 @@ def _tags(word: str, indexed: Sequence[Mapping[str, Any]], home: str) -> Iterato
     typed, comma, begun = word.removeprefix("--tags=").rpartition(",")
     before = set(typed.split(",")) if comma else set()
     scripts = _meant(_script_tags(typed), indexed)
-    found = {tag for one in scripts for tag in one["tags"]} - before
+    tags = {tag for entry in scripts for tag in entry["tags"]} - before
     if before and (begun.startswith("_") or len(scripts) == 1):
-        found |= {name for one in scripts for name in _variations(one, home)} - before
-    yield from (f"--tags={typed}{comma}{name}" for name in found if name.startswith(begun))
+        tags |= {name for entry in scripts for name in _variations(entry, home)} - before
+    yield from (f"--tags={typed}{comma}{name}" for name in tags if name.startswith(begun))
 
 
 def _variations(script: Mapping[str, Any], home: str) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _script_tags(typed: str) -> set[str]:
 
 def _meant(tags: Iterable[str], indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     wanted = set(tags)
-    return [one for one in indexed if wanted.issubset(one["tags"])]
+    return [entry for entry in indexed if wanted.issubset(entry["tags"])]
 
 
 def _indexed(home: str) -> list[Mapping[str, Any]]:
@@ -165,7 +165,11 @@ def _indexed(home: str) -> list[Mapping[str, Any]]:
     except (OSError, ValueError, AttributeError):
         return []
     # Each script stands twice in the index; the entry under its UID is the one that has its alias.
-    return [one for one in entries if isinstance(one, dict) and "alias" in one and one.get("path") and one.get("tags")]
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, dict) and "alias" in entry and entry.get("path") and entry.get("tags")
+    ]
 
 
 def _meta(script: Mapping[str, Any], home: str) -> Mapping[str, Any]:
@@ -196,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     last = "" if line.endswith((" ", "\t")) else line.split()[-1]
     # bash replaces what follows the last of its word breaks, zsh the whole word.
     kept = max(map(last.rfind, _BREAKS)) + 1 if argv[0] == "bash" else 0
-    print("\n".join(one[kept:] for one in candidates(line, home)))
+    print("\n".join(candidate[kept:] for candidate in candidates(line, home)))
     return 0
 
 

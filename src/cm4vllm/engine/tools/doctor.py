@@ -125,8 +125,8 @@ def _tools() -> Iterator[Symptom]:
         yield Symptom(Level.WRONG, "bash", "not found on PATH: no run.sh can be run", "install bash")
     else:
         yield Symptom(Level.WELL, "bash", bash)
-    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
         yield Symptom(
             Level.WRONG,
             "compiler",
@@ -134,7 +134,7 @@ def _tools() -> Iterator[Symptom]:
             "install gcc, for example: apt-get install gcc",
         )
     else:
-        yield Symptom(Level.WELL, "compiler", found)
+        yield Symptom(Level.WELL, "compiler", compiler)
     if (git := shutil.which("git")) is None:
         yield Symptom(Level.ODD, "git", "not found on PATH: sources cannot be fetched", "install git")
     else:

@@ -37,7 +37,7 @@ def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result)
     if not wanted or i.get("parsed_artifact") or i.get("skip_index_search") or i.get("force_index_add"):
         return search(i)
     excluded = {word[1:] for word in words if word.startswith("-")}
-    found: list[Any] = []
+    scripts: list[Any] = []
     catalogue = Catalogue(automation.cmind)
     for folder, repo in _folders(catalogue, wanted):
         try:
@@ -51,18 +51,18 @@ def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result)
             if loaded["return"]:
                 return loaded
         if excluded.isdisjoint(tags := artifact.meta.get("tags") or ()) and wanted <= set(tags):
-            found.append(artifact)
+            scripts.append(artifact)
     catalogue.metas.keep()
     slim(automation.cmind)
     if i.get("out") == "con":
-        for artifact in found:
+        for artifact in scripts:
             page(str(artifact.path))
-    return {"return": 0, "list": found}
+    return {"return": 0, "list": scripts}
 
 
 def _folders(catalogue: Catalogue, wanted: set[str]) -> list[tuple[str, str]]:
     indexed = catalogue.indexed(wanted)
-    return indexed or [(one.path, one.repo) for one in catalogue.summaries if wanted <= set(one.tags)]
+    return indexed or [(summary.path, summary.repo) for summary in catalogue.summaries if wanted <= set(summary.tags)]
 
 
 def _artifact(cmind: Any, folder: str, repo: str) -> Any:
@@ -87,14 +87,14 @@ def asked_scripts(catalogue: Catalogue, i: Mapping[str, Any]) -> list[ScriptMeta
         return _fitting(catalogue, Request.of(i, ""))
     repo, _, name = artifact.rpartition(":")
     if "*" in name:
-        found = [
+        scripts = [
             script
             for script in catalogue.all()
             if fnmatch.fnmatchcase(script.alias, name) and (not repo or script.repo == repo)
         ]
-        if not found:
+        if not scripts:
             raise NotFoundError(f"no scripts were found with the name {artifact!r}")
-        return found
+        return scripts
     try:
         return _fitting(catalogue, Request.of(i, ""))
     except NotFoundError:

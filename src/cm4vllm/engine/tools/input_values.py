@@ -29,7 +29,7 @@ def input_values(
         env = Scope.of(Task.of(script, request)).env
     except CmError:
         env = {}  # variations or values that this script does not take
-    found: dict[str, list[str]] = {}
+    by_flag: dict[str, list[str]] = {}
     for alias in dict.fromkeys(
         str(entry.get("of") or script.alias)
         for entry in script.input_description.values()
@@ -39,5 +39,5 @@ def input_values(
         if has_hook(code_of(described_by), "values"):
             with suppress(CmError):  # what cannot be known is left out
                 answer = Hooks(described_by).call("values", {"env": {**env}})
-                found |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
-    return found
+                by_flag |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
+    return by_flag

@@ -39,44 +39,49 @@ class Linter:
     def findings(self, script: ScriptMeta) -> list[Finding]:
         """Return what is wrong with a script, in the order of its meta; nothing for a clean one."""
         try:
-            found = [
+            faults = [
                 *own_findings(script),
                 *self._inputs(script),
                 *self._dependencies(script),
                 *self._amendments(script),
             ]
         except (AttributeError, TypeError, ValueError) as error:
-            found = [Finding(f"a part of the meta has the wrong shape: {error}")]
+            faults = [Finding(f"a part of the meta has the wrong shape: {error}")]
         meta = next((path for name in ("_cm.yaml", "_cm.json") if (path := script.path / name).is_file()), script.path)
         lines = lines_of(meta)
         placed = [
-            Finding(one.text, one.place, one.path if one.path != Path() else meta, one.line or _line(lines, one.place))
-            for one in found
+            Finding(
+                fault.text,
+                fault.place,
+                fault.path if fault.path != Path() else meta,
+                fault.line or _line(lines, fault.place),
+            )
+            for fault in faults
         ]
-        return sorted(placed, key=lambda one: (str(one.path), one.line))
+        return sorted(placed, key=lambda fault: (str(fault.path), fault.line))
 
     def every(self) -> list[ScriptMeta]:
         """Return all readable scripts, also those that another one of the same UID hides."""
-        found = []
+        faults = []
         for path, repo in self.catalogue.folders():
             with contextlib.suppress(CmError):
-                found.append(self.catalogue.script(path, repo))
-        return found
+                faults.append(self.catalogue.script(path, repo))
+        return faults
 
     def duplicates(self) -> list[Finding]:
         """Return a finding for each folder whose UID another one before it has, or whose meta cannot be read."""
         first: dict[str, str] = {}
-        found = []
+        faults = []
         for path, repo in self.catalogue.folders():
             try:
                 uid = self.catalogue.script(path, repo).uid
             except CmError as error:
-                found.append(Finding(f"{error.what}: {error.cause}" if error.cause else error.what, path=Path(path)))
+                faults.append(Finding(f"{error.what}: {error.cause}" if error.cause else error.what, path=Path(path)))
                 continue
             if uid and uid in first:
-                found.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=Path(path)))
+                faults.append(Finding(f"uid {uid} is that of {first[uid]}, which hides this script", path=Path(path)))
             first.setdefault(uid, path)
-        return found
+        return faults
 
     def _inputs(self, script: ScriptMeta) -> Iterator[Finding]:
         """Yield the inputs that another script of the repository describes as well."""
@@ -150,18 +155,20 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     except CmError as error:
         return {"return": error.exit_code, "error": str(error)}
     folders = {script.path for script in scripts}
-    found = [one for one in linter.duplicates() if one.path in folders or not (i.get("artifact") or i.get("tags"))]
+    faults = [
+        fault for fault in linter.duplicates() if fault.path in folders or not (i.get("artifact") or i.get("tags"))
+    ]
     for script in scripts:
-        found += linter.findings(script)
-    data = [_as_json(one) for one in found]
+        faults += linter.findings(script)
+    data = [_as_json(fault) for fault in faults]
     if i.get("out") != "json":
-        for one in found:
-            page(str(one))
-        wrong = len({one.path.parent if one.path.suffix else one.path for one in found})
-        page(f"{len(scripts)} scripts, " + (f"{len(found)} findings in {wrong} of them" if found else "all clean"))
-    if not found:
+        for fault in faults:
+            page(str(fault))
+        wrong = len({fault.path.parent if fault.path.suffix else fault.path for fault in faults})
+        page(f"{len(scripts)} scripts, " + (f"{len(faults)} findings in {wrong} of them" if faults else "all clean"))
+    if not faults:
         return {"return": 0, "scripts": len(scripts), "findings": []}
-    failure = RecipeError(f"lint found {len(found)} problems", remedy="each line above names file and line")
+    failure = RecipeError(f"lint found {len(faults)} problems", remedy="each line above names file and line")
     return {"return": failure.exit_code, "error": str(failure), "scripts": len(scripts), "findings": data}
 
 

@@ -138,8 +138,8 @@ def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place) -> It
 
 def _at(raw: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
     for step in place:
-        found = {str(key): value for key, value in raw.items()}.get(str(step))
-        raw = found if isinstance(found, Mapping) else {}
+        child = {str(key): value for key, value in raw.items()}.get(str(step))
+        raw = child if isinstance(child, Mapping) else {}
     return raw
 
 
@@ -161,7 +161,7 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
             yield Finding(f"variation {name!r} is its own base", (*place, "base"))
         implied = [
             *(("base", base) for base in variation.base),
-            *(("alias", one) for one in [variation.alias] if one),
+            *(("alias", alias) for alias in [variation.alias] if alias),
             *(("default_variations", value) for value in variation.default_variations.values()),
         ]
         for key, other in implied:
@@ -183,14 +183,14 @@ def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
 
 def _bases_of(script: ScriptMeta, name: str) -> set[str]:
     """Return the variations that a variation builds on, directly or through others."""
-    found: set[str] = set()
+    bases: set[str] = set()
     ahead = [name]
     while ahead:
         raw = script.variations.get(definition(script.variations, ahead.pop())) or {}
-        new = set(Variation.of(name, raw).base) - found
-        found |= new
+        new = set(Variation.of(name, raw).base) - bases
+        bases |= new
         ahead += new
-    return found
+    return bases
 
 
 def _turned_on(script: ScriptMeta, names: list[str]) -> Resolution:
@@ -199,7 +199,7 @@ def _turned_on(script: ScriptMeta, names: list[str]) -> Resolution:
     Raises CmError where no request can ask for them.
     """
     failures = []
-    for beside in [sorted(one - set(names)) for one in script.valid_combinations] or [[]]:
+    for beside in [sorted(combination - set(names)) for combination in script.valid_combinations] or [[]]:
         try:
             return resolve(script, [*names, *beside])
         except CmError as error:

@@ -98,12 +98,12 @@ def _registered(home: Path) -> list[Path]:
 
 
 def _installed() -> list[Path]:
-    found: list[Path] = []
+    folders: list[Path] = []
     for module in pkgutil.iter_modules():
         if module.name.startswith("cm") and module.name != "cmind":
             package = Path(str(getattr(module.module_finder, "path", ""))) / module.name
-            found += [folder for folder in (package, package / "repo") if (folder / "cmr.yaml").is_file()][:1]
-    return found[::-1]  # cmind puts each before the ones it found earlier
+            folders += [folder for folder in (package, package / "repo") if (folder / "cmr.yaml").is_file()][:1]
+    return folders[::-1]  # cmind puts each before the ones it found earlier
 
 
 def _has_script_engine(repository: Path) -> bool:

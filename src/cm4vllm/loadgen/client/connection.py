@@ -87,8 +87,8 @@ async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] =
         if tls and ca_file:
             tls.load_verify_locations(ca_file)
         port = parts.port or (443 if tls else 80)
-        found = await asyncio.get_running_loop().getaddrinfo(host_of(endpoint), port, type=socket.SOCK_STREAM)
-        addresses = [Address(endpoint, str(where[0]), port, tls, headers) for *_, where in found]
+        resolved = await asyncio.get_running_loop().getaddrinfo(host_of(endpoint), port, type=socket.SOCK_STREAM)
+        addresses = [Address(endpoint, str(where[0]), port, tls, headers) for *_, where in resolved]
     refused: OSError | None = None
     for address in addresses:
         trial = Connection(lambda _: None)
