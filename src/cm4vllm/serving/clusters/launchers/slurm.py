@@ -36,7 +36,7 @@ def slurm_launcher(names: tuple[str, ...], count: int, environ: Mapping[str, str
         raise UsageError(
             "--launcher=slurm needs an allocation of Slurm",
             cause="srun is not found on PATH" if job else "SLURM_JOB_ID is not set",
-            remedy="run the command in a job: cm run script --tags=generate,slurm-job writes one for sbatch",
+            remedy="run the command in a job: in a file for sbatch, or after salloc --nodes=N",
         )
     listed = environ.get("SLURM_JOB_NODELIST", "")
     done = run(["scontrol", "show", "hostnames", listed])
