@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
@@ -24,6 +26,8 @@ class PointRecord(Record, frozen=True, kw_only=True):
     its end, `duration_s` those of the performance run in it. `curve` is None for a probe, which is of no curve.
     `node` has what was detected of the node of a server that this run started, by the checker's keys.
     """
+
+    SCHEMA: ClassVar[int] = 2
 
     benchmark: EndpointsBenchmark
     terms: PointTerms
