@@ -22,7 +22,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import end, launch
+from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.records import Api, ServerRecord
@@ -258,3 +258,20 @@ def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
     end(str(path))
     assert record.argv[record.argv.index("--load-format") + 1] == "dummy"
     assert record.model_name == "llama-3.1-8b-instruct-dummy-1-layers"
+
+
+@pytest.mark.parametrize(
+    ("api", "words", "without"),
+    [
+        (Api.GENERATE, ("/v1/completions -H", "--api_server=http://a --api=generate"), "-F file"),
+        (
+            Api.TRANSCRIPTIONS,
+            ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=whisper"),
+            "--api=",
+        ),
+    ],
+)
+def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words, without):
+    record = ServerRecord(endpoint="http://a", api=api, model_name="m", max_model_len=1, version="", owned=True)
+    shown = use_words(record)
+    assert all(word in shown for word in words) and without not in shown

@@ -17,14 +17,14 @@ from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, Access, unencrypted
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.serving.text_servers import counting
 
-__all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "wait_in_foreground"]
+__all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "use_words", "wait_in_foreground"]
 
 _LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
@@ -127,22 +127,32 @@ def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     return replace(first, replicas=[member.endpoint for member in members], members=members)
 
 
+def use_words(record: ServerRecord) -> str:
+    """Return how one of our servers is asked by hand and by the main job, with the place of its log."""
+    # The variable, not its value: the line is shown, and copied.
+    key = f' -H "Authorization: Bearer ${OWN_KEY_VARIABLE}"' if record.access.key_env else ""
+    asked = f"""-H 'Content-Type: application/json' \\
+      -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
+    path, flags = "/v1/completions", f"--api={record.api}"
+    if record.api is Api.TRANSCRIPTIONS:
+        asked = f"-F model={record.model_name} -F language=en -F file=@clip.wav"
+        path, flags = record.api.path, "--model=whisper"
+    return f"""
+    curl {record.endpoint}{path}{key} {asked}
+
+    cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint} {flags}
+
+    log: {record.log}
+"""
+
+
 def wait_in_foreground(path: str) -> None:
     """Tell how the server of a record is used, and wait for Ctrl-C. Raises ServerDied when the server ends before."""
     record = read_record(Path(path), ServerRecord)
     if not record.owned:
         return
     say("it runs until Ctrl-C. From another terminal:")
-    # The variable, not its value: the line is shown, and copied.
-    key = f' -H "Authorization: Bearer ${OWN_KEY_VARIABLE}"' if record.access.key_env else ""
-    say_text(f"""
-    curl {record.endpoint}/v1/completions{key} -H 'Content-Type: application/json' \\
-      -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'
-
-    cm run script --tags=run-mlperf,inference,_vllm --api_server={record.endpoint} --api={record.api}
-
-    log: {record.log}
-""")
+    say_text(use_words(record))
     try:
         while (reason := server.death_reason(record)) is None:
             time.sleep(_LOOK_S)
