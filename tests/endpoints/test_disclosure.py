@@ -1,0 +1,56 @@
+"""The authored files of a point: each value has a source, and what has none is left out or asked for."""
+
+import pytest
+from made_points import BENCHMARK, CURVE, DESCRIPTION, SEEDS, STATED
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, region_word, system_document
+from cm4vllm.endpoints.steady_state import SteadyState
+
+
+def facts(concurrency=14, offline="none"):
+    warm_up = WarmUp(
+        duration_s=0, requests_issued=0, requests_completed=0, data_source="none", concurrency=0, logs_retained=True
+    )
+    return PointFacts(
+        concurrency=concurrency,
+        load_pattern="concurrency",
+        samples=66_840,
+        least_seconds=600,
+        offline=offline,
+        accuracy=False,
+        warm_up=warm_up,
+        steady_state=SteadyState(status="insufficient_passes", verdict="not found", blocks=4, least_variation=0.2),
+    )
+
+
+def test_a_value_that_is_not_stated_is_left_out():
+    stated = Disclosure(division="RDI", cohort="2026-11-C1", model_precision="FP8")
+    document = point_document(BENCHMARK, CURVE, SEEDS, stated, facts())
+    assert document["model_precision"] == "FP8"
+    assert "link_to_model" not in document and "dataset_name" not in document
+    assert document["runtime_settings"]["runtime"]["model_seed"] == SEEDS.model
+    assert document["steady_state"] == {"status": "insufficient_passes", "verdict": "not found", "state": {}}
+
+
+def test_the_region_of_a_point_is_the_computed_one():
+    words = {concurrency: region_word(CURVE, facts(concurrency)) for concurrency in (8, 14, 32, 256, 260)}
+    assert words == {
+        8: "low_latency",
+        14: "low_concurrency",
+        32: "med_concurrency",
+        256: "high_concurrency",
+        260: "margin",
+    }
+    assert region_word(CURVE, facts(13_368, offline="dedicated")) == "submitters_choice"
+
+
+def test_a_key_of_a_node_that_is_neither_detected_nor_stated_is_asked_for():
+    given = {"curve": CURVE, "division": "RDI", "framework": "vLLM 0.32.0", "parallel": {}}
+    detected = {"driver": "580.65.06", "filesystem": "ext4"}
+    system = system_document(DESCRIPTION, {**STATED, "node": {}}, detected=detected, **given)
+    assert system["node_types"][0]["filesystem"] == "ext4"
+    assert system["max_supported_concurrency"] == CURVE.c_max
+    with pytest.raises(SubmissionError, match="lacks driver, filesystem") as refused:
+        system_document(DESCRIPTION, {**STATED, "node": {}}, detected={}, **given)
+    assert "--submitter_file" in str(refused.value)
