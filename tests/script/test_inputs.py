@@ -212,7 +212,7 @@ def test_a_run_of_a_compliance_test_lists_the_tests_that_can_be_verified():
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
-#: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, valgrind, ...
+#: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, sbatch, ...
 OTHERS = {
     "url",
     "config",
@@ -235,6 +235,9 @@ OTHERS = {
     "bind",
     "reuid",
     "real",
+    "nnodes",
+    "headless",
+    "exclusive",
 }
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
