@@ -270,7 +270,7 @@ class Peer:
         self.times = Counter()
         self.tasks = set()
 
-    def head(self, path):
+    def head(self, path, content_type):
         return b"POST / HTTP/1.1\r\ncontent-length: "
 
     async def connect(self, connection):
