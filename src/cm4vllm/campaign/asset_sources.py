@@ -151,12 +151,8 @@ def sources(
             cause="the server is started for one of them",
             remedy="leave one out; with --api_server the name is that under which the model is served",
         )
-    if model.startswith(_DUMMY) and known.stand_in != _TINY.removeprefix("_"):
-        raise UsageError(
-            f"random weights cannot stand for the model of {benchmark}",
-            cause="the folder that is made for them has no reader of media",
-            remedy=f"leave _dummy and --rehearse out: {tiny} is trained here in a minute",
-        )
+    if model.startswith(_DUMMY):
+        _require_dummies(benchmark, tiny)
     stand_in = model == tiny
     given = {
         "dataset_path": dataset_path,
@@ -181,6 +177,16 @@ def sources(
         dataset=f"_path.{dataset_path}" if dataset_path else own,
         calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK,
     )
+
+
+def _require_dummies(benchmark: str, stand_in: str) -> None:
+    """Raise UsageError where random weights cannot stand for the model of the benchmark: its stand-in reads media."""
+    if stand_in != _TINY:
+        raise UsageError(
+            f"random weights cannot stand for the model of {benchmark}",
+            cause="the folder that is made for them has no reader of media",
+            remedy=f"leave _dummy and --rehearse out: {stand_in} is trained here in a minute",
+        )
 
 
 def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str, model_is_missing: bool) -> None:

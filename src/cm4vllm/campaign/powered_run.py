@@ -36,7 +36,7 @@ Measure = Callable[[RunInputs], Path]
 
 
 class PowerInputs(Record, frozen=True, kw_only=True):
-    """How a job measures power: with which servers, and what the user states of the system and the analyzer."""
+    """The settings of a run under power: its servers, and the pages of the user on the system and the analyzer."""
 
     power: input_types.Power = "no"
     under_power: Annotated[str, Key(UNDER_POWER)] = ""

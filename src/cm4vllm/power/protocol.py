@@ -17,7 +17,7 @@ _UNCERTAIN = re.compile(r"Uncertainty (\d+\.\d+)%, which is above")
 
 @dataclass(frozen=True)
 class Identity:
-    """What PTDaemon says of itself and of the analyzer in its reply to `Identify`.
+    """The identity of PTDaemon and of the analyzer, from the reply to `Identify`.
 
     `model` is PTDaemon's name of the analyzer, `version` PTDaemon's own, `channels` the number that it reads;
     `calibrated` is the date of the last calibration, `instrument` the analyzer's own words: maker, model, serial number

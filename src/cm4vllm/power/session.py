@@ -159,11 +159,14 @@ class PowerSession:
         return None if begin is None or end is None else Window(begin, end)
 
     def started(self, phase: Phase) -> datetime | None:
-        """Return when the server sent `Go` for a phase, by the server's clock, in UTC."""
+        """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""
         for stamp, mark in _GO.findall(self.text("power/server.log")):
             if mark.endswith(f"_{phase.key}"):
-                local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
-                return local + timedelta(seconds=float(self.server.get("timezone") or 0))
+                try:
+                    local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+                    return local + timedelta(seconds=float(self.server.get("timezone") or 0))
+                except (ValueError, TypeError, OverflowError):
+                    return None
         return None
 
     def stated_digests(self) -> dict[str, str]:

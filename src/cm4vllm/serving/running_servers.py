@@ -15,6 +15,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
 from cm4vllm.serving.orphans import supervisor_spec, supervisors
+from cm4vllm.serving.own_supervisors import end_supervisors
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import MetricsSample, look
 from cm4vllm.serving.server_probe import check_answer
@@ -107,6 +108,6 @@ def stop_one(folder: str, port: int = 0) -> RunningServer:
             remedy="choose one with --output_dir=FOLDER or --port" if there else "",
         )
     one = meant[0]
-    server.end_supervisors([one.supervisor])
+    end_supervisors([one.supervisor])
     say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")
     return one

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +34,17 @@ from cm4vllm.serving.clusters.node_report import require_alike
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
-from cm4vllm.serving.orphans import end_orphans, supervisor_spec
+from cm4vllm.serving.orphans import end_orphans
+from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, say_ready
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
-from cm4vllm.serving.supervisor import OWN_END, READY, descendants, parent_of, start_supervised
+from cm4vllm.serving.supervisor import OWN_END, start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "NodesStart", "death_reason", "end_supervisors", "start", "start_all", "stop"]
+__all__ = ["LOG_FILE", "SERVER_FILE", "NodesStart", "death_reason", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -55,8 +52,6 @@ LOG_FILE = "server.log"
 STATE_FILE = "supervisor.json"
 _SPEC_FILE = "supervisor-spec.json"
 
-#: vLLM may take this long after SIGTERM before it is killed; it needs about 1 s when idle.
-GRACE_S = 10.0
 #: A server on two busy cores was ready after 45 s; large models load for many minutes and may be given more.
 READY_TIMEOUT_S = 900.0
 #: A server that answers, but not with a completion as it must be, gets this long to come to it.
@@ -67,8 +62,6 @@ _LOOK_S = 0.1
 
 #: What the GPUs had in use before each server, by its supervisor.
 _memory_before: dict[int, dict[str, GpuMemory]] = {}
-#: The supervisors that this process started: the pipe that keeps a server alive is open as long as its entry is here.
-_owned: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,7 @@ def _started(
         grace_s=GRACE_S,
         secrets=secret_env(settings),
     )
-    _owned[supervisor.pid] = supervisor
+    own(supervisor)
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
 
 
@@ -196,12 +189,13 @@ def _started_on_nodes(
     for path in (SERVER_FILE, *(path.name for path in folder.glob("s*-*") if path.suffix in (".log", ".jsonl"))):
         (folder / path).unlink(missing_ok=True)
     started: list[NodeRecord] = []
+    supervisors: list[subprocess.Popen[bytes]] = []
     began, started_at = time.monotonic(), now()
     try:
         for rank, node in enumerate(launcher.nodes):
-            own = launcher.address(node)
-            interface = reports[node].interfaces.get(own)
-            env = {"VLLM_HOST_IP": own, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+            own_address = launcher.address(node)
+            interface = reports[node].interfaces.get(own_address)
+            env = {"VLLM_HOST_IP": own_address, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
             record, process = start_on_node(
                 launcher,
                 node,
@@ -211,14 +205,22 @@ def _started_on_nodes(
                 secrets=secret_env(settings),
                 grace_s=GRACE_S,
             )
-            _owned[process.pid] = process
+            own(process)
+            supervisors.append(process)
             started.append(replace(record, env=env))
     except BaseException:
-        end_supervisors([node.supervisor_pid for node in started if node.supervisor_pid is not None])
+        end_supervisors([process.pid for process in supervisors])
         raise
-    supervisor = _owned[started[0].supervisor_pid or 0]
     return _Starting(
-        settings, folder, endpoint, started[0].argv, server_env(settings), supervisor, began, started_at, tuple(started)
+        settings,
+        folder,
+        endpoint,
+        started[0].argv,
+        server_env(settings),
+        supervisors[0],
+        began,
+        started_at,
+        tuple(started),
     )
 
 
@@ -246,7 +248,7 @@ def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) ->
     )
     write_record(one.folder / SERVER_FILE, record)
     for pid in one.supervisors:
-        _say_ready(_owned[pid])
+        say_ready(pid)
     return record
 
 
@@ -255,7 +257,7 @@ def stop(record: ServerRecord) -> None:
 
     A record may have been copied with a results folder: the server that it names is then that of another job.
     """
-    if supervisors := [pid for pid in record.supervisors if pid in _owned]:
+    if supervisors := [pid for pid in record.supervisors if is_owned(pid)]:
         end_supervisors(supervisors)
         end_orphans()
         before: dict[str, GpuMemory] = {}
@@ -274,7 +276,7 @@ def death_reason(record: ServerRecord) -> str | None:
             return cause
     elif record.owned and record.supervisor_pid is not None:
         folder = Path(record.log).parent
-        if not _runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
+        if not runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
             return _cause(folder)
     return next(
         (
@@ -287,12 +289,6 @@ def death_reason(record: ServerRecord) -> str | None:
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
-
-
-def _say_ready(supervisor: subprocess.Popen[bytes]) -> None:
-    if supervisor.stdin is not None:
-        with contextlib.suppress(OSError):
-            os.write(supervisor.stdin.fileno(), READY)
 
 
 def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -> list[float]:
@@ -374,7 +370,7 @@ def _died(starting: _Starting, cause: str) -> CmError:
 def _cause_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
     """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
     pids = {node.name: node.supervisor_pid or 0 for node in nodes}
-    since = {node.name: ended_since(node, runs=_runs(pids[node.name])) for node in nodes}
+    since = {node.name: ended_since(node, runs=runs(pids[node.name])) for node in nodes}
     ended = [node for node in nodes if since[node.name] is not None]
     if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
         return None
@@ -402,43 +398,3 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-# --- end -------------------------------------------------------------------------------------------------------------
-
-
-def end_supervisors(supervisors: Iterable[int]) -> None:
-    """Have supervisors end their servers, all at once, and wait for them; kill those that do not end in time."""
-    owned = {supervisor: _owned.pop(supervisor, None) for supervisor in supervisors}
-    for supervisor, process in owned.items():
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        elif supervisor_spec(supervisor) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(supervisor, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S + 5
-    for supervisor, process in owned.items():
-        _see_end(supervisor, process, deadline)
-
-
-def _see_end(supervisor: int, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
-    while time.monotonic() < deadline:
-        if (process.poll() is not None) if process is not None else not _runs(supervisor):
-            return
-        time.sleep(_LOOK_S / 2)
-    for pid in [*descendants(supervisor), supervisor] if process is not None or supervisor_spec(supervisor) else []:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if process is not None:
-        process.wait()
-
-
-def _runs(pid: int) -> bool:
-    owned = _owned.get(pid)
-    return owned.poll() is None if owned is not None else parent_of(pid) is not None
-
-
-@atexit.register
-def _end_all() -> None:
-    end_supervisors(list(_owned))

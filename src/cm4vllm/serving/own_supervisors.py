@@ -1,0 +1,78 @@
+"""The supervisors of servers that this process started, and their end: all end with this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+
+from cm4vllm.serving.orphans import supervisor_spec
+from cm4vllm.serving.supervisor import READY, descendants, parent_of
+
+__all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready"]
+
+#: vLLM may take this long after SIGTERM before it is killed; it needs about 1 s when idle.
+GRACE_S = 10.0
+_LOOK_S = 0.05
+
+#: By process ID. The pipe that keeps a server alive is open as long as its entry is here.
+_owned: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def own(supervisor: subprocess.Popen[bytes]) -> None:
+    """Keep a supervisor and its server alive until `end_supervisors`, or the end of this process."""
+    _owned[supervisor.pid] = supervisor
+
+
+def is_owned(pid: int) -> bool:
+    """Return True if this process started the supervisor and has not ended it."""
+    return pid in _owned
+
+
+def say_ready(pid: int) -> None:
+    """Tell a supervisor of this process that its server has served a completion."""
+    if (pipe := _owned[pid].stdin) is not None:
+        with contextlib.suppress(OSError):
+            os.write(pipe.fileno(), READY)
+
+
+def end_supervisors(supervisors: Iterable[int]) -> None:
+    """Have supervisors end their servers, all at once, and wait for them; kill those that do not end in time."""
+    owned = {supervisor: _owned.pop(supervisor, None) for supervisor in supervisors}
+    for supervisor, process in owned.items():
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        elif supervisor_spec(supervisor) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S + 5
+    for supervisor, process in owned.items():
+        _see_end(supervisor, process, deadline)
+
+
+def _see_end(supervisor: int, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        if (process.poll() is not None) if process is not None else not runs(supervisor):
+            return
+        time.sleep(_LOOK_S)
+    for pid in [*descendants(supervisor), supervisor] if process is not None or supervisor_spec(supervisor) else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if process is not None:
+        process.wait()
+
+
+def runs(pid: int) -> bool:
+    """Return True while a supervisor is up, also one that another process started."""
+    owned = _owned.get(pid)
+    return owned.poll() is None if owned is not None else parent_of(pid) is not None
+
+
+@atexit.register
+def _end_all() -> None:
+    end_supervisors(list(_owned))
