@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cm4vllm.assets import training
+from cm4vllm.assets import text_training, training
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.tiny_model import training_stages
 from cm4vllm.common.files import sha256_of_tree
@@ -19,10 +19,10 @@ def test_training_twice_gives_the_same_whole_model(vllm_python, tmp_path):
     stages = tmp_path / "stages.json"
     stages.write_text(json.dumps([stage[:PAIRS] for stage in training_stages()]))
     for name in ("first", "second"):
-        words = [vllm_python, "-P", training.__file__, f"--stages={stages}", f"--output={tmp_path / name}"]
-        subprocess.run(words, capture_output=True, text=True, check=True)
+        words = [vllm_python, "-P", training.__file__, f"--subject={text_training.__file__}", f"--data={stages}"]
+        subprocess.run([*words, f"--output={tmp_path / name}"], capture_output=True, text=True, check=True)
     assert sha256_of_tree(tmp_path / "first") == sha256_of_tree(tmp_path / "second")
     found = read_checkpoint(tmp_path / "first")
     assert (found.architecture, found.weight_data_types) == ("LlamaForCausalLM", "fp32")
-    assert (found.vocabulary, found.max_positions) == (training.VOCABULARY, 65536)
+    assert (found.vocabulary, found.max_positions) == (text_training.VOCABULARY, 65536)
     assert found.parameters == 492_160
