@@ -18,7 +18,20 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0}
 
 
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import planned_exports
+
+    return {"return": 0, **planned_exports(i["env"], {"CM_MLPERF_RUN_RECORD": "run.json"})}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import kept_run_server
+
+    i["env"].update(kept_run_server(i["env"]))
+    return {"return": 0}
+
+
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.links import make_run
 
     i["env"]["CM_MLPERF_RUN_RECORD"] = str(make_run(i["env"]))

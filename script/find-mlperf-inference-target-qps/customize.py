@@ -12,13 +12,21 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     return {"return": 0}
 
 
-def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.search.probing import find_target_rate
-    from cm4vllm.common.settings import read_settings
-    from cm4vllm.loadgen.measurement import RunInputs
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import planned_exports
 
-    env = i["env"]
-    record, path = find_target_rate(read_settings(RunInputs, env))
-    env["CM_MLPERF_SEARCH_RECORD"] = str(path)
-    env["CM_MLPERF_SEARCH_RESULT"] = record.result
+    return {"return": 0, **planned_exports(i["env"], {"CM_MLPERF_SEARCH_RECORD": "search.json"})}
+
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import kept_search_server
+
+    i["env"].update(kept_search_server(i["env"]))
+    return {"return": 0}
+
+
+def postprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.campaign.links import make_search
+
+    i["env"].update(make_search(i["env"]))
     return {"return": 0}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
@@ -57,8 +58,8 @@ def everything(model, dataset, round_="_r6.1"):
         f"get,mlperf,inference,loadgen,{round_}",
         f"get,ml-model,{model}",
         f"get,dataset,{dataset}",
-        "run,vllm-server",
         "generate,user-conf,mlperf,inference",
+        "run,vllm-server",
     ]
 
 
@@ -94,8 +95,22 @@ def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(
 
 
 def test_a_search_for_a_rate_alone_gets_the_same_but_no_user_conf(session):
-    expected = everything("_hf.ORG/NAME", "_mlcommons", "_r6.0")[:-1]
+    expected = everything("_hf.ORG/NAME", "_mlcommons", "_r6.0")
+    expected.remove("generate,user-conf,mlperf,inference")
     assert chain(session, f"{SEARCH},_hf.ORG/NAME,_r6.0", target_qps="5") == expected
+
+
+@pytest.mark.parametrize(("tags", "flags"), [(RUN, {}), (SEARCH, {"target_qps": "5"})])
+def test_where_an_earlier_result_may_be_kept_the_server_is_described_before_it_is_started(session, tags, flags):
+    out = Path.cwd() / "out"
+    for place in (out / "run.json", out / "search.json", out.with_name("out.server") / "server.json"):
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    root = plan(session, asked(tags, output_dir=str(out), **flags))
+    described, server = [node for node in root.children if node.tags.startswith("run,vllm-server")]
+    assert (described.tags, described.only_if) == ("run,vllm-server,_describe", ())
+    assert server.only_if == (f"depends on CM_VLLM_SERVER_RECORD, which {root.script.title()} sets",)
+    assert chain(session, tags, output_dir="other", **flags)[-1] == "run,vllm-server"
 
 
 def test_a_search_over_server_settings_alone_gets_what_its_servers_need(session):
@@ -203,8 +218,10 @@ def test_the_bare_command_leads_to_its_table_and_is_kept_after(cm):
     assert (record.settings.model.name, record.settings.samples) == ("cm4vllm-tiny", 256)
     assert (folder / "user.conf").is_file() and not list(folder.parent.glob("*.user.conf"))
     started.no_orphans()
+    assert "vLLM 0." in done.output and "serves cm4vllm-tiny at" in done.output
     again = cm(*words, timeout_s=START_S)
     assert again.code == 0 and f"kept: {folder} holds this run" in again.output, again.output
+    assert "serves cm4vllm-tiny at" not in again.output, "a kept run needs no server"
     kept = read_record(folder / RUN_FILE, RunRecord)
     assert (kept.started_at, kept.files) == (record.started_at, record.files)
     assert kept.settings.server == record.settings.server, "another server has measured nothing"
@@ -224,3 +241,28 @@ def test_a_search_over_server_settings_alone_ends_with_its_table(cm):
     assert (record.candidates, record.scenarios, record.starts >= 1) == (3, ["Offline"], True)
     (score,) = record.evaluations[0].scenarios
     assert (score.unit, score.value > 0, bool(record.simulated)) == ("tokens/s", True, True)
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+def test_a_search_for_a_rate_alone_ends_with_the_rate_and_is_kept_after(cm):
+    words = ("run", "script", f"--tags={SEARCH}", "--scenario=Server", "--target_qps=40", "--quiet")
+    started = cm.start(*words)
+    started.wait_for("search for the Server rate from", START_S)
+    done = started.finish(START_S)
+    assert done.code == 0, done.output
+    folder = cm.cwd / "mlperf-search" / "Server"
+    record = read_record(folder / SEARCH_FILE, SearchRecord)
+    assert f"search for the Server rate: {record.words}" in " ".join(done.output.split()), done.output
+    assert (record.scenario, record.benchmark, record.rehearsal, record.rate > 0) == (
+        "Server",
+        "llama3.1-8b",
+        True,
+        True,
+    )
+    assert len(record.probes) == len(list(folder.glob("*/probe.json"))) > 1
+    started.no_orphans()
+    again = cm(*words, timeout_s=START_S)
+    assert again.code == 0 and f"kept: {folder} holds this search" in again.output, again.output
+    assert "serves cm4vllm-tiny at" not in again.output, "a kept search needs no server"
+    assert read_record(folder / SEARCH_FILE, SearchRecord) == record

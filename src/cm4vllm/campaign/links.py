@@ -6,7 +6,7 @@ the keys that are set here. In the main job, which gives the records of all thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.asset_sources import Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.locks import only_one, require_unlocked
+from cm4vllm.campaign.own_server import earlier_server
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
 from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
-from cm4vllm.campaign.search.probing import require_searchable
+from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
+from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import searched_envs
 from cm4vllm.campaign.step_checks import CHECKS
@@ -38,6 +40,7 @@ from cm4vllm.report.run_table import run_table
 from cm4vllm.rules import Division, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of
+from cm4vllm.serving.server import SERVER_FILE
 
 __all__ = [
     "RESULTS",
@@ -45,18 +48,25 @@ __all__ = [
     "completed_search",
     "completed_server",
     "completed_settings_search",
+    "kept_run_server",
+    "kept_search_server",
     "lock_of",
     "make_run",
+    "make_search",
+    "planned_exports",
 ]
 
 #: The environment key of the main job's results: a recipe is run alone where it is not set.
 RESULTS = "CM_MLPERF_RESULTS_DIR"
 _SOURCE, _NAME = "CM_ML_MODEL_SOURCE", "CM_VLLM_SERVER_MODEL_NAME"
 _FOLDER, _SERVER_FOLDER = "CM_MLPERF_OUTPUT_DIR", "CM_VLLM_SERVER_DIR"
+_SERVER_RECORD, _PLANNED = "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
+#: yes: the folder of a link run alone holds an earlier result, which may be kept without a server.
+_EARLIER = "CM_MLPERF_EARLIER_RESULT"
 
 
 class AssetInputs(Record, frozen=True, kw_only=True):
-    """The inputs that say which model and which dataset a link gets, and what it is given of them."""
+    """The inputs that name the model and the dataset of a link, and the records of them that it is given."""
 
     benchmark: input_types.Benchmark = "llama3.1-8b"
     model_source: input_types.ModelSource = ""
@@ -87,7 +97,7 @@ class AssetInputs(Record, frozen=True, kw_only=True):
         return "_tiny" if model.is_stand_in else "_dummy" if model.is_dummy else f"_path.{model.path}"
 
     def sources(self) -> Sources:
-        """Return where model and dataset come from. Raises UsageError for what contradicts itself."""
+        """Return the sources of model and dataset. Raises UsageError for inputs that contradict each other."""
         return sources(
             self.benchmark,
             model_source=self.source,
@@ -117,8 +127,7 @@ def completed_run(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[st
     return {
         **changed,
         **_assets(env, inputs),
-        _FOLDER: str(folder),
-        _SERVER_FOLDER: f"{folder}.server",
+        **_folders(folder, RUN_FILE),
         "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no",
     }
 
@@ -136,7 +145,7 @@ def completed_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
     _require_folder(folder)
-    return {**changed, **_assets(env, inputs), _FOLDER: str(folder), _SERVER_FOLDER: f"{folder}.server"}
+    return {**changed, **_assets(env, inputs), **_folders(folder, SEARCH_FILE)}
 
 
 def completed_settings_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
@@ -150,7 +159,7 @@ def completed_settings_search(env: Mapping[str, Any], changed: Mapping[str, str]
     require_rehearsal(env)
     if search := str(env.get("CM_VLLM_SEARCH") or ""):
         asked_space(search, None, given=False, simulated=bool(env.get(PROFILE)))
-    runs = [_run_inputs(one) for one in searched_envs(env)]
+    runs = [_run_inputs(run_env) for run_env in searched_envs(env)]
     for inputs in runs:
         require_run(inputs)
     folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
@@ -177,6 +186,52 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     return {_SOURCE: model, _NAME: "", **variant}
 
 
+def _folders(folder: Path, record: str) -> dict[str, str]:
+    """Return the folders of a link and of its server, and the sign that both hold the records of an earlier command."""
+    server = Path(f"{folder}.server")
+    earlier = (folder / record).exists() and (server / SERVER_FILE).exists()
+    return {_FOLDER: str(folder), _SERVER_FOLDER: str(server), _EARLIER: "yes" if earlier else "no"}
+
+
+def planned_exports(env: Mapping[str, Any], exports: Mapping[str, str]) -> dict[str, Any]:
+    """Return the answer of the hook `plan` of a link: nothing is known where an earlier result may be kept.
+
+    `exports` are the keys that the link alone sets, each with the name of a file in its folder.
+    """
+    if env.get(RESULTS) or env.get(_EARLIER) != "no":
+        return {}
+    return {"env": {key: str(Path(env[_FOLDER]) / name) for key, name in exports.items()}}
+
+
+def kept_run_server(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the record of the server of the earlier run in the link's folder, if that run is kept; else nothing.
+
+    With the record no server is started: a kept run needs none.
+    """
+
+    def is_kept(inputs: RunInputs) -> bool:
+        settings = settings_of(inputs, audit_config(inputs.compliance_test, inputs.model))
+        return earlier_run(inputs.folder, settings).record is not None
+
+    return _kept_server(env, is_kept)
+
+
+def kept_search_server(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the record of the server of the earlier search in the link's folder, if that is kept; else nothing."""
+    return _kept_server(env, lambda inputs: earlier_search(inputs) is not None)
+
+
+def _kept_server(env: Mapping[str, Any], is_kept: Callable[[RunInputs], bool]) -> dict[str, str]:
+    planned = str(env.get(_PLANNED) or "")
+    if env.get(RESULTS) or env.get(_SERVER_RECORD) or not planned:
+        return {}
+    path = earlier_server(Path(env[_SERVER_FOLDER]), planned, str(env["CM_ML_MODEL_RECORD"]))
+    if path is None:
+        return {}
+    server = {_SERVER_RECORD: str(path)}
+    return server if is_kept(read_settings(RunInputs, {**env, **server})) else {}
+
+
 def make_run(env: Mapping[str, Any]) -> Path:
     """Make the LoadGen run that the environment describes, and return its record's path.
 
@@ -187,7 +242,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
     audit_text = audit_config(inputs.compliance_test, inputs.model)
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
     if env.get(UNDER_POWER):
-        return make_powered_run(inputs, env, lambda one: measure(one, watch, audit_config=audit_text)[1])
+        return make_powered_run(inputs, env, lambda run_inputs: measure(run_inputs, watch, audit_config=audit_text)[1])
     if env.get(RESULTS):
         return measure(inputs, watch, audit_config=audit_text)[1]
     folder = inputs.folder
@@ -205,6 +260,30 @@ def make_run(env: Mapping[str, Any]) -> Path:
             measure(inputs, watch, audit_config=audit_text)
     print(run_table(folder), flush=True)
     return folder / RUN_FILE
+
+
+def make_search(env: Mapping[str, Any]) -> dict[str, str]:
+    """Search for the rate that the environment asks for, and return what the recipe exports.
+
+    A search alone is kept where its folder holds it already, and keeps others out of that folder; in the main job, that
+    does so. Raises CmError.
+    """
+    inputs = read_settings(RunInputs, env)
+    if env.get(RESULTS):
+        return _search_exports(*find_target_rate(inputs))
+    folder = inputs.folder
+    writable_folder(folder.parent)
+    with only_one(lock_of(folder), folder):
+        earlier = earlier_search(inputs)
+        if earlier is None:
+            return _search_exports(*find_target_rate(inputs))
+    say(f"kept: {folder} holds this search, made with the same inputs")
+    say(f"search for the {earlier.scenario} rate: {earlier.words}")
+    return _search_exports(earlier, folder / SEARCH_FILE)
+
+
+def _search_exports(record: SearchRecord, path: Path) -> dict[str, str]:
+    return {"CM_MLPERF_SEARCH_RECORD": str(path), "CM_MLPERF_SEARCH_RESULT": record.result}
 
 
 def _check_server(env: Mapping[str, Any]) -> None:
@@ -245,14 +324,14 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     asked, round_, terms = read_settings(AssetInputs, env), round_terms(inputs.round), inputs.terms
     if not asked.server_record:
         require_server(env, [terms])
-    found = asked.sources()
+    sources = asked.sources()
     if not asked.model_record:
-        check_source(found.model, asked.dummy_layers)
+        check_source(sources.model, asked.dummy_layers)
     require_given_datasets(env, benchmark_terms(round_.name, inputs.model))
     done = {
         **paths,
-        _SOURCE: found.model,
-        "CM_DATASET_VARIATIONS": _dataset(found, inputs),
+        _SOURCE: sources.model,
+        "CM_DATASET_VARIATIONS": _dataset(sources, inputs),
         "CM_MLPERF_LOADGEN_VARIATION": f"_r{round_.name.removeprefix('v')}",
     }
     if asked.served:
@@ -261,11 +340,11 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     return {**done, **named, "CM_VLLM_VARIANT": asked.device} if asked.device else {**done, **named}
 
 
-def _dataset(found: Sources, inputs: RunInputs) -> str:
+def _dataset(sources: Sources, inputs: RunInputs) -> str:
     """Return the variations of get,dataset that give the dataset of a run."""
     test = inputs.compliance_test
-    if found.compliance and test and audit(test, inputs.model).own_dataset:
-        return f"_compliance.{test},{found.compliance}"
-    if found.performance and inputs.terms.mode is Mode.PERFORMANCE:
-        return f"_performance,{found.performance}"
-    return found.dataset
+    if sources.compliance and test and audit(test, inputs.model).own_dataset:
+        return f"_compliance.{test},{sources.compliance}"
+    if sources.performance and inputs.terms.mode is Mode.PERFORMANCE:
+        return f"_performance,{sources.performance}"
+    return sources.dataset

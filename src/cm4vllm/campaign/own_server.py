@@ -15,11 +15,28 @@ from cm4vllm.loadgen.identity import serves_alike
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, stop
 
-__all__ = ["OwnServer"]
+__all__ = ["DESCRIBE", "OwnServer", "earlier_server"]
 
 #: The variation of the server's recipe that is asked for the record of what it would start.
-_DESCRIBE = "_describe"
+DESCRIBE = "_describe"
 _FOLDER, _RECORD, _PLANNED = "CM_VLLM_SERVER_DIR", "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
+
+
+def earlier_server(folder: Path, planned: str, model_record: str) -> Path | None:
+    """Return the record of the server that an earlier command started in `folder`, if the planned one is the same.
+
+    `planned` and `model_record` are the paths of the records of the planned server and of its model. A record that
+    cannot be read is none.
+    """
+    path = folder / SERVER_FILE
+    if not planned or not path.exists():
+        return None
+    try:
+        model = read_record(Path(model_record), ModelRecord)
+        alike = serves_alike(read_record(Path(planned), ServerRecord), read_record(path, ServerRecord), model.path)
+    except CmError:
+        return None
+    return path if alike else None
 
 
 class _Recipes(Protocol):
@@ -41,19 +58,16 @@ class OwnServer:
 
         `env` then gets what the step would export.
         """
-        path = Path(self._inputs[_FOLDER]) / SERVER_FILE
-        if not path.exists():
+        folder = Path(self._inputs[_FOLDER])
+        if not (folder / SERVER_FILE).exists():
             self.was_needed = True
             return False
-        planned = recipes(f"{self.step.tags},{_DESCRIBE}", {**env, **self._inputs}).get(_PLANNED, "")
-        try:
-            record = read_record(path, ServerRecord)
-            model = read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord)
-            self._waits = bool(planned) and serves_alike(read_record(Path(planned), ServerRecord), record, model.path)
-        except CmError:
-            self._waits = False
-        if self._waits:
+        planned = recipes(f"{self.step.tags},{DESCRIBE}", {**env, **self._inputs}).get(_PLANNED, "")
+        path = earlier_server(folder, planned, env["CM_ML_MODEL_RECORD"])
+        self._waits = path is not None
+        if path is not None:
             say("server: not started until a step needs it: the one of an earlier command was the same")
+            record = read_record(path, ServerRecord)
             env.update(
                 {
                     _RECORD: str(path),
@@ -76,6 +90,6 @@ class OwnServer:
             stop(read_record(Path(env[_RECORD]), ServerRecord))
 
     def replace(self, env: Mapping[str, str]) -> None:
-        """End what is left of it, so that the next step that needs it starts another."""
+        """End the rest of this server, so that the next step that needs a server starts another."""
         stop(read_record(Path(env[_RECORD]), ServerRecord))
         self._waits = True

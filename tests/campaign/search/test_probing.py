@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.search import probing
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
-from cm4vllm.campaign.search.rate_search import Found, SearchPlan
+from cm4vllm.campaign.search.rate_search import SearchOutcome, SearchPlan
 from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
@@ -70,7 +70,7 @@ def test_a_full_length_run_passes_if_loadgen_finds_it_valid(tmp_path, server_set
         maker = prober(server_settings(server), tmp_path, target_qps=150.0, test_query_count=None, max_test_duration=4)
         probe, window = maker.probe(150, ProbePlan(4, warm_up_s=0, full_s=4, sure=True, most_late=1000))
     assert (probe.ended_early, probe.sure) == (False, True)
-    assert (probe.verdict is Verdict.PASSES) is all(one.p99_ms <= one.limit_ms for one in probe.limits)
+    assert (probe.verdict is Verdict.PASSES) is all(limit.p99_ms <= limit.limit_ms for limit in probe.limits)
     assert probe.verdict is Verdict.PASSES or not read_performance(tmp_path / "probe-01").valid
     assert probe.queries == len(window.issued) == read_performance(tmp_path / "probe-01").samples > 459
     assert json.loads((tmp_path / "probe-01" / RUN_FILE).read_text())["notice"].startswith("REHEARSAL")
@@ -85,11 +85,11 @@ def test_the_latencies_that_are_judged_are_those_of_loadgen(tmp_path, server_set
         seen, folder = [], tmp_path / f"run{attempt}"
         with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
             run(server_settings(server), folder, on_latencies=lambda news, seen=seen: bool(seen.append(news)))
-        result, answers = read_performance(folder), [one for news in seen for one in news.answers]
+        result, answers = read_performance(folder), [answer for news in seen for answer in news.answers]
         assert len(answers) == seen[-1].issued == result.samples
         assert (seen[-1].overdue, seen[-1].oldest_open_s) == (0, None)
-        ttft = result.ttft_p99 - percentile([one.ttft_ms for one in answers])
-        tpot = result.tpot_p99 - percentile([one.tpot_ms for one in answers if one.tpot_ms])
+        ttft = result.ttft_p99 - percentile([answer.ttft_ms for answer in answers])
+        tpot = result.tpot_p99 - percentile([answer.tpot_ms for answer in answers if answer.tpot_ms])
         apart.append((ttft, tpot))
         assert ttft >= 0
         if ttft <= 5 and abs(tpot) <= 2:
@@ -139,7 +139,7 @@ def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server
     assert record.probes[0].rate == pytest.approx(record.start, rel=1e-3)
     assert record.result == "", "a rehearsal is no result"
     assert [f"probe-{probe.number:02d}" for probe in record.probes] == sorted(
-        one.name for one in path.parent.iterdir() if one.is_dir()
+        entry.name for entry in path.parent.iterdir() if entry.is_dir()
     )
     assert record.start < 150
 
@@ -182,7 +182,7 @@ def test_the_full_length_run_that_passed_becomes_the_result_and_is_not_made_agai
 def one_run(prober, start, plan, seen):
     """Find a rate by one full-length run, which this machine may be too busy to make valid."""
     made, _ = prober.probe(150.0, ProbePlan(5, warm_up_s=0, full_s=5, sure=True, most_late=10**6))
-    return Found(
+    return SearchOutcome(
         rate=made.rate,
         confirmed=True,
         run=made.number,

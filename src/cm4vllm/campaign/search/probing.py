@@ -20,13 +20,14 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.missed_limits import cause_words
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.campaign.search.rate_search import STEP_DOWN, Found, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchOutcome, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.campaign.search.search_status import LiveSearch
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import write_record
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
@@ -42,6 +43,7 @@ from cm4vllm.serving.server_requests import sites_of
 __all__ = [
     "PROBE_FILE",
     "LoadGenProber",
+    "earlier_search",
     "find_target_rate",
     "full_length_settings",
     "plan_of",
@@ -51,7 +53,7 @@ __all__ = [
 
 #: The record of a probe, in its folder.
 PROBE_FILE = "probe.json"
-#: What LoadGen writes of a run that issues whole datasets only.
+#: The setting that LoadGen logs for a run that issues whole datasets only.
 _WHOLE = "sample_concatenate_permutation"
 #: LoadGen writes its settings within the first so many characters of its log.
 _SETTINGS_BYTES = 2**18
@@ -76,7 +78,7 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     passes, and the errors of a run.
     """
     folder = writable_folder(inputs.folder)
-    settings = settings_of(replace(inputs, user_conf=""))
+    settings = _settings(inputs)
     limits = require_searchable(settings.terms)
     _remove_earlier(folder)
     start = queueing_estimate(inputs.target_qps or 0.0, limits)
@@ -96,16 +98,33 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
             pythonpath=inputs.pythonpath,
             begun=live.begun,
         )
-        found = search(prober, start, plan, seen)
-    result = _hand_over(folder / _probe_folder(found.run), inputs) if found.run and not settings.rehearsal else ""
+        outcome = search(prober, start, plan, seen)
+    result = _hand_over(folder / _probe_folder(outcome.run), inputs) if outcome.run and not settings.rehearsal else ""
     record = _record(
-        found, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}", result=result
+        outcome, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}", result=result
     )
     write_record(folder / SEARCH_FILE, record)
     say(f"search for the {settings.scenario} rate: {record.words}")
     if record.drift:
         warn(record.drift)
     return record, folder / SEARCH_FILE
+
+
+def earlier_search(inputs: RunInputs) -> SearchRecord | None:
+    """Return the record of the search in the folder of the inputs, if it was made with the same settings."""
+    path = inputs.folder / SEARCH_FILE
+    if not path.exists():
+        return None
+    try:
+        record = read_record(path, SearchRecord)
+    except CmError:  # of another version: the search is made again
+        return None
+    return record if record.settings_sha256 == settings_sha256(_settings(inputs)) else None
+
+
+def _settings(inputs: RunInputs) -> RunSettings:
+    """Return the settings of the runs of a search, whose rates and user.conf it sets itself."""
+    return settings_of(replace(inputs, user_conf=""))
 
 
 def require_searchable(terms: Terms) -> LatencyLimits:
@@ -186,7 +205,7 @@ class LoadGenProber:
         """Say whether a full-length run is valid; a rehearsal's may be too short for that, and its p99 counts."""
         if not self._settings.rehearsal:
             return read_performance(folder).valid
-        return all(one.p99_ms is not None and one.p99_ms <= one.limit_ms for one in judge.limits())
+        return all(limit.p99_ms is not None and limit.p99_ms <= limit.limit_ms for limit in judge.limits())
 
 
 def run_or_part(
@@ -253,7 +272,7 @@ def _issues_whole_datasets(folder: Path) -> bool:
             settings = log.read(_SETTINGS_BYTES)
     except OSError:
         return False
-    line = next((one for one in settings.splitlines() if f'"effective_{_WHOLE}"' in one), "")
+    line = next((line for line in settings.splitlines() if f'"effective_{_WHOLE}"' in line), "")
     return '"value": true' in line
 
 
@@ -279,37 +298,38 @@ def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -
     )
 
 
-def _record(found: Found, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:
+def _record(outcome: SearchOutcome, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:
     return SearchRecord(
         scenario=str(settings.scenario),
         benchmark=settings.benchmark,
-        rate=found.rate,
-        confirmed=found.confirmed,
-        lowest_failing=found.lowest_failing,
-        low=found.low,
-        high=found.high,
-        binding=found.binding,
-        cause=found.cause,
-        boundary=found.boundary,
+        rate=outcome.rate,
+        confirmed=outcome.confirmed,
+        lowest_failing=outcome.lowest_failing,
+        low=outcome.low,
+        high=outcome.high,
+        binding=outcome.binding,
+        cause=outcome.cause,
+        boundary=outcome.boundary,
         precision=STEP_DOWN,
         start=round(start, 4),
         start_source=source,
-        stopped=found.stopped,
-        cost_s=round(sum(one.took_s for one in found.probes), 3),
+        stopped=outcome.stopped,
+        cost_s=round(sum(probe.took_s for probe in outcome.probes), 3),
         rehearsal=settings.rehearsal,
-        probes=list(found.probes),
+        probes=list(outcome.probes),
         result=result,
-        interval=found.interval,
-        since=found.since,
-        drift=drift_words(found.probes),
+        interval=outcome.interval,
+        since=outcome.since,
+        drift=drift_words(outcome.probes),
+        settings_sha256=settings_sha256(settings),
     )
 
 
 def _say(probe: ProbeRecord) -> None:
     shares = ", ".join(
-        f"{one.name} p99 {one.p99_ms or 0:,.1f} of {one.limit_ms:g} ms, {100 * one.within:.2f} % within "
-        f"({100 * one.low:.2f} to {100 * one.high:.2f})"
-        for one in probe.limits
+        f"{limit.name} p99 {limit.p99_ms or 0:,.1f} of {limit.limit_ms:g} ms, {100 * limit.within:.2f} % within "
+        f"({100 * limit.low:.2f} to {100 * limit.high:.2f})"
+        for limit in probe.limits
     )
     early = ", ended early" if probe.ended_early else ""
     say(

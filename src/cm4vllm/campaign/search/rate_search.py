@@ -25,7 +25,7 @@ from cm4vllm.campaign.search.records import Boundary, Interval, ProbeRecord, Ver
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.rules import LatencyLimits
 
-__all__ = ["STEP_DOWN", "Found", "Prober", "SearchPlan", "queueing_estimate", "search"]
+__all__ = ["STEP_DOWN", "Prober", "SearchOutcome", "SearchPlan", "queueing_estimate", "search"]
 
 #: The largest step from one probe's rate to the next, as a factor. Where the probes point nowhere it is the first step,
 #: whose logarithm doubles.
@@ -50,7 +50,7 @@ STEP_DOWN, _WIDER, _STEP_UP, _LEAST_GAIN = 0.012, 2.0, 0.012, 0.007
 #: A full-length run that fails, and that itself points so much lower than the probes before it did, contradicts them:
 #: the server has become slower. What they said does not count any more.
 _CONTRADICTS = 0.1
-#: How much the step below the first failure counts against what the probes point to, where that is lower.
+#: The weight of the step below the first failure against the rate that the probes point to, where that is lower.
 _TRUST = 2 / 3
 #: A full-length run lasts so much longer than its queries are issued.
 _TAIL = 1.012
@@ -88,7 +88,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """The result of a search; see SearchRecord. `run` is the number of the full-length run that passed, 0 for none."""
 
     rate: float
@@ -127,7 +127,7 @@ def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
 
 def search(
     prober: Prober, start: float, plan: SearchPlan, seen: Callable[[ProbeRecord], None] = lambda probe: None
-) -> Found:
+) -> SearchOutcome:
     """Search from the rate `start` on; `seen` is called with each probe when it has ended.
 
     Raises InvalidResult where no rate passes, and what the prober raises.
@@ -148,7 +148,7 @@ class _Search:
         self._failures = 0
         self._since = 0
 
-    def run(self, start: float) -> Found:
+    def run(self, start: float) -> SearchOutcome:
         rate = self.approach(start)
         stopped = "its time budget was used up"
         while self._left(rate := self._next(rate)) >= 0:
@@ -158,7 +158,7 @@ class _Search:
             if rate < _LEAST_PART * start:
                 raise self._none_passes()
             self._settle(rate)
-        return self._found(rate, stopped)
+        return self._outcome(rate, stopped)
 
     # --- the two phases ----------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class _Search:
 
     def _projection(self) -> float | None:
         """Return the rate at which a full-length run would just keep its limits, as far as the probes tell."""
-        telling = [one for one in self._probes[self._since :] if one.projected]
+        telling = [probe for probe in self._probes[self._since :] if probe.projected]
         if not telling:
             return None
         rate = self._below_what_failed(predicted_rate(telling))
@@ -254,40 +254,42 @@ class _Search:
 
         What other probes say of another limit does not count there.
         """
-        blind = min((one.rate for one in self._probes if _is_blind(one)), default=math.inf)
+        blind = min((probe.rate for probe in self._probes if _is_blind(probe)), default=math.inf)
         if rate < blind:
             return rate
-        below = [one.rate for one in self._probes if one.rate < blind and one.verdict is not Verdict.FAILS]
+        below = [probe.rate for probe in self._probes if probe.rate < blind and probe.verdict is not Verdict.FAILS]
         return math.sqrt(blind * max(below, default=blind / _FURTHEST**2))
 
     @property
     def _answer_s(self) -> float:
-        return max((one.answer_ms for one in self._probes), default=0.0) / 1000
+        return max((probe.answer_ms for probe in self._probes), default=0.0) / 1000
 
     # --- the result --------------------------------------------------------------------------------------------------
 
     @property
     def _spent(self) -> float:
-        return sum(one.took_s for one in self._probes)
+        return sum(probe.took_s for probe in self._probes)
 
     def _left(self, rate: float) -> float:
         """Return the time that is left when one more full-length run was made."""
         run = self._prober.full.duration(rate)
         return max(self._plan.budget_s, self._plan.runs * run) - self._spent - _TAIL * run
 
-    def _found(self, next_rate: float, stopped: str) -> Found:
+    def _outcome(self, next_rate: float, stopped: str) -> SearchOutcome:
         rate = self._passing.rate if self._passing else next_rate
-        above = [one for one in self._probes if one.rate > rate and one.verdict is not Verdict.PASSES]
-        failed = [one for one in above if one.verdict is Verdict.FAILS]
-        if not self._passing and not any(one.verdict is not Verdict.FAILS and one.queries for one in self._probes):
+        above = [probe for probe in self._probes if probe.rate > rate and probe.verdict is not Verdict.PASSES]
+        failed = [probe for probe in above if probe.verdict is Verdict.FAILS]
+        if not self._passing and not any(
+            probe.verdict is not Verdict.FAILS and probe.queries for probe in self._probes
+        ):
             raise self._none_passes()  # nor does a probe say anything in which no query counted
-        nearest = min(failed or above, key=lambda one: (one.rate, -one.took_s), default=None)
+        nearest = min(failed or above, key=lambda probe: (probe.rate, -probe.took_s), default=None)
         binding = nearest.binding if nearest else None
-        return Found(
+        return SearchOutcome(
             rate=rate,
             confirmed=self._passing is not None,
             run=self._passing.number if self._passing else 0,
-            lowest_failing=min((one.rate for one in failed), default=None),
+            lowest_failing=min((probe.rate for probe in failed), default=None),
             low=rate,
             high=self._failing.rate if self._failing else None,
             binding=binding.name if binding else "",
@@ -301,21 +303,21 @@ class _Search:
 
     def _none_passes(self) -> InvalidResult:
         last = self._probes[-1]
-        if not any(one.queries for one in self._probes):
+        if not any(probe.queries for probe in self._probes):
             return InvalidResult(
                 "the probes of the search were too short to count a query",
-                cause=f"{len(self._probes)} probes of up to {max(one.planned_s for one in self._probes):g} s, at "
-                f"{last.rate:g} to {max(one.rate for one in self._probes):g} queries/s: no query that was issued after "
-                "a warm-up had its answer, and all before it theirs, when the probe ended",
+                cause=f"{len(self._probes)} probes of up to {max(probe.planned_s for probe in self._probes):g} s, at "
+                f"{last.rate:g} to {max(probe.rate for probe in self._probes):g} queries/s: no query that was issued "
+                "after a warm-up had its answer, and all before it theirs, when the probe ended",
                 remedy="let nothing else compute on this machine meanwhile, and search again; where the server itself "
                 "is that slow,\nwith --execution_mode=valid the probes are longer, and --server_target_qps of "
                 "run-mlperf,inference runs at a fixed rate",
             )
         said = ", ".join(
-            f"{one.name} p99 {one.p99_ms:,.1f} ms of {one.limit_ms:g}"
-            if one.p99_ms is not None
-            else f"no {one.name} seen"
-            for one in last.limits
+            f"{limit.name} p99 {limit.p99_ms:,.1f} ms of {limit.limit_ms:g}"
+            if limit.p99_ms is not None
+            else f"no {limit.name} seen"
+            for limit in last.limits
         )
         return InvalidResult(
             "no rate that keeps the latency limits was found",
@@ -330,11 +332,11 @@ def _is_blind(probe: ProbeRecord) -> bool:
 
 
 def _boundary(rate: float, above: list[ProbeRecord]) -> Boundary:
-    near = [one for one in above if one.rate <= rate * _NEAR]
+    near = [probe for probe in above if probe.rate <= rate * _NEAR]
     if not near:
         return Boundary.UNKNOWN
-    worst = min(limit.within for one in near for limit in one.limits)
-    return Boundary.CLIFF if worst < 1 - _CLIFF_SHARE or any(one.growing for one in near) else Boundary.SMOOTH
+    worst = min(limit.within for probe in near for limit in probe.limits)
+    return Boundary.CLIFF if worst < 1 - _CLIFF_SHARE or any(probe.growing for probe in near) else Boundary.SMOOTH
 
 
 def _rounded(rate: float) -> float:

@@ -46,7 +46,7 @@ class LimitRecord(Record, frozen=True, kw_only=True):
 
 def tightest(limits: list[LimitRecord]) -> LimitRecord | None:
     """Return the limit with the fewest queries within it; of equals the one whose percentile is nearest to it."""
-    return min(limits, key=lambda one: (one.within, -(one.p99_ms or 0.0) / one.limit_ms), default=None)
+    return min(limits, key=lambda limit: (limit.within, -(limit.p99_ms or 0.0) / limit.limit_ms), default=None)
 
 
 class ProbeRecord(Record, frozen=True, kw_only=True):
@@ -105,7 +105,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
     passed became the scenario's result. `interval` is None where too few probes say something.
     `since` is the number of the first probe that counts: a full-length run contradicted those before it. `drift` says
-    by how much the server's speed changed from probe to probe, where it did.
+    by how much the server's speed changed from probe to probe, where it did. `settings_sha256` is the digest of the
+    settings of the search's runs (loadgen/identity), without their rate.
     """
 
     scenario: str
@@ -129,6 +130,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     interval: Interval | None = None
     since: int = 1
     drift: str = ""
+    settings_sha256: str = ""
 
     def lowered(self, times: int) -> float:
         """Return the rate to run at after `times` full-length runs that missed a limit, each a larger step below.
@@ -141,7 +143,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     def words(self) -> str:
         """The result in one line."""
         above = f"; at {self.lowest_failing:g} a limit was missed" if self.lowest_failing else ""
-        found = (
+        rate_words = (
             f"{self.rate:g} queries/s pass {self._run_words}"
             if self.confirmed
             else f"no {self._run_words.partition(' ')[2]} passed, the probes point to {self.rate:g} queries/s"
@@ -153,7 +155,7 @@ class SearchRecord(Record, frozen=True, kw_only=True):
         )
         slower = f"; the server became slower before probe {self.since} ended" if self.since > 1 else ""
         return (
-            f"{found}{above}{interval}{slower}; {self.binding or 'no known limit'} binds, the boundary is "
+            f"{rate_words}{above}{interval}{slower}; {self.binding or 'no known limit'} binds, the boundary is "
             f"{self.boundary}; {len(self.probes)} probes, {self.cost_s / 60:.1f} minutes"
         )
 
@@ -162,9 +164,9 @@ class SearchRecord(Record, frozen=True, kw_only=True):
         """Name of the deciding runs: those of a rehearsal may be too short for LoadGen's early-stopping test."""
         if not self.rehearsal:
             return "a full-length run"
-        made = [one for one in self.probes if one.sure and one.rate == self.rate]
+        made = [probe for probe in self.probes if probe.sure and probe.rate == self.rate]
         if not made:
             return "a rehearsal's run"
         queries = made[-1].queries
-        tested = all(passes(queries, one.over) for one in made[-1].limits)
+        tested = all(passes(queries, limit.over) for limit in made[-1].limits)
         return f"a rehearsal's run of {queries:,} queries" + ("" if tested else ", too few for LoadGen's test")
