@@ -109,7 +109,7 @@ def test_where_an_earlier_result_may_be_kept_the_server_is_described_before_it_i
     root = plan(session, asked(tags, output_dir=str(out), **flags))
     described, server = [node for node in root.children if node.tags.startswith("run,vllm-server")]
     assert (described.tags, described.only_if) == ("run,vllm-server,_describe", ())
-    assert server.only_if == (f"depends on CM_VLLM_SERVER_RECORD, which {root.script.title()} sets",)
+    assert server.only_if == ("depends on CM_VLLM_SERVER_RECORD, which run,vllm-server sets",)
     assert chain(session, tags, output_dir="other", **flags)[-1] == "run,vllm-server"
 
 
