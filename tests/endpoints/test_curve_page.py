@@ -68,6 +68,27 @@ def test_each_point_has_its_window_regions_and_verdict_on_accuracy(page):
     assert "Regions of concurrency: Ultra Low 1 to 32; Low 9 to 14; Medium 15 to 47; High 48 to 256." in text
 
 
+def test_the_figures_over_a_window_stand_beside_it(page, points):
+    assert "TTFT p90, ms" not in cells(page(), "Windows of the steady state")[0]
+    figures = {"system_tps": 1234.5, "ttft_p90_ms": 41.5, "tpot_p90_ms": 3.25}
+    write_json(points[14] / "point.json", {"steady_state": {"figures": figures}})
+    rows = {row[0]: row for row in cells(page(), "Windows of the steady state")}
+    assert rows["concurrency"][7:] == ["tokens/s", "TTFT p90, ms", "TPOT p90, ms"]
+    assert rows["14"][7:] == ["1,234.50", "41.5", "3.25"]
+    assert rows["11"][7:] == ["", "", ""]
+
+
+def test_a_point_without_a_window_says_by_how_much_tpot_varies(page, points):
+    assert "insufficient passes" not in page()
+    state = {"status": "insufficient_passes", "verdict": "not found"}
+    change_yaml(points[14] / "point.yaml", lambda content: content.update(steady_state=state))
+    write_json(points[14] / "point.json", {"steady_state": {**state, "least_variation": 0.18}})
+    text = page()
+    rows = {row[0]: row for row in cells(text, "Windows of the steady state")}
+    assert rows["14"][1:5] == ["insufficient passes", "not found", "varies by 18.0% at least", "none"]
+    assert "A point with insufficient passes has blocks" in text
+
+
 def test_a_score_below_its_target_is_not_met(page, points):
     change_json(
         points[14] / "accuracy" / "accuracy_results.json",

@@ -8,13 +8,12 @@ from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import CurvePlan, PlannedPoint
 from cm4vllm.endpoints.steady_state import SteadyState
+from cm4vllm.results.curves import POINT_FILE
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["CURVE_FILE", "POINT_FILE", "CurveRecord", "PointRecord", "Probe"]
 
-#: The record, in the run folder of a point.
-POINT_FILE = "point.json"
 #: The record of a curve, in the folder of its probes.
 CURVE_FILE = "curve.json"
 

@@ -9,12 +9,12 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
-from cm4vllm.report.formatting import judgement, ms, number, rate, seconds, target
+from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results.curves import Curve, Point, Score
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of
-from cm4vllm.rules import AccuracyTarget, Regions, endpoints_benchmarks, endpoints_targets, regions
+from cm4vllm.rules import AccuracyTarget, Regions, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
 
 __all__ = ["CHANGES_HEAD", "changes", "curve_table", "curve_title", "write_curve_page"]
 
@@ -33,6 +33,17 @@ _HEAD = (
     "accuracy",
 )
 _EFFICIENCY = "tokens/s per kW"
+_WINDOW_HEAD = (
+    "concurrency",
+    "status",
+    "shape of the run",
+    "TPOT over its blocks",
+    "blocks of the window",
+    "samples",
+    "length",
+)
+#: The figures over a window, and the heads of their columns.
+_OF_THE_WINDOW = {"system_tps": "tokens/s", "ttft_p90": "TTFT p90, ms", "tpot_p90": "TPOT p90, ms"}
 #: The columns of the changes from one curve to another.
 CHANGES_HEAD = (
     "concurrency",
@@ -67,7 +78,9 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
                 "head": head(curve),
                 "rows": list(_rows(curve)),
                 "bounds": [(f"{_of(point)}", found[point.folder]) for point in curve.points if point.folder in found],
-                "windows": [_window(point) for point in curve.points],
+                "window_head": _window_head(curve),
+                "windows": [_window(curve, point) for point in curve.points],
+                "window_words": _window_words(curve),
                 "distributions": [picture for point in curve.points for picture in _distributions(point)],
                 "scores": [row for point in curve.points for row in _scores(curve, point)],
             }
@@ -226,21 +239,57 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
         )
 
 
-def _window(point: Point) -> Row:
-    """Return the declared window of a point: status, verdict, states of TPOT, passes, samples and seconds."""
+def _window_head(curve: Curve) -> Row:
+    """Return the heads of the columns of the windows: those of their figures only where they were computed."""
+    return (*_WINDOW_HEAD, *_OF_THE_WINDOW.values()) if _has_window_figures(curve) else _WINDOW_HEAD
+
+
+def _has_window_figures(curve: Curve) -> bool:
+    return any(point.window_figures for point in curve.points)
+
+
+def _window(curve: Curve, point: Point) -> Row:
+    """Return the declared window of a point: status, verdict, states of TPOT, passes, samples, seconds, and figures."""
     declared = point.steady_state
     window, states = part(declared, "window"), part(declared, "state")
     begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
     samples, length = count(window, "n_samples"), number_of(window, "duration_s")
+    tpot = [f"{name.removeprefix('tpot_')} {state}".lower() for name, state in states.items()]
+    if not window and (variation := number_of(part(point.record, "steady_state"), "least_variation")) is not None:
+        tpot.append(f"varies by {percent(variation)} at least")
     return (
         _of(point),
         str(declared.get("status") or "not stated").replace("_", " "),
         str(declared.get("verdict") or "").replace("_", " ").lower(),
-        ", ".join(f"{name.removeprefix('tpot_')} {state}".lower() for name, state in states.items()),
+        ", ".join(tpot),
         f"{begin} to {end}" if begin is not None and end is not None else "none",
         number(samples) if samples is not None else "",
         seconds(length) if length is not None else "",
+        *(_window_figures(point) if _has_window_figures(curve) else ()),
     )
+
+
+def _window_figures(point: Point) -> Iterator[str]:
+    """Give the figures over the window of a point; empty where they were not computed."""
+    for name in _OF_THE_WINDOW:
+        value = point.window_figures.value(name)
+        yield "" if value is None else rate(value) if name == "system_tps" else ms(value)
+
+
+def _window_words(curve: Curve) -> str:
+    """Return what a window takes, and why points have none, where some have none."""
+    rules = endpoints_rules().window
+    words = (
+        f"A window takes at least {rules.passes} successive blocks over which the 50th and the 90th percentile of TPOT "
+        f"have no trend and vary by at most {percent(rules.variation)} (standard deviation over mean of the blocks)."
+    )
+    if any(str(point.steady_state.get("status")) == "insufficient_passes" for point in curve.points):
+        words += (
+            " A point with insufficient passes has blocks, and TPOT varies more, or drifts, over any of them that "
+            "could be a window: more passes help only where the server becomes steady. The shorter a block, the more "
+            "a short disturbance of the machine moves its percentiles."
+        )
+    return words
 
 
 def _rate(value: float | None) -> str:

@@ -1,7 +1,8 @@
 """Curves of MLPerf Endpoints: points at fixed concurrency, read from run folders or from a bundle of anyone.
 
 The files are those of the reference client (performance/result_summary.json in a run folder, result_summary.json in a
-bundle) and of the submitter (point.yaml, system_desc.json). None and empty stand for what is not known.
+bundle) and of the submitter (point.yaml, system_desc.json), in a run folder of cm4vllm also its record (point.json).
+None and empty stand for what is not known.
 """
 
 from __future__ import annotations
@@ -20,11 +21,23 @@ from cm4vllm.results.file_values import count, number, part
 from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
-__all__ = ["POWER_FILE", "Curve", "Histogram", "Point", "Score", "curves_at", "point_folders", "read_curves"]
+__all__ = [
+    "POINT_FILE",
+    "POWER_FILE",
+    "Curve",
+    "Histogram",
+    "Point",
+    "Score",
+    "curves_at",
+    "point_folders",
+    "read_curves",
+]
 
 _SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
 _SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
 _DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
+#: The record of a point that cm4vllm measured, in its run folder (endpoints.records.PointRecord).
+POINT_FILE = "point.json"
 #: Power figures of the points by the official checker, beside the run folders.
 POWER_FILE = "power.json"
 _FOLDER = re.compile(r"r(\d+)")
@@ -58,6 +71,8 @@ class Point:
 
     `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
     ends and means of ttft, tpot and latency. `tps_per_kw` is that of the official checker, where it was computed.
+    `record` is point.json, empty in a bundle; `window_figures` are those that it has over the window of the steady
+    state: system_tps, ttft_p90 and tpot_p90.
     """
 
     folder: Path
@@ -69,6 +84,8 @@ class Point:
     figures: Figures
     scores: tuple[Score, ...] = ()
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    window_figures: Figures = field(default_factory=Figures)
 
     @property
     def concurrency(self) -> int | None:
@@ -157,6 +174,7 @@ def _read_point(reader: Reader, folder: Path) -> Point:
     summary = reader.json(summary_path) if summary_path else {}
     if summary_path is None:
         reader.problem("FILE-MISSING", "result_summary.json is missing", folder / _SUMMARIES[0])
+    record = reader.json(folder / POINT_FILE) if (folder / POINT_FILE).is_file() else {}
     return Point(
         folder=folder,
         name=reader.name(folder),
@@ -169,6 +187,8 @@ def _read_point(reader: Reader, folder: Path) -> Point:
         ),
         scores=tuple(_scores(reader, folder)),
         histograms={name: found for name in ("ttft", "tpot") if (found := _histogram(part(summary, name)))},
+        record=record,
+        window_figures=Figures(_window_figures(record, reader.name(folder / POINT_FILE))),
     )
 
 
@@ -198,6 +218,18 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
                     source = Source(file, f"{name}.{key}")
                     yield Figure(f"{name}_{statistic}", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
                     break
+
+
+def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
+    """Give the figures over the window of the steady state, which cm4vllm computes from the client's events."""
+    found = part(part(record, "steady_state"), "figures")
+    if (rate := number(found, "system_tps")) is not None:
+        source = Source(file, "steady_state.figures.system_tps")
+        yield Figure("system_tps", TokensPerSecond(rate), TokensPerSecond.unit, source)
+    for name in ("ttft_p90", "tpot_p90"):
+        if (value := number(found, f"{name}_ms")) is not None:
+            source = Source(file, f"steady_state.figures.{name}_ms")
+            yield Figure(name, Milliseconds(value), Milliseconds.unit, source)
 
 
 def _histogram(times: Mapping[str, Any]) -> Histogram | None:
