@@ -2,7 +2,8 @@
 
 `small_client.py -m inference_endpoint.main benchmark from-config -c FILE --mode perf|both`, as endpoints/client.py
 starts the real one. It has its habits too: progress on its standard output, a folder in /dev/shm while it runs, and
-after SIGINT the exit status 0 with files that call themselves complete, or 1 where it had an accuracy run to score.
+after SIGINT the exit status 0 with files that call themselves complete, or 1 where it has an accuracy run to score and
+no answer to it. With SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once.
 """
 
 import http.client
@@ -20,15 +21,16 @@ from urllib.parse import urlsplit
 import yaml
 
 CONFIG, MODE = sys.argv[sys.argv.index("-c") + 1], sys.argv[-1]
+TRACKING, PERFORMANCE = "session", "performance_tracking"
 STOPPED = threading.Event()
 signal.signal(signal.SIGINT, lambda *_: STOPPED.set())
 
 
 class Run:
-    """The requests of one run: `total` from the rows in their order, `concurrency` in flight."""
+    """The requests of one phase: `total` from the rows in their order, `concurrency` in flight, after `before` others."""
 
-    def __init__(self, config, rows, total, concurrency, events):
-        self._config, self._rows, self._total, self._events = config, rows, total, events
+    def __init__(self, config, rows, total, concurrency, events, before=0):
+        self._config, self._rows, self._total, self._events, self._before = config, rows, total, events, before
         self._lock, self._next, self.completed = threading.Lock(), 0, 0
         self._threads = [threading.Thread(target=self._work) for _ in range(min(concurrency or 8, total))]
 
@@ -50,7 +52,7 @@ class Run:
                 if (number := self._next) >= self._total:
                     return
                 self._next += 1
-                self._note("sample.issued", number)
+                self._note("sample.issued", self._before + number)
             model = self._config["model_params"]
             prompt = self._rows[number % len(self._rows)]["input_tokens"]
             body = {"model": model["name"], "prompt": prompt, "max_tokens": 8, "stream": True}
@@ -60,14 +62,24 @@ class Run:
             except OSError:
                 return
             with self._lock:
-                self._note("sample.recv_first", number)
-                self._note("sample.complete", number, ["TextModelOutput", ["a", f" {len(answer)}"], None])
+                self._note("sample.recv_first", self._before + number)
+                self._note(
+                    "sample.complete", self._before + number, ["TextModelOutput", ["a", f" {len(answer)}"], None]
+                )
                 self.completed += 1
-                print(f" {self.completed}/{self._total} [", end="", flush=True)
+                print(f" {self._before + self.completed}/{self._before + self._total} [", end="", flush=True)
+            if self._before:
+                interrupt_once()
 
     def _note(self, kind, number, data=None):
         event = {"event_type": kind, "timestamp_ns": time.monotonic_ns(), "sample_uuid": str(number), "data": data}
         self._events.write(json.dumps(event) + "\n")
+
+
+def interrupt_once():
+    if (marker := os.environ.get("SMALL_INTERRUPTED")) and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def main():
@@ -83,30 +95,36 @@ def main():
     total, concurrency = settings["runtime"]["n_samples_to_issue"], settings["load_pattern"].get("target_concurrency")
     began = time.monotonic_ns()
     with (folder / "events.jsonl").open("w") as events:
-        for kind in ("session.start_performance_tracking", "session.stop_performance_tracking"):
-            if "stop" in kind:
-                run = Run(config, rows, total, concurrency, events)
-                run.make()
-            events.write(json.dumps({"event_type": kind, "timestamp_ns": time.monotonic_ns()}) + "\n")
-    duration = time.monotonic_ns() - began
+        events.write(json.dumps({"event_type": f"{TRACKING}.start_{PERFORMANCE}", "timestamp_ns": began}) + "\n")
+        run = Run(config, rows, total, concurrency, events)
+        run.make()
+        ended = time.monotonic_ns()
+        events.write(json.dumps({"event_type": f"{TRACKING}.stop_{PERFORMANCE}", "timestamp_ns": ended}) + "\n")
+        scored = Run(config, rows, len(rows), concurrency, events, before=total)
+        if MODE == "both":
+            scored.make()
     counts = {"issued": run.issued, "completed": run.completed, "failed": run.issued - run.completed}
     figures = {
         "git_sha": os.environ["SMALL_COMMIT"],
-        "duration_ns": duration,
+        "duration_ns": ended - began,
         "state": "complete",
         "complete": True,
-        "tps": 8e9 * run.completed / duration,
+        "tps": 8e9 * run.completed / (ended - began),
     }
     summary = {f"n_samples_{name}": count for name, count in counts.items()} | figures
     (folder / "performance" / "result_summary.json").write_text(json.dumps(summary))
-    if MODE == "both":
-        (folder / "accuracy").mkdir()
-        entry = {"dataset_name": dataset["name"], "dataset_type": "accuracy", "complete": not STOPPED.is_set()}
-        (folder / "accuracy" / "accuracy_results.json").write_text(json.dumps({"accuracy_scores": [entry]}))
+    names = [entry["name"] for entry in config["datasets"]]
+    issued = {name: dict.fromkeys(map(str, range(scored.issued)), 0) for name in names[1:]}
+    (folder / "sample_idx_map.json").write_text(json.dumps(issued))
     held.close()
     shutil.rmtree(shared)
-    if MODE == "both" and STOPPED.is_set():
-        sys.exit(1)  # it has nothing to score
+    if MODE == "both":
+        if not scored.completed:
+            sys.exit(1)  # it has nothing to score
+        (folder / "accuracy").mkdir()
+        missing = {"missing": scored.issued - scored.completed}
+        entry = {"dataset_name": names[1], "dataset_type": "accuracy", "complete": True, "response_counts": missing}
+        (folder / "accuracy" / "accuracy_results.json").write_text(json.dumps({"accuracy_scores": [entry]}))
 
 
 main()

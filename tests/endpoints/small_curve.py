@@ -1,4 +1,4 @@
-"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [KEY=VALUE ...]`.
+"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [KEY=VALUE ...]`.
 
 The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
 recipes are plain functions here, the server is the simulated one, and without CLIENT, the record of a client,
@@ -37,8 +37,8 @@ NAME, PASS = "small", 8
 class Recipes:
     """The recipes of the job, by the beginnings of their tags."""
 
-    def __init__(self, folder, client):
-        self._folder, self._client, self.server = folder, client, ""
+    def __init__(self, folder, client, samples):
+        self._folder, self._client, self._samples, self.server = folder, client, samples, ""
         self._by_tags = {
             "get,mlperf,endpoints,_client": lambda env: {"CM_MLPERF_ENDPOINTS_CLIENT": str(client)},
             "get,ml-model": self._model,
@@ -64,9 +64,14 @@ class Recipes:
 
     def _dataset(self, _env):
         path, record, draw = self._folder / "dataset.json", self._folder / "dataset.record.json", random.Random(0)
-        prompts = [[1 + draw.randrange(700) for _ in range(draw.randrange(3, 40))] for _ in range(PASS)]
+        prompts = [[1 + draw.randrange(700) for _ in range(draw.randrange(3, 40))] for _ in range(self._samples)]
         path.write_text(json.dumps([{"input": "a", "tok_input": prompt, "output": "a b"} for prompt in prompts]))
-        facts = {"source": "made here", "samples": PASS, "max_input_tokens": 40, "sentences": "punkt-untrained"}
+        facts = {
+            "source": "made here",
+            "samples": self._samples,
+            "max_input_tokens": 40,
+            "sentences": "punkt-untrained",
+        }
         write_record(record, DatasetRecord(name="small", path=str(path), sha256=sha256_of(path), **facts))
         return {"CM_DATASET_RECORD": str(record)}
 
@@ -110,8 +115,9 @@ def main(arguments):
     folder, given = Path(arguments[0]), dict(word.split("=", 1) for word in arguments[1:] if "=" in word)
     clients = [word for word in arguments[1:] if "=" not in word]
     client = Path(clients[0]) if clients else small_installation(folder)
-    recipes = Recipes(folder, client)
-    env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(PASS), **given}
+    samples = int(given.pop("SAMPLES", PASS))
+    recipes = Recipes(folder, client, samples)
+    env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(samples), **given}
     try:
         job.run_job(env, recipes)
     except CmError as error:

@@ -30,10 +30,11 @@ NOTED_S = 1.2
 class Curve:
     """A job in a folder of its own; `client` is the record of the client, None for small_client.py."""
 
-    def __init__(self, folder, client=None):
+    def __init__(self, folder, client=None, *given, **env):
         self.folder, self.out, self.log = folder, folder / "results" / "endpoints" / "test", folder / "job.log"
         self.shared = set()
-        self.arguments = [sys.executable, JOB, folder, *([client] if client else [])]
+        self.env = env
+        self.arguments = [sys.executable, JOB, folder, *([client] if client else []), *given]
 
     def start(self):
         with self.log.open("w") as log:
@@ -44,25 +45,34 @@ class Curve:
                 stdin=subprocess.DEVNULL,
                 preexec_fn=die_with_parent,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests"))), **self.env},
             )
 
-    def wait_for(self, process, point, attempt):
-        """Wait until the client of an attempt has answers; return the process ids of it and its supervisor."""
+    def planned(self, process):
+        """Wait for the planned curve; return its points."""
+        path, deadline = self.out / "curve" / "curve.json", time.monotonic() + 120
+        while not path.exists():
+            assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+        return json.loads(path.read_text())["plan"]["points"]
+
+    def wait_for(self, process, point, attempt, beyond=0):
+        """Wait until the client of an attempt has `beyond` answers; return the ids of it and its supervisor."""
         deadline = time.monotonic() + 120
         while True:
             assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             entered = read_ledger(self.out).states.get(f"point {point}")
             if entered is not None and entered.last.state is State.RUNNING and entered.last.attempt == attempt:
                 client = self.processes(f"point-{point}")
-                if client is not None and self.answers(point) and age(client[0]) > NOTED_S:
+                if client is not None and self.answers(point) > beyond and age(client[0]) > NOTED_S:
                     self.shared |= shared_memory_of([*client, *descendants(client[1])])
                     return client
             time.sleep(0.05)
 
     def answers(self, point):
+        """Return how many answers the client of a point shows."""
         log = self.out / "points" / f"point-{point}.log"
-        return log.exists() and any(f" {count}/".encode() in log.read_bytes() for count in range(1, 100))
+        return max(map(int, re.findall(rb"(\d+)/\d+ \[", log.read_bytes())), default=0) if log.exists() else 0
 
     def processes(self, name):
         """Return the ids of a client and of its supervisor; None while it does not run."""
@@ -168,6 +178,38 @@ def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(
     output = curve.log.read_text()
     assert "samples were issued" in output and "run the same command again" in output
     assert not (curve.out / "points" / "point-1" / "point.json").exists()
+    assert curve.left() == []
+
+
+def test_an_interrupt_in_an_accuracy_run_fails_the_point_and_it_is_made_again(tmp_path):
+    curve = Curve(tmp_path, SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
+    process = curve.start()
+    assert process.wait(120) == 0, curve.log.read_text()
+    assert (tmp_path / "interrupted").exists()
+    assert sorted(curve.attempts()) == [1, 1, 1, 1, 1, 1, 2]
+    output = curve.log.read_text()
+    assert "of 8 samples of the accuracy run were issued" in ledger_of(curve)
+    assert "attempt 1 of 2 is made again" in output and "is not whole" in output
+    assert curve.left() == []
+
+
+def ledger_of(curve):
+    return (curve.out / "ledger.jsonl").read_text()
+
+
+@pytest.mark.long
+def test_an_interrupt_in_an_accuracy_run_of_the_reference_client_is_found(tmp_path, reference_client):
+    """After it the client scores what it has, calls that complete, and ends with 0."""
+    samples = 400
+    curve = Curve(tmp_path, reference_client, f"SAMPLES={samples}")
+    process = curve.start()
+    number = next(n for n, point in enumerate(curve.planned(process), 1) if point["accuracy"])
+    client = curve.wait_for(process, number, 1, beyond=curve.planned(process)[number - 1]["samples"])
+    os.kill(client[0], signal.SIGINT)
+    curve.wait_for(process, number, 2)
+    assert f"of {samples} samples of the accuracy run were issued" in ledger_of(curve)
+    process.kill()
+    process.wait()
     assert curve.left() == []
 
 

@@ -29,6 +29,8 @@ __all__ = ["ClientInstallation", "RunCounts", "faults_of", "require_unmodified",
 SUMMARY = Path("performance") / "result_summary.json"
 SCORES = Path("accuracy") / "accuracy_results.json"
 EVENTS = "events.jsonl"
+#: The samples that the client issued in each phase, by the name of the phase: that of an accuracy run is its dataset's.
+_ISSUED = "sample_idx_map.json"
 #: The client ends its services in a second; what is left then is killed.
 _GRACE_S = 10.0
 _LOOK_S = 0.5
@@ -147,20 +149,36 @@ def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
     if (sha := str(summary.get("git_sha"))) and not (commit.startswith(sha) or sha.startswith(commit)):
         faults.append(f"it was made by the client at {sha}, not at {commit}")
     if wanted.accuracy:
-        faults += _accuracy_faults(folder / SCORES)
+        faults += _accuracy_faults(folder, wanted)
     return faults
 
 
-def _accuracy_faults(path: Path) -> list[str]:
+def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
+    """Return why the accuracy run is not whole: after an interrupt the client scores what it has, and ends with 0."""
+    issued, faults = _issued_for_accuracy(folder, wanted), []
+    if issued != wanted.accuracy_samples:
+        faults.append(f"{issued:,} of {wanted.accuracy_samples:,} samples of the accuracy run were issued")
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["accuracy_scores"]
+        entries = json.loads((folder / SCORES).read_text(encoding="utf-8"))["accuracy_scores"]
         own = [entry for entry in entries if entry.get("dataset_type") == "accuracy"]
-        incomplete = [entry for entry in own if entry.get("complete") is not True]
+        incomplete = [entry["dataset_name"] for entry in own if entry.get("complete") is not True]
+        missing = sum(int(entry["response_counts"]["missing"]) for entry in own)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return [f"{SCORES} cannot be read: {error}"]
+        return [*faults, f"{SCORES} cannot be read: {error}"]
     if not own:
-        return [f"{SCORES} has no accuracy run"]
-    return [f"the accuracy run of {entry.get('dataset_name')} is not complete" for entry in incomplete]
+        faults.append(f"{SCORES} has no accuracy run")
+    if missing:
+        faults.append(f"{missing:,} samples of the accuracy run were not answered")
+    return faults + [f"the accuracy run of {name} is not complete" for name in incomplete]
+
+
+def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
+    """Return how many samples of its accuracy run the client issued, by its own list; 0 without one."""
+    try:
+        phases = json.loads((folder / _ISSUED).read_text(encoding="utf-8"))
+        return sum(len(phases.get(dataset.name, ())) for dataset in wanted.scored)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
 
 
 def _counts(summary: Mapping[str, Any]) -> RunCounts:
@@ -209,11 +227,12 @@ def _require_server(alive: Callable[[], str | None]) -> None:
 
 
 def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
-    """Tell whether the client was interrupted: it sums up fewer samples, and ends with 0, or fails to score."""
+    """Tell whether the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
     try:
-        return _counts(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))).issued < wanted.samples
+        issued = _counts(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))).issued
     except (OSError, ValueError, TypeError, KeyError):
         return False
+    return issued < wanted.samples or _issued_for_accuracy(folder, wanted) < wanted.accuracy_samples
 
 
 def _status(state: Path) -> int | None:

@@ -21,8 +21,9 @@ class ClientRun(Record, frozen=True, kw_only=True):
     """One run of the client: `samples` are issued with `concurrency` in flight, None for all at once (Offline).
 
     `api` is the client's name of the server's interface, `parameters` are further ones of each request. The datasets in
-    `scored` are issued and scored directly after. `key_variable` names the variable that holds the server's key, empty
-    where it asks for none. `workers` are processes that send requests, None for as many as the client chooses.
+    `scored`, `accuracy_samples` in all, are issued and scored directly after. `key_variable` names the variable that
+    holds the server's key, empty where it asks for none. `workers` are processes that send requests, None for as many
+    as the client chooses.
     """
 
     folder: str
@@ -38,6 +39,7 @@ class ClientRun(Record, frozen=True, kw_only=True):
     top_p: float
     parameters: dict[str, int | bool] = {}
     scored: tuple[ClientDataset, ...] = ()
+    accuracy_samples: int = 0
     key_variable: str = ""
     workers: int | None = None
 

@@ -193,6 +193,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
             dataset=performance,
             parameters=benchmark.parameters,
             scored=scored if inputs.accuracy else (),
+            accuracy_samples=benchmark.accuracy_samples if inputs.accuracy else 0,
             samples=inputs.samples or inputs.passes * terms.samples_of_a_pass,
             concurrency=None if dedicated else inputs.concurrency,
             seeds=seed_set(inputs.cohort),
