@@ -12,6 +12,7 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.endpoints.job import run_job
+    from cm4vllm.campaign.entry import command_line
     from cm4vllm.common.errors import CmError
 
     given = i["env"]
@@ -22,5 +23,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
             raise CmError.again(done["return"], done["error"])
         return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
 
-    given.update(run_job(given, recipes))
+    given.update(run_job(given, recipes, command_line(i["input"])))
     return {"return": 0}

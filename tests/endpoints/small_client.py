@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, lambda *_: STOPPED.set())
 
 
 class Run:
-    """The requests of one phase: `total` from the rows in their order, `concurrency` in flight, after `before` others."""
+    """The requests of a phase: `total` of the rows in their order, `concurrency` in flight, after `before` others."""
 
     def __init__(self, config, rows, total, concurrency, events, before=0):
         self._config, self._rows, self._total, self._events, self._before = config, rows, total, events, before

@@ -119,7 +119,7 @@ def main(arguments):
     recipes = Recipes(folder, client, samples)
     env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(samples), **given}
     try:
-        job.run_job(env, recipes)
+        job.run_job(env, recipes, "cm run script --tags=run-mlperf,endpoints")
     except CmError as error:
         print(error, flush=True)
         return error.exit_code

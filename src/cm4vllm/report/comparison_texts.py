@@ -45,11 +45,11 @@ NOTES = (
 def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     """Compare the results in these folders, separated by commas: print the tables, write the page, return the object.
 
-    Two curves of MLPerf Endpoints are compared with each other alone. Raises what compare_paths and compare_curves
-    raise.
+    Folders of curves of MLPerf Endpoints are compared as curves, two of them; capsules of curves point by point, as
+    other results are. Raises what compare_paths and compare_curves raise.
     """
     paths = typed_paths(inputs)
-    if any(curves := {path: curves_at(path.absolute()) for path in paths}.values()):
+    if all(curves := [curves_at(path.absolute()) for path in paths]):
         return compare_curves([curve for found in curves for curve in found], page)
     found = compare_paths(paths)
     write_text(page, as_page(found))

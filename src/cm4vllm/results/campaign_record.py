@@ -1,38 +1,46 @@
-"""campaign.json: what was asked for, as the pages quote it."""
+"""campaign.json and command.json: what was asked for, as the pages quote it."""
 
 from __future__ import annotations
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules import Division, ExecutionMode
 
-__all__ = ["CAMPAIGN_FILE", "CampaignRecord"]
+__all__ = ["CAMPAIGN_FILE", "COMMAND_FILE", "CampaignRecord", "CommandRecord"]
 
-#: The name of the record's file in the folder of a campaign's results.
-CAMPAIGN_FILE = "campaign.json"
+#: The name of the record's file in the folder of a campaign's results, and in that of a curve's.
+CAMPAIGN_FILE, COMMAND_FILE = "campaign.json", "command.json"
 
 
-class CampaignRecord(Record, frozen=True, kw_only=True):
-    """The command of a campaign and what it resolved to.
+class CommandRecord(Record, frozen=True, kw_only=True):
+    """The command of a job, and the program that ran it.
 
     `command` is the exact `cm` command line, quoted for a shell. `commit` is cm4vllm's own, empty where it is not in a
-    checkout, and `program_sha256` one digest of its files. `system` and `model` name the folders under runs/ that
+    checkout, and `program_sha256` one digest of its files.
+    """
+
+    command: str
+    cm_version: str
+    cm4vllm_version: str
+    execution_mode: ExecutionMode
+    started_at: str
+    commit: str = ""
+    program_sha256: str = ""
+
+
+class CampaignRecord(CommandRecord, frozen=True, kw_only=True):
+    """The command of a campaign and what it resolved to.
+
+    `system` and `model` name the folders under runs/ that
     belong to the campaign; they are needed only where more than one lies there. `simulated` names the profile of the
     simulated server, where there is one.
     `searched_options` are those of vLLM that --search chose, empty where there was no search; `search_evidence` says
     how much better others that it tried may be.
     """
 
-    command: str
-    cm_version: str
-    cm4vllm_version: str
     division: Division
     submitter: str
     round: str
     benchmark: str
-    execution_mode: ExecutionMode
-    started_at: str
-    commit: str = ""
-    program_sha256: str = ""
     system: str = ""
     model: str = ""
     simulated: str = ""

@@ -1,8 +1,8 @@
 """A capsule: results of one model on one system, with all that they were made with.
 
-Its results are those of the model, without what only this machine has: logs, records and folders. A capsule is made
-from a job's records or from a submission tree of anyone, says what is unknown, and holds no secret: what stands only
-where it was typed are variables, as in a README's commands.
+A curve of MLPerf Endpoints has a result for each of its points. The results are those of the model, without what only
+this machine has: logs, records and folders. A capsule is made from a job's records or from a submission tree of anyone,
+says what is unknown, and holds no secret: what stands only where it was typed are variables, as in a README's commands.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import msgspec
 from cm4vllm.common.records import Record
 from cm4vllm.results.model import Accuracy, Performance, Result
 
-__all__ = ["RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
+__all__ = ["CURVE", "RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
 
 #: The origin of a capsule that a job's own records gave.
 RUN_RECORDS = "run records"
+#: The beginning of the round of a curve, before the version of its rules.
+CURVE = "MLPerf Endpoints"
 
 
 class CapsuleScript(Record, frozen=True, kw_only=True):
@@ -77,6 +79,11 @@ class Capsule(Record, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         return f"{self.model.get('name', '')} on {self.system}"
+
+    @property
+    def of_curve(self) -> bool:
+        """True for a curve of MLPerf Endpoints."""
+        return self.round.startswith(CURVE)
 
 
 def unknown_fields(capsule: Capsule, *, expected: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -7,6 +7,7 @@ compared with the percentiles of early stopping, seeds and the minimum duration 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from cm4vllm.results.log_folders import SCORE_UNITS, Reader
 from cm4vllm.results.model import Accuracy, Performance
 from cm4vllm.rules import Terms
 
-__all__ = ["ENDPOINTS", "SCORES", "SUMMARY", "is_endpoints", "read_endpoints_accuracy", "read_endpoints_performance"]
+__all__ = [
+    "ENDPOINTS",
+    "SCORES",
+    "SUMMARY",
+    "endpoints_performance",
+    "is_endpoints",
+    "read_endpoints_accuracy",
+    "read_endpoints_performance",
+]
 
 ENDPOINTS = "endpoints"
 SUMMARY = Path("performance") / "result_summary.json"
@@ -39,11 +48,18 @@ def read_endpoints_performance(reader: Reader, folder: Path, scenario: str) -> P
     summary, config = reader.json(folder / SUMMARY), reader.yaml(folder / _CONFIG)
     if not summary:
         return None
-    name = reader.name(folder / SUMMARY)
+    return replace(
+        endpoints_performance(summary, config, reader.name(folder / SUMMARY), scenario), folder=folder / SUMMARY.parent
+    )
+
+
+def endpoints_performance(
+    summary: Mapping[str, Any], config: Mapping[str, Any], name: str, scenario: str
+) -> Performance:
+    """Return the performance run of a summary, whose file is called `name`, and of the harness's configuration."""
     found = Figures(Figure(key, value, value.unit, Source(name, field)) for key, value, field in _figures(summary))
     reasons, kind = tuple(_reasons(summary)), str(config.get("type", ""))
     return Performance(
-        folder=folder / SUMMARY.parent,
         log=name,
         loadgen_scenario=_scenario(kind, scenario),
         loadgen_version=f"{ENDPOINTS} {summary.get('version', '')}".strip(),

@@ -49,9 +49,11 @@ _EDGES = 2000
 #: mean of drawn parts, which is too small by sqrt(1 - 1 / PARTS).
 _STUDENT = 2.861 / 2.576 / math.sqrt(1 - 1 / PARTS)
 
-#: Figures that are compared, in the order in which they are shown, after the metric of the scenario.
+#: Figures that are compared, in the order in which they are shown, after the metric of the scenario. Tokens/s per user
+#: are those of a point of MLPerf Endpoints.
 COMPARED = (
     "samples_per_second",
+    "tokens_per_second_per_user",
     *(f"{kind}_{word}" for kind in ("ttft", "tpot") for word in ("mean", "p50", "p99")),
     *(f"latency_{word}" for word in ("p50", "p90", "p99")),
 )

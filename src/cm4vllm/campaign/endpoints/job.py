@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
+from importlib import metadata
 from typing import Any
 
+from cm4vllm import __version__
 from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import as_plan, durations
@@ -16,18 +18,23 @@ from cm4vllm.campaign.steps import Condition, Step
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
 from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.report.curve_page import curve_table, write_curve_page
+from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.curves import read_curves
 from cm4vllm.rules import endpoints_rules, regions
 from cm4vllm.serving.records import host_of
 from cm4vllm.serving.server_requests import base_urls
+from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
+from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
+from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["plan_job", "run_job"]
 
@@ -66,11 +73,38 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_job(env: Mapping[str, Any], recipes: Recipes) -> dict[str, str]:
-    """Execute the job and return what the recipe exports. Raises CmError."""
+def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:
+    """Execute the job and return what the recipe exports; `command` is the line that started it. Raises CmError."""
     job = _prepared(env)
-    run_schedule(job, schedule(job), _Values(job), recipes, dict(env), finish=partial(_report, job))
+    run_schedule(
+        job,
+        schedule(job),
+        _Values(job),
+        recipes,
+        dict(env),
+        finish=partial(_report, job),
+        after_step=partial(_record_command, job, command),
+    )
     return _results(job)
+
+
+def _record_command(job: EndpointsJob, command: str, execution: Execution) -> None:
+    """Write which command made the results, and with which program."""
+    if execution.has_campaign:
+        return
+    execution.has_campaign = True
+    write_record(
+        job.out / COMMAND_FILE,
+        CommandRecord(
+            command=command,
+            cm_version=metadata.version("cmind"),
+            cm4vllm_version=__version__,
+            execution_mode=job.execution_mode,
+            started_at=execution.started,
+            commit=commit_of_this_repository(),
+            program_sha256=program_digest(),
+        ),
+    )
 
 
 def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
@@ -130,6 +164,8 @@ def _report(job: EndpointsJob, execution: Execution) -> None:
     """Write the page and print the table; then raise what the checks found."""
     curves, _ = read_curves(job.out / "points")
     page = write_curve_page(curves, job.out / "curve.html", notices=job.notices)
+    if curves:
+        write_capsule(job.out / CAPSULE_FILE, capsule_of_results(job.out))
     print(curve_table(curves), flush=True)
     print(_foreseen(job), flush=True)
     say(f"report: {page}")

@@ -1,4 +1,4 @@
-"""The capsules of a place: of a file, a results folder, a submission tree, or a part of either."""
+"""The capsules of a place: of a file, a results folder, a submission tree, a part of either, or a curve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from cm4vllm.common.errors import UsageError
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE
 from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.curves import curves_at
 from cm4vllm.results.results_at_path import open_results
 from cm4vllm.results.run_folders import chosen_folder
+from cm4vllm.submission.capsule.from_curve import capsule_of_curve
 from cm4vllm.submission.capsule.from_records import capsule_of_runs
 from cm4vllm.submission.capsule.from_tree import capsule_of_part
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, read_capsule
@@ -24,6 +26,8 @@ def capsules_at(place: Path) -> list[Capsule]:
     """
     if place.is_file():
         return [read_capsule(place)]
+    if curves := curves_at(place):
+        return [capsule_of_curve(place, curve) for curve in curves]
     if (place / CAPSULE_FILE).is_file() and not (place / "runs").is_dir():
         return [read_capsule(place / CAPSULE_FILE)]
     return [
@@ -55,5 +59,5 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
 
 def capsule_of_results(out: Path) -> Capsule:
     """Return the capsule of the campaign whose results are in `out`. Raises SubmissionError where they hold no run."""
-    (capsule,) = capsules_at(chosen_folder(out))
+    (capsule,) = capsules_at(out if curves_at(out) else chosen_folder(out))
     return capsule

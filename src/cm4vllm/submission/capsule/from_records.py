@@ -11,6 +11,7 @@ import msgspec
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.campaign_record import CommandRecord
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.serving.records import ServerRecord
@@ -19,7 +20,7 @@ from cm4vllm.submission.capsule.publishable import publishable
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.privacy_check import servers_of
 
-__all__ = ["capsule_of_runs", "description_of", "scripts_of"]
+__all__ = ["capsule_of_runs", "description_of", "noted_scripts", "program_of", "scripts_of", "served_by"]
 
 _EXPECTED = {
     "program": ("version", "commit", "url"),
@@ -44,29 +45,35 @@ def capsule_of_runs(submission: Submission, results: list[Result]) -> Capsule:
         benchmark=settings.benchmark,
         rehearsal=settings.rehearsal,
         notice=run.notice,
-        program={
-            "name": "cm4vllm",
-            "version": campaign.cm4vllm_version if campaign else "",
-            "commit": campaign.commit if campaign else "",
-            "url": software.url if software else "",
-            "files_sha256": campaign.program_sha256 if campaign else "",
-            "cm": campaign.cm_version if campaign else "",
-            "python": software.python if software else "",
-        },
+        program=program_of(campaign, software),
         command=published_words(shlex.split(campaign.command), hosts=hosts) if campaign else [],
-        scripts=_scripts(out),
+        scripts=noted_scripts(out),
         packages=software.packages if software else run.versions,
         contents=software.contents if software else {},
         model=_model(run),
         dataset=_dataset(run),
-        server=_server(settings.server, settings.model.path, software, hosts),
+        server=served_by(settings.server, settings.model.path, software, hosts),
         machine=description_of(submission, results[0].system),
         results=[publishable(result) for result in results],
     )
     return msgspec.structs.replace(made, unknown=unknown_fields(made, expected=_EXPECTED))
 
 
-def _scripts(out: Path) -> list[CapsuleScript]:
+def program_of(command: CommandRecord | None, software: SoftwareRecord | None) -> dict[str, str]:
+    """Return the program of a job by the record of its command and of its software, each None where it is missing."""
+    return {
+        "name": "cm4vllm",
+        "version": command.cm4vllm_version if command else "",
+        "commit": command.commit if command else "",
+        "url": software.url if software else "",
+        "files_sha256": command.program_sha256 if command else "",
+        "cm": command.cm_version if command else "",
+        "python": software.python if software else "",
+    }
+
+
+def noted_scripts(out: Path) -> list[CapsuleScript]:
+    """Return the scripts of CM that took part in a job with these results, where it has noted them."""
     path = out / "system" / SCRIPTS_FILE
     return scripts_of(json_of(bytes_of(path))) if path.is_file() else []
 
@@ -111,7 +118,7 @@ def _dataset(run: RunRecord) -> dict[str, str]:
     }
 
 
-def _server(server: ServerRecord, model_path: str, software: SoftwareRecord | None, hosts: set[str]) -> CapsuleServer:
+def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | None, hosts: set[str]) -> CapsuleServer:
     """Return the server with variables for the folders of this machine, as a README has it."""
     names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
     env = [f"{name}={value}" for name, value in sorted(server.env.items())]

@@ -80,6 +80,13 @@ def replay_words(
 
 def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
     """Return the tags and the flags of the command that runs the capsule again. Raises UsageError where it has none."""
+    if capsule.of_curve:
+        raise UsageError(
+            "the capsule of a curve of MLPerf Endpoints is not replayed",
+            cause="a replay runs the job of MLPerf Inference alone",
+            remedy="run the `command` of the capsule with another --output_dir, and compare the results: "
+            "cm run script --tags=verify,mlperf --capsule=FILE --other=FOLDER",
+        )
     tags, flags = _parsed(capsule.command)
     tags = ",".join(tag for tag in tags.split(",") if tag != _SEARCHING_TAG)
     if not tags:

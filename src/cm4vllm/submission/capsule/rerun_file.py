@@ -44,7 +44,8 @@ def as_yaml(capsule: Capsule) -> str:
     clean = vault().cleaned({_SCHEMA: capsule.SCHEMA, **msgspec.to_builtins(fields, enc_hook=_plain)}, by_name=False)
     text: str = yaml.safe_dump(clean, sort_keys=False, allow_unicode=True, width=110)
     notice = f"# {REHEARSAL_NOTICE}\n" if capsule.rehearsal else ""
-    return f"{notice}# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n{text}"
+    again = "" if capsule.of_curve else f"# Run again: cm run script --tags=replay,mlperf --capsule={CAPSULE_FILE}\n"
+    return f"{notice}{again}{text}"
 
 
 def _plain(value: Any) -> dict[Any, Any] | float:
