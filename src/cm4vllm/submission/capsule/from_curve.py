@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,7 +54,7 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
         round=f"{CURVE} {endpoints_rules().version}",
         division=_text(first.declared, "division"),
         submitter=_text(first.system, "submitter_org_names"),
-        system=_text(first.system, "system_name"),
+        system=_system(first),
         benchmark=curve.model,
         rehearsal=rehearsal,
         notice=REHEARSAL_NOTICE if rehearsal else "",
@@ -96,6 +97,11 @@ def _server(
     return CapsuleServer(software=_text(first.system, "serving_framework"))
 
 
+def _system(point: Point) -> str:
+    """Return the name of the system as the official builder names its folder."""
+    return re.sub(r"[^\w.-]+", "_", _text(point.system, "system_name"))
+
+
 def _model(point: Point) -> dict[str, str]:
     return {
         "name": str(point.record.get("model") or point.declared.get("model_name") or ""),
@@ -133,7 +139,7 @@ def _result(curve: Curve, point: Point) -> Result:
         round=f"{CURVE} {endpoints_rules().version}",
         division=_text(point.declared, "division"),
         submitter=_text(point.system, "submitter_org_names"),
-        system=_text(point.system, "system_name"),
+        system=_system(point),
         model=_model(point)["name"],
         benchmark=curve.model,
         scenario=name,
