@@ -47,6 +47,8 @@ class Run:
     def _work(self):
         url = urlsplit(self._config["endpoint_config"]["endpoints"][0])
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
+        key = os.path.expandvars(self._config["endpoint_config"].get("api_key", ""))
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         while not STOPPED.is_set():
             with self._lock:
                 if (number := self._next) >= self._total:
@@ -57,7 +59,7 @@ class Run:
             prompt = self._rows[number % len(self._rows)]["input_tokens"]
             body = {"model": model["name"], "prompt": prompt, "max_tokens": 8, "stream": True}
             try:
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                connection.request("POST", "/v1/completions", json.dumps(body), headers)
                 answer = connection.getresponse().read()
             except OSError:
                 return

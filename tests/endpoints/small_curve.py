@@ -1,7 +1,7 @@
 """A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [KEY=VALUE ...]`.
 
 The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
-recipes are plain functions here, the server is the simulated one, and without CLIENT, the record of a client,
+recipes are plain functions here, the server is the simulated one unless one is given, and without CLIENT, the record of a client,
 small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit code of
 what failed.
 """
@@ -25,7 +25,8 @@ from cm4vllm.endpoints.client import ClientInstallation
 from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
 from cm4vllm.endpoints.point import PointInputs, measure_point
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import end, started
+from cm4vllm.serving.launch import end, launch, started
+from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.planned_servers import Planned
 from cm4vllm.serving.records import Api
 from text_server import save_model
@@ -77,6 +78,9 @@ class Recipes:
 
     def _started(self, env):
         folder = Path(env["CM_VLLM_SERVER_DIR"])
+        if env.get("CM_MLPERF_INFERENCE_API_SERVER"):
+            _, path = launch(read_settings(LaunchSettings, env), env)
+            return {"CM_VLLM_SERVER_RECORD": str(path)}
         part = ServerSettings(model=NAME, name=NAME, api=Api.COMPLETIONS, max_num_seqs=64)
         start = Path(rehearsal.__file__).with_name("start.py")
         words = [sys.executable, str(start), f"--profile={PROFILE}", f"--served-model-name={NAME}", "--port={port}"]

@@ -1,7 +1,11 @@
 """A server's key in a run of the reference client: sent with each request, and written nowhere."""
 
 import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +19,36 @@ from cm4vllm.rules import seed_set
 from gateway import Gateway
 from text_server import MODEL, TextServer, save_model
 
+ROOT, JOB = Path(__file__).parents[2], Path(__file__).with_name("small_curve.py")
 KEY, VARIABLE, SAMPLES = "sk-made-up-for-this-test-7261934", "SMALL_SERVER_KEY", 8
+
+
+def test_a_job_with_a_key_writes_it_nowhere(tmp_path):
+    stated = tmp_path / "submitter.yaml"
+    stated.write_text("node: {driver: none, filesystem: ext4}\n")
+    with (
+        TextServer(takes_ids=True, takes_text=False, refuses=(), done=True) as server,
+        Gateway(server.endpoint, key=KEY) as gateway,
+    ):
+        words = {
+            "CM_MLPERF_INFERENCE_API_SERVER": gateway.endpoint,
+            "CM_MLPERF_INFERENCE_API_KEY_ENV": VARIABLE,
+            "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
+        }
+        done = subprocess.run(
+            [sys.executable, JOB, tmp_path / "job", *(f"{key}={value}" for key, value in words.items())],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, VARIABLE: KEY, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sum("/v1/completions" in head and KEY in head for head in gateway.heads) > 7 * 5
+    folder = tmp_path / "job"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(list(folder.rglob("point.json"))) > 7 and list(folder.rglob("config.yaml"))
+    assert [str(path) for path in files if KEY.encode() in path.read_bytes()] == []
+    assert KEY not in done.stdout + done.stderr
 
 
 @pytest.mark.long
@@ -56,6 +89,7 @@ def test_the_key_of_a_server_is_in_no_file_and_no_output(tmp_path, reference_cli
             temperature=0,
             top_p=1,
             scored=(scored,),
+            accuracy_samples=SAMPLES,
             key_variable=VARIABLE,
             workers=1,
         )

@@ -24,7 +24,7 @@ from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.rules import endpoints_rules
 
-__all__ = ["find_python", "install_checker", "install_client", "provide", "require_python"]
+__all__ = ["client_checkout", "find_python", "install_checker", "install_client", "provide", "require_python"]
 
 CLIENT_FILE, CHECKER_FILE = "client.json", "checker.json"
 
@@ -78,7 +78,7 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
     """
     require_space(folder, _CLIENT_BYTES, "the reference client and what it needs")
     rules = endpoints_rules().client
-    checkout = _checkout(folder / "endpoints", source, rules.repository, rules.commit)
+    checkout = client_checkout(folder / "endpoints", source, rules.repository, rules.commit)
     with step("environment for the reference client"):
         own = make_environment(folder / "venv", python)
         checked(install_pinned(own, lock, folder / "pip.log"), "the reference client's packages cannot be installed")
@@ -139,7 +139,7 @@ def _of_pyenv() -> list[Path]:
     return sorted((root / "versions").glob("3.*/bin/python3"))
 
 
-def _checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:
+def client_checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:
     """Return a checkout of the client at its commit, from a git directory at hand or from its home."""
     if source is None:
         return fetch_checkout(folder, url, commit, ["/*"], what="the reference client", remedy=_SOURCE_REMEDY)
