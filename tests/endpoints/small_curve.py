@@ -1,9 +1,9 @@
 """A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [KEY=VALUE ...]`.
 
 The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
-recipes are plain functions here, the server is the simulated one unless one is given, and without CLIENT, the record of a client,
-small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit code of
-what failed.
+recipes are plain functions here. The server is the simulated one unless one is given, and without CLIENT, the record of
+a client, small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit
+code of what failed.
 """
 
 import json

@@ -119,7 +119,16 @@ def less_than_a_pass(points):
     config(points, 8, lambda content: content["settings"]["runtime"].update(n_samples_to_issue=samples))
 
 
+def accuracy_ended_early(points):
+    counts = {"issued": 900, "scored": 880, "empty": 10, "missing": 10}
+    change_json(
+        points[14] / "accuracy" / "accuracy_results.json",
+        lambda content: content["accuracy_scores"][0].update(response_counts=counts),
+    )
+
+
 FAULTS = {
+    "the accuracy run ended early": accuracy_ended_early,
     "not each sample of the dataset was answered": less_than_a_pass,
     "samples were not answered": lambda points: summary(
         points, 8, n_samples_completed=(PASSES - 1) * BENCHMARK.samples

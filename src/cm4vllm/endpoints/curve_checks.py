@@ -113,7 +113,7 @@ def whole_dataset(curve: Curve) -> Iterator[Fault]:
 @curve_check(
     "POINT-WHOLE",
     "each run issued the samples that it was configured with, and all were answered",
-    source="§6.4; the client exits with 0 and `complete: true` after an interrupt",
+    source="§6.4; the client exits with 0 and `complete: true` after an interrupt, also in an accuracy run",
     remedy="make the run again",
 )
 def whole_run(curve: Curve) -> Iterator[Fault]:
@@ -126,6 +126,15 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
             yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
         if point.summary and point.summary.get("complete") is not True:
             yield Fault("the run calls itself incomplete", point.name, "complete", point.summary.get("complete"), True)
+        for score in {score.dataset: score for score in point.scores}.values():
+            if score.answered is not None and score.answered < score.samples:
+                yield Fault(
+                    "the accuracy run ended early",
+                    score.source.file,
+                    "response_counts",
+                    f"{score.answered:,}",
+                    f"{score.samples:,}",
+                )
 
 
 @curve_check(

@@ -48,13 +48,18 @@ _INLINE = "performance"
 
 @dataclass(frozen=True)
 class Score:
-    """A score of an accuracy run as the file states it, with the samples that it was computed from."""
+    """A score of an accuracy run as the file states it.
+
+    `samples` are those of the dataset, `answered` those that were issued and answered, None where that is not stated:
+    the client also scores a run that ended early.
+    """
 
     dataset: str
     metric: str
     value: float
     samples: int
     source: Source
+    answered: int | None = None
 
 
 @dataclass(frozen=True)
@@ -265,10 +270,13 @@ def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
             continue
         dataset, score = str(entry.get("dataset_name", "")), entry.get("score")
         samples = (count(entry, "unit_samples") or 0) * (count(entry, "num_repeats") or 1)
+        responses = part(entry, "response_counts")
+        issued, missing = count(responses, "issued"), count(responses, "missing")
+        answered = None if issued is None or missing is None else issued - missing
         for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
             if (read := _score(value)) is not None:
                 source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")
-                yield Score(dataset, str(metric), read, samples, source)
+                yield Score(dataset, str(metric), read, samples, source, answered)
 
 
 def _power(reader: Reader, parent: Path, points: list[Path]) -> Mapping[str, Any]:
