@@ -4,6 +4,7 @@ import pytest
 
 from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import endpoints_benchmarks
 
 
 def plan(tmp_path, **given):
@@ -29,3 +30,27 @@ def test_an_address_that_would_be_published_is_refused_by_the_plan(tmp_path, add
     with pytest.raises(UsageError, match="is no address of this machine") as raised:
         plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER=address)
     assert "config.yaml" in raised.value.cause
+
+
+def test_models_whose_requests_are_an_agents_are_refused_with_the_reason(tmp_path):
+    refused = [entry for entry in endpoints_benchmarks() if entry.refused]
+    assert {entry.name for entry in refused} == {"kimi-k3", "qwen3_6-35b-a3b", "deepseek-v4_1-flash"}
+    for entry in refused:
+        with pytest.raises(UsageError, match=f"does not run {entry.name}") as raised:
+            plan(tmp_path, CM_MLPERF_ENDPOINTS_MODEL=entry.name)
+        assert "conversations of an agent with tools" in raised.value.cause
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "deepseek-r1"])
+def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp_path, model):
+    given = {
+        "CM_MLPERF_ENDPOINTS_MODEL": model,
+        "CM_ML_MODEL_SOURCE": f"_dummy.{model}",
+        "CM_VLLM_SERVER_MODEL_NAME": "",
+    }
+    with pytest.raises(UsageError, match=f"the dataset of {model} is needed as a file"):
+        plan(tmp_path, **given)
+    steps = plan(tmp_path, **given, CM_DATASET_FILE=str(tmp_path / "set.parquet"))["steps"]
+    assert f"get,ml-model,_dummy.{model}" in [step["tags"] for step in steps]
+    assert sum(step["tags"] == "run,mlperf,endpoints,point" for step in steps) == 7
+    assert not any(step["tags"].startswith("get,dataset") for step in steps)
