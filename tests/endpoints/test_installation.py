@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable
+from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.endpoints.installation import client_checkout, find_python, require_python
 from cm4vllm.rules import endpoints_rules
@@ -128,6 +130,21 @@ def test_the_checkout_is_a_clone_at_the_commit(checkout, tmp_path):
     assert git(folder, "status", "--porcelain") == ""
 
 
+def test_the_pinned_commit_has_what_the_client_is_started_by(tmp_path):
+    """And the points of a run at which cm4vllm relies on its files (endpoints.client)."""
+    if not (source := os.environ.get("ENDPOINTS_GIT")):
+        pytest.skip("ENDPOINTS_GIT names no git directory of mlcommons/endpoints")
+    clone = client_checkout(tmp_path / "clone", Path(source), "", endpoints_rules().client.commit)
+    client = ClientInstallation(python="", checkout=str(clone), commit=endpoints_rules().client.commit)
+    require_unmodified(client)
+    program = clone / "src/inference_endpoint"
+    assert (program / "main.py").is_file()
+    run = (program / "commands/benchmark/execute.py").read_text()
+    for name in ("result_summary.json", "sample_idx_map.json", "events.jsonl"):
+        assert name in run
+    assert "response_counts" in (program / "commands/benchmark/accuracy.py").read_text()
+
+
 @pytest.mark.parametrize("source", ["no checkout", "another project"])
 def test_a_source_without_the_client_is_refused(checkout, tmp_path, source):
     given = checkout[0] if source == "another project" else tmp_path
@@ -139,8 +156,6 @@ def test_a_source_without_the_client_is_refused(checkout, tmp_path, source):
 @pytest.mark.long
 def test_the_client_is_installed_from_a_clean_checkout(reference_client, tmp_path):
     """It says its version from its environment, and its commit is the pinned one."""
-    from cm4vllm.common.records import read_record
-
     client = read_record(reference_client, ClientInstallation)
     require_unmodified(client)
     assert client.commit.startswith(endpoints_rules().client.commit)
