@@ -30,6 +30,8 @@ NOTED_S = 1.2
 class Curve:
     """A job in a folder of its own; `client` is the record of the client, None for small_client.py."""
 
+    patience_s = 120.0
+
     def __init__(self, folder, client=None, *given, **env):
         self.folder, self.out, self.log = folder, folder / "results" / "endpoints" / "test", folder / "job.log"
         self.shared = set()
@@ -50,7 +52,7 @@ class Curve:
 
     def planned(self, process):
         """Wait for the planned curve; return its points."""
-        path, deadline = self.out / "curve" / "curve.json", time.monotonic() + 120
+        path, deadline = self.out / "curve" / "curve.json", time.monotonic() + self.patience_s
         while not path.exists():
             assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.1)
@@ -58,7 +60,7 @@ class Curve:
 
     def wait_for(self, process, point, attempt, beyond=0):
         """Wait until the client of an attempt has `beyond` answers; return the ids of it and its supervisor."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + self.patience_s
         while True:
             assert process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             entered = read_ledger(self.out).states.get(f"point {point}")
@@ -200,7 +202,7 @@ def ledger_of(curve):
 @pytest.mark.long
 def test_an_interrupt_in_an_accuracy_run_of_the_reference_client_is_found(tmp_path, reference_client):
     """After it the client scores what it has, calls that complete, and ends with 0."""
-    samples = 400
+    samples = 100
     curve = Curve(tmp_path, reference_client, f"SAMPLES={samples}")
     process = curve.start()
     number = next(n for n, point in enumerate(curve.planned(process), 1) if point["accuracy"])
