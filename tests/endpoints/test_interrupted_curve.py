@@ -202,7 +202,7 @@ def ledger_of(curve):
 @pytest.mark.long
 def test_an_interrupt_in_an_accuracy_run_of_the_reference_client_is_found(tmp_path, reference_client):
     """After it the client scores what it has, calls that complete, and ends with 0."""
-    samples = 100
+    samples = 60
     curve = Curve(tmp_path, reference_client, f"SAMPLES={samples}")
     process = curve.start()
     number = next(n for n, point in enumerate(curve.planned(process), 1) if point["accuracy"])
