@@ -27,10 +27,11 @@ def test_a_job_with_a_key_writes_it_nowhere(tmp_path):
     stated = tmp_path / "submitter.yaml"
     stated.write_text("node: {driver: none, filesystem: ext4}\n")
     with (
-        TextServer(takes_ids=True, takes_text=False, refuses=(), done=True) as server,
+        TextServer(takes_ids=True, takes_text=False, refuses=(), done=True, lists_models=True) as server,
         Gateway(server.endpoint, key=KEY) as gateway,
     ):
         words = {
+            "CM_VLLM_SERVER_MAX_MODEL_LEN": "2048",
             "CM_MLPERF_INFERENCE_API_SERVER": gateway.endpoint,
             "CM_MLPERF_INFERENCE_API_KEY_ENV": VARIABLE,
             "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated),
