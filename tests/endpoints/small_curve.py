@@ -1,4 +1,4 @@
-"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [KEY=VALUE ...]`.
+"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [SECONDS=N] [KEY=VALUE ...]`.
 
 The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
 recipes are plain functions here. The server is the simulated one unless one is given, and without CLIENT, the record of
@@ -120,6 +120,8 @@ def main(arguments):
     clients = [word for word in arguments[1:] if "=" not in word]
     client = Path(clients[0]) if clients else small_installation(folder)
     samples = int(given.pop("SAMPLES", PASS))
+    # Points of two seconds: long enough to be interrupted.
+    vars(curve_plan)["_REHEARSAL_S"] = float(given.pop("SECONDS", 2.0))
     recipes = Recipes(folder, client, samples)
     env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(samples), **given}
     try:
@@ -131,9 +133,6 @@ def main(arguments):
         end(recipes.server)
     return 0
 
-
-# Points of two seconds: long enough to be interrupted.
-vars(curve_plan)["_REHEARSAL_S"] = 2.0
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")

@@ -184,7 +184,7 @@ def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(
 
 
 def test_an_interrupt_in_an_accuracy_run_fails_the_point_and_it_is_made_again(tmp_path):
-    curve = Curve(tmp_path, SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
+    curve = Curve(tmp_path, None, "SECONDS=0.1", SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
     process = curve.start()
     assert process.wait(120) == 0, curve.log.read_text()
     assert (tmp_path / "interrupted").exists()
