@@ -1,9 +1,10 @@
-"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [SAMPLES=N] [SECONDS=N] [KEY=VALUE ...]`.
+"""A small job of MLPerf Endpoints in a process: `python small_curve.py FOLDER [CLIENT] [KEY=VALUE ...]`.
 
-The schedule, its execution, the ledger, the probes, the supervisors and the events' steady state are the real ones;
-recipes are plain functions here. The server is the simulated one unless one is given, and without CLIENT, the record of
-a client, small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit
-code of what failed.
+SAMPLES are those of a pass, SECONDS those of a point at least; other keys are of the environment. The schedule, its
+execution, the ledger, the probes, the supervisors and the events' steady state are the real ones; recipes are plain
+functions here. The server is the simulated one unless one is given, and without CLIENT, the record of a client,
+small_client.py is the client. The official builder and checker are left out. Like `cm`, it ends with the exit code of
+what failed.
 """
 
 import json
