@@ -39,8 +39,8 @@ NAME, PASS = "small", 8
 class Recipes:
     """The recipes of the job, by the beginnings of their tags."""
 
-    def __init__(self, folder, client, samples):
-        self._folder, self._client, self._samples, self.server = folder, client, samples, ""
+    def __init__(self, folder, client, samples, given):
+        self._folder, self._client, self._samples, self._given, self.server = folder, client, samples, given, ""
         self._by_tags = {
             "get,mlperf,endpoints,_client": lambda env: {"CM_MLPERF_ENDPOINTS_CLIENT": str(client)},
             "get,ml-model": self._model,
@@ -54,7 +54,7 @@ class Recipes:
         if "_describe" in tags:
             return {}
         recipe = next((made for words, made in self._by_tags.items() if tags.startswith(words)), None)
-        return recipe(env) if recipe else {}
+        return recipe({**self._given, **env}) if recipe else {}
 
     def _model(self, _env):
         path, record = self._folder / "model", self._folder / "model.json"
@@ -123,7 +123,7 @@ def main(arguments):
     samples = int(given.pop("SAMPLES", PASS))
     # Points of two seconds: long enough to be interrupted.
     vars(curve_plan)["_REHEARSAL_S"] = float(given.pop("SECONDS", 2.0))
-    recipes = Recipes(folder, client, samples)
+    recipes = Recipes(folder, client, samples, given)
     env = {"OUTPUT_BASE_DIR": str(folder / "results"), "CM_MLPERF_ENDPOINTS_PASS_SAMPLES": str(samples), **given}
     try:
         job.run_job(env, recipes, "cm run script --tags=run-mlperf,endpoints")
