@@ -211,6 +211,14 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
     assert list(taken) == [], "not listed"
 
 
+def test_the_runs_of_a_job_start_no_server_of_their_own(tmp_path, files):
+    steps = planned(tmp_path, asked(tmp_path, "_vllm,_find-performance", {}, files))
+    tags = [
+        node.tags for step in steps[1:] for node in step.children if "app,mlperf" in step.tags or "find," in step.tags
+    ]
+    assert tags and not [each for each in tags if each.startswith("run,vllm-server")]
+
+
 def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):
     flags = {"execution_mode": "valid", "find_target_qps": "no"}
     done = executed(monkeypatch, asked(tmp_path, "_vllm", flags, files), duration_s=100)

@@ -194,13 +194,15 @@ def _folders(folder: Path, record: str) -> dict[str, str]:
 
 
 def planned_exports(env: Mapping[str, Any], exports: Mapping[str, str]) -> dict[str, Any]:
-    """Return the answer of the hook `plan` of a link: nothing is known where an earlier result may be kept.
+    """Return the answer of the hook `plan` of a link.
 
-    `exports` are the keys that the link alone sets, each with the name of a file in its folder.
+    `exports` are the keys that the link sets, each with the name of a file in its folder. Whether a link run alone
+    keeps an earlier result is not known before the run; in the main job only the step's folder may be unknown.
     """
-    if env.get(RESULTS) or env.get(_EARLIER) != "no":
+    if not env.get(RESULTS) and env.get(_EARLIER) != "no":
         return {}
-    return {"env": {key: str(Path(env[_FOLDER]) / name) for key, name in exports.items()}}
+    folder = env.get(_FOLDER)
+    return {"env": {key: str(Path(folder) / name) for key, name in exports.items()} if folder else {}}
 
 
 def kept_run_server(env: Mapping[str, Any]) -> dict[str, str]:
