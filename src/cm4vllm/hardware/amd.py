@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm.hardware.records import GpuFacts
 
-__all__ = ["amd_gpus", "amdsmi_library"]
+__all__ = ["amd_gpus", "amdsmi_library", "opened"]
 
 T = TypeVar("T")
 
@@ -31,11 +32,30 @@ def amdsmi_library() -> Any:
     return amdsmi
 
 
-def amd_gpus(amdsmi: Any) -> list[GpuFacts]:
-    """Return the GPUs that the driver shows, in its order."""
+@contextmanager
+def opened() -> Iterator[Any]:
+    """Give the amdsmi module, initialised; None where the driver or the module is missing."""
+    amdsmi = amdsmi_library()
+    if amdsmi is None or not _started(amdsmi):
+        yield None
+        return
+    try:
+        yield amdsmi
+    finally:
+        amdsmi.amdsmi_shut_down()
+
+
+def _started(amdsmi: Any) -> bool:
     try:
         amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
     except amdsmi.AmdSmiException:
+        return False
+    return True
+
+
+def amd_gpus(amdsmi: Any) -> list[GpuFacts]:
+    """Return the GPUs that the driver shows, in its order."""
+    if not _started(amdsmi):
         return []
     try:
         handles = amdsmi.amdsmi_get_processor_handles()

@@ -1,0 +1,197 @@
+"""The energy counters of this machine, read through a run: NVML's and amdsmi's of GPU boards, powercap's of CPU packages.
+
+A machine without a counter, or one that a user may not read, has no energy, which is no error: why is said.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.hardware import amd, nvml
+from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
+from cm4vllm.hardware.kernel_files import number, text
+
+__all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia_counters", "package_counters"]
+
+#: Seconds between two readings. NVML's counter itself changes about every 0.1 s.
+INTERVAL_S = 0.25
+#: Why the energy of a run is not known whose server does not run here.
+ELSEWHERE = "the server runs on another machine, or is simulated"
+_64_BITS = 2**64
+
+#: Reads a counter now; None where it does not respond.
+Read = Callable[[], int | None]
+
+
+class EnergyWatch:
+    """The counters of this machine and their readings so far; `missing` says which parts have none, and why."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+        self._counters: list[tuple[Counter, Read]] = []
+        self._rows: list[tuple[float, tuple[int | None, ...]]] = []
+
+    def add(self, found: Iterator[tuple[Counter, Read]], why_none: Callable[[], str]) -> None:
+        """Add counters, or why there are none."""
+        added = list(found)
+        self._counters += added
+        if not added:
+            self.missing.append(why_none())
+
+    @property
+    def counts(self) -> bool:
+        """True if there is any counter."""
+        return bool(self._counters)
+
+    def read(self) -> None:
+        """Read all counters once, with the time in the middle of it."""
+        before = time.time()
+        values = tuple(read() for _, read in self._counters)
+        self._rows.append(((before + time.time()) / 2, values))
+
+    def energy(self, begin: datetime, end: datetime, pids: Collection[int] = ()) -> RunEnergy:
+        """Return the energy between two times; the server's processes `pids` tell on which NVIDIA GPUs it computes."""
+        rows = list(self._rows)
+        readings: list[tuple[Counter, list[Reading]]] = [
+            (counter, [(at, value) for at, values in rows if (value := values[place]) is not None])
+            for place, (counter, _) in enumerate(self._counters)
+        ]
+        with nvml.opened() as library:
+            used = nvml.gpus_of_processes(library, pids) if library is not None and pids else []
+        return energy_of_run(readings, begin, end, used=used, not_measured=self.missing)
+
+
+@contextmanager
+def energy_watched(*, here: bool = True, interval_s: float = INTERVAL_S, root: Path = Path("/")) -> Iterator[EnergyWatch]:
+    """Read the counters of this machine through the block; `here` says whether the server runs on it."""
+    watch = EnergyWatch()
+    if not here:
+        watch.missing.append(ELSEWHERE)
+        yield watch
+        return
+    with ExitStack() as stack:
+        _add_gpus(watch, stack)
+        watch.add(package_counters(root), partial(_no_package, root))
+        if not watch.counts:
+            yield watch
+            return
+        ended = threading.Event()
+
+        def follow() -> None:
+            watch.read()
+            while not ended.wait(interval_s):
+                watch.read()
+
+        thread = threading.Thread(target=follow, name="energy-counters", daemon=True)
+        thread.start()
+        try:
+            yield watch
+        finally:
+            ended.set()
+            thread.join()
+            watch.read()
+
+
+def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
+    """Add the counters of GPU boards; the drivers stay open as long as the stack."""
+    library, amdsmi = stack.enter_context(nvml.opened()), stack.enter_context(amd.opened())
+
+    def found() -> Iterator[tuple[Counter, Read]]:
+        if library is not None:
+            yield from nvidia_counters(library)
+        if amdsmi is not None:
+            yield from amd_counters(amdsmi)
+
+    def why_none() -> str:
+        seen = library is not None or amdsmi is not None
+        return f"{Scope.GPU}: " + ("the driver has no energy counter" if seen else nvml.why_none() or "no GPU")
+
+    watch.add(found(), why_none)
+
+
+def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
+    """Give the counters of NVIDIA's GPU boards: Volta and later have one, in mJ since the driver was loaded."""
+    question = "nvmlDeviceGetTotalEnergyConsumption"
+    for place in range(nvml.asked(library, "nvmlDeviceGetCount") or 0):
+        handle = nvml.asked(library, "nvmlDeviceGetHandleByIndex", place)
+        if handle is None or nvml.asked(library, question, handle) is None:
+            continue
+        name, uuid = (nvml.asked(library, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
+        counter = Counter(
+            name=f"GPU {place} {_word(name)}",
+            scope=Scope.GPU,
+            method=f"NVML, {question}",
+            unit_j=1e-3,
+            wraps_at=_64_BITS,
+            device=_word(uuid),
+        )
+        yield counter, partial(nvml.asked, library, question, handle)
+
+
+def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
+    """Give the counters of AMD's GPU boards: amdsmi states a count and the uJ of 1 of it."""
+
+    def count(handle: Any) -> tuple[int, float] | None:
+        try:
+            said = amdsmi.amdsmi_get_energy_count(handle)
+        except amdsmi.AmdSmiException:
+            return None
+        value, unit = said.get("energy_accumulator", said.get("power")), said.get("counter_resolution")
+        return (int(value), float(unit)) if isinstance(value, int | float) and isinstance(unit, int | float) else None
+
+    def read(handle: Any) -> int | None:
+        now = count(handle)
+        return now[0] if now else None
+
+    try:
+        handles = amdsmi.amdsmi_get_processor_handles()
+    except amdsmi.AmdSmiException:
+        return
+    for place, handle in enumerate(handles):
+        if (first := count(handle)) is not None:
+            counter = Counter(
+                name=f"GPU {place} of AMD",
+                scope=Scope.GPU,
+                method="amdsmi, amdsmi_get_energy_count",
+                unit_j=first[1] / 1e6,
+                wraps_at=_64_BITS,
+            )
+            yield counter, partial(read, handle)
+
+
+def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:
+    """Give the counters of CPU packages that can be read (kernel: power/powercap/powercap.rst)."""
+    for folder in _packages(root):
+        largest = number(folder / "max_energy_range_uj")
+        if largest is not None and number(folder / "energy_uj") is not None:
+            counter = Counter(
+                name=text(folder / "name"),
+                scope=Scope.CPU,
+                method=f"powercap, {folder.name}/energy_uj",
+                unit_j=1e-6,
+                wraps_at=largest,
+            )
+            yield counter, partial(number, folder / "energy_uj")
+
+
+def _packages(root: Path) -> list[Path]:
+    """Return the zones of whole packages; those of intel-rapl-mmio state the same energy again."""
+    zones = sorted((root / "sys/class/powercap").glob("*:*"))
+    return [zone for zone in zones if text(zone / "name").startswith("package") and "mmio" not in zone.name]
+
+
+def _no_package(root: Path) -> str:
+    if zones := _packages(root):
+        return f"{Scope.CPU}: /sys/class/powercap/{zones[0].name}/energy_uj cannot be read; mostly root alone may"
+    return f"{Scope.CPU}: the kernel shows no counter of one in /sys/class/powercap"
+
+
+def _word(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
