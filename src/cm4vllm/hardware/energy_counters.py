@@ -63,9 +63,7 @@ class EnergyWatch:
             (counter, [(at, value) for at, values in rows if (value := values[place]) is not None])
             for place, (counter, _) in enumerate(self._counters)
         ]
-        with nvml.opened() as library:
-            used = nvml.gpus_of_processes(library, pids) if library is not None and pids else []
-        return energy_of_run(readings, begin, end, used=used, not_measured=self.missing)
+        return energy_of_run(readings, begin, end, used=_gpus_of(pids), not_measured=self.missing)
 
 
 @contextmanager
@@ -97,6 +95,17 @@ def energy_watched(*, here: bool = True, interval_s: float = INTERVAL_S, root: P
             ended.set()
             thread.join()
             watch.read()
+
+
+def _gpus_of(pids: Collection[int]) -> list[str]:
+    """Return the UUIDs of the NVIDIA GPUs on which processes compute; none where the driver does not tell."""
+    with nvml.opened() as library:
+        if library is None or not pids:
+            return []
+        try:
+            return nvml.gpus_of_processes(library, pids)
+        except library.NVMLError:
+            return []
 
 
 def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:

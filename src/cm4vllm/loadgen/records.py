@@ -6,6 +6,7 @@ from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_N
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.hardware.counted_energy import RunEnergy
 from cm4vllm.rules import Mode, Scenario, Terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import ServerMetrics
@@ -303,7 +304,8 @@ class RunRecord(Record, frozen=True, kw_only=True):
     when the run ended, before any truncation. `versions` names the packages that took part. `server_metrics` is None
     for a server that has no metrics. `pieces` are those in which the answers of an accuracy run came, none where it was
     made at once. `accepted_restarts` says which servers at --api_server were started again between the first answer of
-    an accuracy run and its last, as --accept_restarted_server accepts.
+    an accuracy run and its last, as --accept_restarted_server accepts. `energy` is that of the counters of this machine
+    in a performance run, None in records of versions that did not read them.
     """
 
     notice: str
@@ -317,6 +319,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     client: ClientRecord
     server_metrics: ServerMetrics | None = None
     machine_load: MachineLoad | None = None
+    energy: RunEnergy | None = None
     files: dict[str, str]
     pieces: list[Piece] = []
     accepted_restarts: list[str] = []

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from cm4vllm.common.files import text_of
+from cm4vllm.loadgen.logs.detail_log import time_of
 
 __all__ = [
     "SAMPLES",
@@ -23,14 +24,12 @@ __all__ = [
     "mean_watts",
     "read_samples",
     "samples_of",
-    "time_of",
 ]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"
 #: The name of the file of samples in the folder of a run.
 SAMPLES = "spl.txt"
-_FORMAT = "%m-%d-%Y %H:%M:%S.%f"
 #: A sample begins here; the time of a single analyzer, after its name, is part of the sample before it.
 _BEGIN = re.compile(r"(?<!Analyzer\d,)(?<!Analyzer\d\d,)(?=Time,)")
 _UNITS = ("Watts", "Volts", "Amps", "PF")
@@ -75,14 +74,6 @@ class Samples:
     def within(self, begin: datetime, end: datetime) -> tuple[Sample, ...]:
         """Return the samples strictly between two times, as the official checkers take them."""
         return tuple(sample for sample in self.samples if begin < sample.at < end)
-
-
-def time_of(text: object) -> datetime | None:
-    """Return a time as LoadGen and PTDaemon write it, which is UTC; None where it is none."""
-    try:
-        return datetime.strptime(str(text), _FORMAT).replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def mean_watts(samples: Iterable[Sample]) -> float | None:

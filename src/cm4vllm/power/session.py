@@ -20,7 +20,7 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, json_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
-from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, read_samples, time_of
+from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, read_samples
 
 __all__ = [
     "FETCHED_ONLY",
@@ -152,11 +152,10 @@ class PowerSession:
         if not path.is_file():
             return None
         try:
-            log = read_detail_log(path)
+            window = read_detail_log(path).window
         except RunFailed:
             return None
-        begin, end = (time_of(log.values.get(name)) for name in ("power_begin", "power_end"))
-        return None if begin is None or end is None else Window(begin, end)
+        return Window(*window) if window else None
 
     def started(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""

@@ -21,6 +21,7 @@ from cm4vllm.report.campaign_verdict import (
     score_in_words,
     unchecked,
 )
+from cm4vllm.report.energy_words import energy_words
 from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate, result_figure
 from cm4vllm.report.next_step import next_step
 from cm4vllm.report.power_pictures import power_words
@@ -109,6 +110,8 @@ def _above(report: Report) -> list[str]:
             lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
         if measurement.performance and (power := recorded_power(measurement.performance)):
             lines.append(f"{measurement.scenario} power: {power_words(power)}")
+        if measurement.performance:
+            lines += [f"{measurement.scenario} {line}" for line in energy_words(measurement.performance)]
     if report.run.settings.server.dialect is not None:
         lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
     if report.mapped:

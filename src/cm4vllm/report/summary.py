@@ -11,6 +11,7 @@ from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.report import charts, formatting
 from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
+from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report, load
@@ -84,6 +85,10 @@ def render(report: Report, *, published: bool = False) -> str:
         sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
         power={m.scenario: _power(m) for m in report.results},
+        energies={} if published else {m.scenario: m.performance for m in report.results if m.performance},
+        energy_words=energy_words,
+        energy_table=energy_table,
+        energy_notes=energy_notes,
         tried=None if published else tried_settings(report.out),
         metric_words=formatting.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},

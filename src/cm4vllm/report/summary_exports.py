@@ -11,6 +11,7 @@ from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.campaign_verdict import Kind, findings, headline, missing_scenarios
 from cm4vllm.report.published_rank import Place
 from cm4vllm.report.report_contents import Report
+from cm4vllm.results.counted_energy import energy_figures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance, Result
 
@@ -255,7 +256,7 @@ def _result(result: Result) -> SummaryResult:
         else (),
         accuracy_samples=record.samples if record else None,
         unscored=record.unscored if record else {},
-        figures=tuple(map(_figure, part.figures.values())) if part else (),
+        figures=tuple(map(_figure, (*part.figures.values(), *energy_figures(part)))) if part else (),
         why=_why(part) if part else None,
     )
 

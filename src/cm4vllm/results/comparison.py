@@ -16,6 +16,7 @@ from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
+from cm4vllm.results.counted_energy import ENERGY_LABELS
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.results.recorded_power import POWER_FIGURES
@@ -234,11 +235,11 @@ def _performance_rows(parts: Sequence[Performance | None], accelerators: Sequenc
     """Give the rows of the figures, rates also per accelerator where all that have the rate state `accelerators`."""
     metrics = [part.metric.name for part in parts if part is not None and part.metric is not None]
     one_query = any(part is not None and part.queries == 1 for part in parts)
-    for name in dict.fromkeys((*metrics, *COMPARED, *POWER_FIGURES)):
+    for name in dict.fromkeys((*metrics, *COMPARED, *POWER_FIGURES, *ENERGY_LABELS)):
         figures = [part.figures.get(name) if part is not None else None for part in parts]
         if sum(figure is not None for figure in figures) < 2 or (one_query and name.startswith("latency")):
             continue
-        words = name.replace("_", " ")
+        words = ENERGY_LABELS.get(name, name.replace("_", " "))
         yield _row(words, figures)
         counted = [count for figure, count in zip(figures, accelerators, strict=True) if figure is not None]
         if all(counted) and all(figure is None or figure.unit.endswith("/s") for figure in figures):

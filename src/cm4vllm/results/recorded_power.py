@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, time_of
 from cm4vllm.power.protocol import totals_of
-from cm4vllm.power.samples import SAMPLES, mean_watts, time_of
+from cm4vllm.power.samples import SAMPLES, mean_watts
 from cm4vllm.power.session import SESSION, Phase, PowerSession, Window, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance

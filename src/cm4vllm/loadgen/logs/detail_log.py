@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import opened
 
-__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log"]
+__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log", "time_of"]
 
 DETAIL_LOG = "mlperf_log_detail.txt"
 
@@ -45,6 +46,7 @@ _LONGEST_LINE = 64 * 2**20
 _BUFFER = 2**17
 #: Of more errors or warnings only the number is kept.
 KEPT_TEXTS = 1000
+_TIME = "%m-%d-%Y %H:%M:%S.%f"
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -131,6 +133,12 @@ class DetailLog:
         """The number of errors: LoadGen's own count, or that of the entries where there are more."""
         return max(self.count_or_none("num_errors") or 0, self.error_entries)
 
+    @property
+    def window(self) -> tuple[datetime, datetime] | None:
+        """The measured window in UTC, from power_begin to power_end; None where the log does not state it."""
+        begin, end = (time_of(self.values.get(name)) for name in ("power_begin", "power_end"))
+        return None if begin is None or end is None else (begin, end)
+
     def require_end(self, key: str) -> None:
         """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""
         wanted = [key]
@@ -155,6 +163,14 @@ class DetailLog:
         return RunFailed(
             f"{self.path} is not a LoadGen log", cause=f"its {key} is {_short(value)}, not {wanted}", remedy=_AGAIN
         )
+
+
+def time_of(text: object) -> datetime | None:
+    """Return a time as LoadGen writes it, and PTDaemon too, which is UTC; None where it is none."""
+    try:
+        return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def read_detail_log(path: Path) -> DetailLog:

@@ -15,10 +15,13 @@ from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_fold
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
+from cm4vllm.hardware.counted_energy import RunEnergy
+from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
 from cm4vllm.loadgen.logs.run_logs import (
     ACCURACY_LOG,
     AUDIT_CONFIG,
@@ -56,6 +59,7 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.server_requests import sites_of
+from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["USER_CONF", "run"]
 
@@ -154,10 +158,11 @@ def _measured(
 
     Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of the server.
     """
-    meter = MachineMeter(settings.server)
+    meter, here = MachineMeter(settings.server), _is_here(settings.server)
     try:
         with (
-            gpus_sampled(folder / GPU_SAMPLES_FILE, here=_is_here(settings.server)),
+            gpus_sampled(folder / GPU_SAMPLES_FILE, here=here),
+            energy_watched(here=here) as counters,
             sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
         ):
             run = monitored(watch)
@@ -171,7 +176,16 @@ def _measured(
     run.clock.require_unset(settings.title)
     accepted = servers.require_same(settings.title, watch.process_starts)
     record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
-    return replace(record, accepted_restarts=accepted)
+    return replace(record, accepted_restarts=accepted, energy=_energy(settings, folder, counters))
+
+
+def _energy(settings: RunSettings, folder: Path, counters: EnergyWatch) -> RunEnergy | None:
+    """Return the energy in the window of a performance run, which has one."""
+    window = read_detail_log(folder / DETAIL_LOG).window if settings.mode is Mode.PERFORMANCE else None
+    if window is None:
+        return None
+    pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
+    return counters.energy(*window, pids)
 
 
 def _unwatched() -> None:

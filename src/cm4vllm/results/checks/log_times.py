@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.performance_runs import measured, performance_runs
 from cm4vllm.results.findings import Severity
@@ -71,7 +72,7 @@ def times(submission: Submission) -> Iterator[Fault]:
 
 
 def _times(part: Performance) -> Iterator[Fault]:
-    begin, end = (_time(part.settings.get(key)) for key in ("power_begin", "power_end"))
+    begin, end = (time_of(part.settings.get(key)) for key in ("power_begin", "power_end"))
     if begin is None or end is None:
         return
     lasted = (end - begin).total_seconds()
@@ -104,7 +105,7 @@ def _times(part: Performance) -> Iterator[Fault]:
 
 def _clock(part: Performance | Accuracy) -> Iterator[Fault]:
     """Compare the time that each entry has, in ms since LoadGen started, with the local times in the log."""
-    begin, end = (_time(part.settings.get(key)) for key in ("power_begin", "power_end"))
+    begin, end = (time_of(part.settings.get(key)) for key in ("power_begin", "power_end"))
     stamps = part.detail.times_ms if part.detail else {}
     logged = stamps.get("power_end")
     if begin is None or end is None or logged is None:
@@ -166,13 +167,6 @@ def dates(submission: Submission) -> Iterator[Fault]:
                 if wrong and bound:
                     yield Fault(what, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
                     break
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        return datetime.strptime(str(value), "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def _day(value: object) -> datetime | None:

@@ -15,6 +15,7 @@ from cm4vllm.common.files import bytes_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.comparison import ANSWER_BYTES
+from cm4vllm.results.counted_energy import energy_figures
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
@@ -54,7 +55,7 @@ def _performance(part: Performance) -> Performance:
         loadgen_version=part.loadgen_version,
         loadgen_valid=part.valid,
         loadgen_reasons=part.reasons,
-        figures=Figures([*with_intervals(part).values(), *power_figures(part)]),
+        figures=Figures([*with_intervals(part).values(), *power_figures(part), *energy_figures(part)]),
         settings=_plain_settings(part.settings),
         conditions=replace(_conditions(part.run), doubts=part.client_doubts),
         terms=part.terms,

@@ -1,0 +1,64 @@
+"""The energy that counters stated for a run, in words and as a table, always under the name that it has."""
+
+from __future__ import annotations
+
+from cm4vllm.hardware.counted_energy import CountedEnergy, Scope
+from cm4vllm.report.canvas import Table
+from cm4vllm.report.formatting import rate
+from cm4vllm.results.counted_energy import energy_figures, energy_label
+from cm4vllm.results.model import Performance
+
+__all__ = ["energy_notes", "energy_table", "energy_words"]
+
+_HEAD = ("counter", "scope", "method", "energy, J", "mean, W", "resolution")
+#: What the counters of these parts leave out.
+_NOT_INCLUDED = (
+    "Not included: fans, disks, network, the main board, and the losses of the power supplies; with GPU boards alone "
+    "processors and memory, too; other machines. An analyzer at the wall measures all of it."
+)
+
+
+def energy_words(part: Performance) -> list[str]:
+    """Return a line for each part of the machine that has counters, or one that nothing was measured.
+
+    None where the run was made by a version that read no counters.
+    """
+    energy = part.run.energy if part.run else None
+    if energy is None:
+        return []
+    figures = {figure.name: figure for figure in energy_figures(part)}
+    lines = []
+    for scope, name in ((Scope.GPU, "gpu"), (Scope.CPU, "cpu")):
+        if joules := figures.get(f"{name}_energy"):
+            work = figures.get(f"{name}_efficiency")
+            efficiency = f", {rate(work.value)} {work.unit}" if work else ""
+            count = len(energy.serving(scope))
+            lines.append(f"{energy_label(scope)}: {joules.value:,.1f} J{efficiency} ({count} {scope}{'s'[: count > 1]})")
+    return lines or [f"{energy_label(Scope.GPU)}: not measured"]
+
+
+def energy_table(part: Performance) -> Table | None:
+    """Return the counters of a run with what each stated; None where there is none."""
+    energy = part.run.energy if part.run else None
+    if energy is None or not energy.counters:
+        return None
+    return Table(_HEAD, tuple(_row(one, energy.seconds) for one in energy.counters))
+
+
+def energy_notes(part: Performance) -> list[str]:
+    """Return what the counters leave out, and for which parts of the machine there is none."""
+    energy = part.run.energy if part.run else None
+    if energy is None:
+        return []
+    resets = [one.name for one in energy.counters if one.resets]
+    return [
+        *([_NOT_INCLUDED] if energy.counters else []),
+        *(f"Not measured: {why}." for why in energy.not_measured),
+        *(f"{name} began at 0 again in the run: what it had counted just before is missing." for name in resets),
+    ]
+
+
+def _row(one: CountedEnergy, seconds: float) -> tuple[str, ...]:
+    name = one.name if one.serves else f"{one.name} (the server did not compute on it: not counted)"
+    within = f"1 of the counter is {one.unit_j:g} J; both ends of the window together within {one.within_j:,.3f} J"
+    return name, str(one.scope), one.method, f"{one.joules:,.3f}", f"{one.joules / seconds:,.3f}", within
