@@ -1,0 +1,195 @@
+"""Energy of a run by counters: a composed trace of NVML's counter, its answers on this page, and kernel files.
+
+No trace of a GPU under load was at hand: the values are composed here, and their sum is worked out beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.counted_energy import Counter, Reading, Scope, energy_between, energy_of_run
+from cm4vllm.hardware.energy_counters import (
+    ELSEWHERE,
+    amd_counters,
+    energy_watched,
+    nvidia_counters,
+    package_counters,
+)
+from gpu_replay import Replay
+from test_amd import AmdSmiException, library
+
+RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
+QUESTION = "nvmlDeviceGetTotalEnergyConsumption"
+BEGIN = datetime(2026, 11, 24, 12, tzinfo=UTC)
+NVML = Counter(name="GPU 0", scope=Scope.GPU, method=f"NVML, {QUESTION}", unit_j=1e-3, wraps_at=2**64, device="GPU-0")
+#: The composed trace: seconds from its first reading, and the power of the board in W from then on.
+POWERS = ((0.0, 120.0), (10.0, 690.0), (400.0, 540.0), (610.0, 120.0))
+SECONDS, STEP_S = 620.0, 0.25
+#: The window of the run in the trace, and its energy by hand: 390 s at 690 W, 200 s at 540 W.
+WINDOW = (10.0, 600.0)
+BY_HAND_J = 390 * 690.0 + 200 * 540.0
+
+
+def composed(start: int = 5_000_000, *, reset_at: float | None = None, wrap: int = 2**64) -> list[Reading]:
+    """Return readings every quarter of a second of a counter in mJ that begins at `start`."""
+    readings, value, zero = [], start, False
+    for number in range(int(SECONDS / STEP_S) + 1):
+        at = number * STEP_S
+        if reset_at is not None and at >= reset_at and not zero:
+            value, zero = 0, True  # what was counted since the reading before is lost
+        readings.append((BEGIN.timestamp() + at, value))
+        watts = next(power for since, power in reversed(POWERS) if since <= at)
+        value = (value + round(watts * STEP_S * 1e3)) % wrap
+    return readings
+
+
+def joules(readings: list[Reading], shift: float = 0.0, counter: Counter = NVML):
+    begin, end = (BEGIN.timestamp() + one + shift for one in WINDOW)
+    found = energy_between(counter, readings, begin, end)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("readings", "wraps", "resets"),
+    [
+        (composed(), 0, 0),
+        (composed(2**64 - 100_000_000), 1, 0),
+        (composed(2**32 - 100_000_000, wrap=2**32), 0, 1),  # a counter of 32 bits, where 64 are stated: like a reset
+        (composed(reset_at=300.0), 0, 1),
+        (composed(2**64 - 100_000_000, reset_at=500.0), 1, 1),
+    ],
+    ids=["plain", "wrap", "unknown wrap", "reset", "wrap and reset"],
+)
+def test_the_energy_of_a_composed_trace_is_that_of_the_hand(readings: list[Reading], wraps: int, resets: int) -> None:
+    found = joules(readings)
+    assert found.joules == pytest.approx(BY_HAND_J, rel=1e-3)
+    assert (found.wraps, found.resets) == (wraps, resets)
+    if not resets:
+        assert found.joules == pytest.approx(BY_HAND_J, abs=1e-3) and found.within_j == 0
+    else:  # a quarter of a second at most is missing, and nothing is put in its place
+        assert BY_HAND_J - 690 * STEP_S <= found.joules < BY_HAND_J
+
+
+def test_an_end_between_two_readings_is_within_the_stated_resolution() -> None:
+    found = joules(composed(), shift=0.1)
+    by_hand = BY_HAND_J - 0.1 * 690 + 0.1 * 540
+    assert found.joules == pytest.approx(by_hand, abs=1e-3)
+    assert 0 < found.within_j <= (690 + 540) * STEP_S
+    assert found.first[0] == pytest.approx(-0.1) and found.last[0] == pytest.approx(590.15, abs=0.01)
+
+
+def test_the_largest_value_of_a_package_is_not_a_reset() -> None:
+    package = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
+    at = BEGIN.timestamp()
+    readings = [(at, 262_143_000_000), (at + 1, 99_671_150), (at + 2, 199_671_150)]
+    found = energy_between(package, readings, at, at + 2)
+    assert found is not None and (found.joules, found.wraps, found.resets) == (pytest.approx(200.0), 1, 0)
+
+
+def test_a_run_that_the_readings_do_not_cover_is_not_measured() -> None:
+    begin, end = BEGIN, BEGIN + timedelta(seconds=SECONDS + 5)
+    energy = energy_of_run([(NVML, composed())], begin, end, used=[], not_measured=["CPU package: none"])
+    assert energy.counters == [] and energy.serving(Scope.GPU) == []
+    assert energy.not_measured == ["CPU package: none", "GPU 0: its counter was not read before and after the run"]
+
+
+def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:
+    begin, end = BEGIN, BEGIN + timedelta(seconds=100)
+    energy = energy_of_run([(NVML, composed())], begin, end, used=["GPU-1"], not_measured=[])
+    assert len(energy.counters) == 1 and energy.serving(Scope.GPU) == []
+
+
+def test_the_boards_with_a_counter_are_read() -> None:
+    answers = {**RECORDING["answers"], **{f"{QUESTION}(gpu{place})": 1_000 + place for place in (0, 2)}}
+    found = list(nvidia_counters(Replay({"answers": answers})))
+    assert [counter.name.split()[:2] for counter, _ in found] == [["GPU", "0"], ["GPU", "2"]]
+    assert [read() for _, read in found] == [1_000, 1_002] and found[0][0].device.startswith("GPU-")
+    assert list(nvidia_counters(Replay(RECORDING))) == []  # the recording is of a driver that was not asked
+
+
+def test_amds_counter_has_the_unit_that_it_states() -> None:
+    answers = library()
+    answers.amdsmi_get_energy_count = lambda _: {"energy_accumulator": 7, "counter_resolution": 15.3, "timestamp": 1}
+    (first, read), _ = amd_counters(answers)
+    assert first.unit_j == pytest.approx(15.3e-6) and read() == 7
+
+    def refuses(_):
+        raise AmdSmiException
+
+    answers.amdsmi_get_energy_count = refuses
+    assert read() is None and list(amd_counters(answers)) == []
+
+
+def zone(root: Path, folder: str, name: str, energy: str = "12000000") -> Path:
+    path = root / "sys/class/powercap" / folder
+    path.mkdir(parents=True)
+    for file, text in (("name", name), ("energy_uj", energy), ("max_energy_range_uj", "262143328850")):
+        (path / file).write_text(f"{text}\n")
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a GPU, with the zones of two packages and what is no package."""
+
+    @contextlib.contextmanager
+    def opened():
+        yield None
+
+    monkeypatch.setattr(nvml, "opened", opened)
+    zone(tmp_path, "intel-rapl:0", "package-0")
+    zone(tmp_path, "intel-rapl:1", "package-1")
+    zone(tmp_path, "intel-rapl:0:0", "dram")
+    zone(tmp_path, "intel-rapl-mmio:0", "package-0")
+    zone(tmp_path, "intel-rapl:2", "psys")
+    return tmp_path
+
+
+def test_packages_are_counted_once(machine: Path) -> None:
+    assert [counter.method for counter, _ in package_counters(machine)] == [
+        "powercap, intel-rapl:0/energy_uj",
+        "powercap, intel-rapl:1/energy_uj",
+    ]
+
+
+def test_a_counter_is_read_through_the_run(machine: Path) -> None:
+    file = machine / "sys/class/powercap/intel-rapl:0/energy_uj"
+    with energy_watched(interval_s=0.02, root=machine) as watch:
+        time.sleep(0.1)
+        begin = datetime.now(UTC)
+        file.write_text("15500000\n")
+        time.sleep(0.1)
+        end = datetime.now(UTC)
+        time.sleep(0.05)
+    energy = watch.energy(begin, end)
+    first, second = energy.serving(Scope.CPU)
+    assert first.joules == pytest.approx(3.5, abs=first.within_j + 1e-6) and second.joules == 0
+    assert len(energy.not_measured) == 1 and energy.not_measured[0].startswith("GPU board: ")
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [(True, ["GPU board: ", "CPU package: /sys/class/powercap/intel-rapl:0/energy_uj cannot"]), (False, [ELSEWHERE])],
+)
+def test_what_cannot_be_read_is_not_measured_and_never_zero(machine: Path, here: bool, words: list[str]) -> None:
+    for path in machine.glob("sys/class/powercap/*/energy_uj"):
+        path.unlink()  # as one that root alone may read
+    with energy_watched(here=here, root=machine) as watch:
+        pass
+    energy = watch.energy(BEGIN, BEGIN + timedelta(seconds=1))
+    assert energy.counters == [] and len(energy.not_measured) == len(words)
+    assert all(said.startswith(word) for said, word in zip(energy.not_measured, words, strict=True))
+
+
+def test_a_kernel_without_zones_says_so(tmp_path: Path, machine: Path) -> None:
+    with energy_watched(root=tmp_path / "empty") as watch:
+        pass
+    assert watch.missing[1] == "CPU package: the kernel shows no counter of one in /sys/class/powercap"
