@@ -16,7 +16,7 @@ from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render, summary_html
-from cm4vllm.results.counted_energy import ENERGY_LABELS, energy_figures
+from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.model import Performance
 from cm4vllm.submission.capsule.comparison import compare_paths
 

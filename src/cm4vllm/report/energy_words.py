@@ -5,7 +5,7 @@ from __future__ import annotations
 from cm4vllm.hardware.counted_energy import CountedEnergy, Scope
 from cm4vllm.report.canvas import Table
 from cm4vllm.report.formatting import rate
-from cm4vllm.results.counted_energy import energy_figures, energy_label
+from cm4vllm.results.energy_figures import energy_figures, energy_label
 from cm4vllm.results.model import Performance
 
 __all__ = ["energy_notes", "energy_table", "energy_words"]

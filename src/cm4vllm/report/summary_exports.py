@@ -11,7 +11,7 @@ from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.campaign_verdict import Kind, findings, headline, missing_scenarios
 from cm4vllm.report.published_rank import Place
 from cm4vllm.report.report_contents import Report
-from cm4vllm.results.counted_energy import energy_figures
+from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance, Result
 

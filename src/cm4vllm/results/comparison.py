@@ -16,7 +16,7 @@ from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
-from cm4vllm.results.counted_energy import ENERGY_LABELS
+from cm4vllm.results.energy_figures import ENERGY_LABELS
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.results.recorded_power import POWER_FIGURES

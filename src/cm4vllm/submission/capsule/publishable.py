@@ -15,7 +15,7 @@ from cm4vllm.common.files import bytes_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.comparison import ANSWER_BYTES
-from cm4vllm.results.counted_energy import energy_figures
+from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
