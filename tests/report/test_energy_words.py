@@ -23,6 +23,12 @@ from cm4vllm.submission.capsule.comparison import compare_paths
 LABEL = "GPU energy, not MLPerf power"
 
 
+@pytest.fixture
+def runs(real_runs: Path, tmp_path: Path) -> Path:
+    """A copy of a rehearsal's folder."""
+    return Path(shutil.copytree(real_runs, tmp_path / "one"))
+
+
 def counted(name: str, scope: Scope, joules: float, **more: object) -> CountedEnergy:
     values = {"method": "composed for this test", "unit_j": 1e-3, "within_j": 0.5, "first": (-0.1, 1), "last": (9, 2)}
     return CountedEnergy(name=name, scope=scope, joules=joules, **{**values, **more})
@@ -46,8 +52,8 @@ def with_energy(out: Path, energy: RunEnergy | None) -> Performance:
     return part
 
 
-def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(real_runs: Path) -> None:
-    part = with_energy(real_runs, MEASURED)
+def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(runs: Path) -> None:
+    part = with_energy(runs, MEASURED)
     figures = {figure.name: figure for figure in energy_figures(part)}
     assert set(figures) == set(ENERGY_LABELS) and part.metric is not None
     assert (figures["gpu_energy"].value, figures["gpu_energy"].unit) == (2001.0, "J")
@@ -62,33 +68,33 @@ def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(real_runs: Pat
     assert energy_notes(part)[0].startswith("Not included: fans")
 
 
-def test_pages_and_the_table_name_it_and_a_published_page_has_none(real_runs: Path) -> None:
-    with_energy(real_runs, MEASURED)
-    report = load(real_runs)
+def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs: Path) -> None:
+    with_energy(runs, MEASURED)
+    report = load(runs)
     assert f"Offline {LABEL}: 2,001.0 J" in final_table(report, stream=io.StringIO())
     page = render(report)
     assert page.count(f"{LABEL}: 2,001.0 J") == 2 and "energy by counters, not MLPerf power" in page
-    published = summary_html(real_runs, published=True)
+    published = summary_html(runs, published=True)
     assert "MLPerf power" not in published and "2,001.0 J" not in published
 
 
-def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(real_runs: Path) -> None:
-    part = with_energy(real_runs, NONE)
+def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs: Path) -> None:
+    part = with_energy(runs, NONE)
     assert energy_words(part) == [f"{LABEL}: not measured"] and energy_figures(part) == []
     assert energy_notes(part) == ["Not measured: GPU board: no GPU.", "Not measured: CPU package: no counter."]
-    page = render(load(real_runs))
+    page = render(load(runs))
     assert f"{LABEL}: not measured" in page
-    part = with_energy(real_runs, None)
+    part = with_energy(runs, None)
     assert energy_words(part) == [] and energy_table(part) is None and energy_notes(part) == []
 
 
-def test_a_comparison_has_it_under_its_own_name(real_runs: Path, tmp_path: Path) -> None:
+def test_a_comparison_has_it_under_its_own_name(runs: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(real_runs, other)
-    with_energy(real_runs, MEASURED)
+    shutil.copytree(runs, other)
+    with_energy(runs, MEASURED)
     more = [replace(one, joules=2 * one.joules) for one in MEASURED.counters]
     with_energy(other, replace(MEASURED, counters=more))
-    block = compare_paths([real_runs, other]).blocks[0]
+    block = compare_paths([runs, other]).blocks[0]
     rows = {row.name: row for row in block.rows}
     assert set(ENERGY_LABELS.values()) <= set(rows)
     assert rows[LABEL].better == "" and rows[ENERGY_LABELS["gpu_efficiency"]].better == "higher"
