@@ -1,6 +1,8 @@
 """Temporary files on a disk that is full, or that cannot be written to."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -59,3 +61,28 @@ def test_a_full_disk_elsewhere_is_not_blamed_on_the_temporary_folder():
         write_text(folder / "small", "x")
         raise DiskFull("another disk")
     assert not folder.exists()
+
+
+KILLED = """
+import os, signal
+from cm4vllm.common.temporary_folders import scratch_folder
+with scratch_folder("cm4vllm-test-") as folder:
+    (folder / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_stays(tmp_path, monkeypatch):
+    done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "cm4vllm-test-file").write_text("no folder of ours")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with scratch_folder("cm4vllm-other-"):
+        assert left.exists()  # of another kind
+    with scratch_folder("cm4vllm-test-") as used:
+        assert not left.exists()
+        (used / "mine").write_text("x")
+        with scratch_folder("cm4vllm-test-"):
+            assert used.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["cm4vllm-test-file"]
