@@ -76,7 +76,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_st
     done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert done.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    (tmp_path / "cm4vllm-test-file").write_text("no folder of ours")
+    (tmp_path / "cm4vllm-test-file.scratch").write_text("no folder")
+    (tmp_path / "cm4vllm-test-results").mkdir()
+    (tmp_path / "cm4vllm-test-results" / "mine").write_text("no folder of ours")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with scratch_folder("cm4vllm-other-"):
         assert left.exists()  # of another kind
@@ -85,4 +87,4 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_st
         (used / "mine").write_text("x")
         with scratch_folder("cm4vllm-test-"):
             assert used.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["cm4vllm-test-file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"cm4vllm-test-file.scratch", "cm4vllm-test-results"}

@@ -20,6 +20,8 @@ from cm4vllm.common.errors import DiskFull, NotWritable
 __all__ = ["scratch_folder"]
 
 _ELSEWHERE = "name another folder with the environment variable TMPDIR"
+#: The end of the names of these folders: no other folder is ever removed.
+_SUFFIX = ".scratch"
 #: An empty folder of less than this age, in s, may be one that is about to be locked.
 _NEW_S = 60.0
 
@@ -32,7 +34,7 @@ def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
     """
     _remove_left(prefix)
     try:
-        made = tempfile.TemporaryDirectory(prefix=prefix)
+        made = tempfile.TemporaryDirectory(prefix=prefix, suffix=_SUFFIX)
     except OSError as error:
         raise NotWritable(
             "no folder for temporary files can be made", cause=error.strerror or str(error), remedy=_ELSEWHERE
@@ -65,7 +67,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 def _remove_left(prefix: str) -> None:
     """Remove the folders with this prefix that belong to the user and that no process holds."""
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*{_SUFFIX}"):
         with contextlib.suppress(OSError):
             state = path.lstat()
             empty_and_new = time.time() - state.st_mtime < _NEW_S and not any(path.iterdir())
