@@ -32,8 +32,8 @@ def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
 
     Raises NotWritable where no such folder can be written to, DiskFull where it is full; both name TMPDIR.
     """
-    _remove_left(prefix)
     try:
+        _remove_left(prefix)
         made = tempfile.TemporaryDirectory(prefix=prefix, suffix=_SUFFIX)
     except OSError as error:
         raise NotWritable(
@@ -59,7 +59,7 @@ def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks: what is left there stays
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
