@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Annotated
 
+from cm4vllm.campaign.power_preflight import make_preflight
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import given_path
@@ -16,16 +17,21 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.power.making import Site, make_session, preflight_run, require_reachable
+from cm4vllm.power.making import Site, make_session, require_reachable
 from cm4vllm.power.samples import SIMULATED, mean_watts
 from cm4vllm.power.session import Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
+from cm4vllm.submission.privacy import private_words
+from cm4vllm.submission.privacy_check import words_of
 
 __all__ = ["ClientSettings", "make", "require_settings", "site_of"]
 
 
 class ClientSettings(Record, frozen=True, kw_only=True):
-    """The settings of a session: its servers, the command, the folder of its logs, and that of the session."""
+    """The settings of a session: its servers, the command, the folder of its logs, and that of the session.
+
+    `results_dir` is the folder of the job whose session it is. The ranges are known for their refusal.
+    """
 
     source: input_types.PowerSource = ""
     round: input_types.Round = round_names()[-1]
@@ -37,6 +43,10 @@ class ClientSettings(Record, frozen=True, kw_only=True):
     log_dir: Annotated[str, Key("CM_MLPERF_POWER_LOG_DIR")] = "logs"
     preflight: Annotated[bool, Key("CM_MLPERF_POWER_PREFLIGHT")] = False
     simulated: Annotated[bool, Key("CM_MLPERF_POWER_SIMULATED")] = False
+    timestamp: Annotated[bool, Key("CM_MLPERF_POWER_TIMESTAMP")] = False
+    max_amps: Annotated[str, Key("CM_MLPERF_POWER_MAX_AMPS")] = ""
+    max_volts: Annotated[str, Key("CM_MLPERF_POWER_MAX_VOLTS")] = ""
+    results_dir: Annotated[str, Key("CM_MLPERF_RESULTS_DIR")] = ""
 
 
 def site_of(settings: ClientSettings) -> Site:
@@ -53,9 +63,17 @@ def site_of(settings: ClientSettings) -> Site:
 
 def require_settings(settings: ClientSettings) -> None:
     """Raise UsageError for settings with which no session can be made: in a plan and in a run."""
+    for value, flag in ((settings.max_amps, "--max_amps"), (settings.max_volts, "--max_volts")):
+        if value:
+            raise UsageError(
+                f"{flag} is not supported",
+                cause="with ranges that are given, the official client leaves ranging out, and no checker accepts that",
+                remedy="leave --max_amps and --max_volts out: ranging finds the ranges",
+            )
     if not settings.run_cmd and not settings.preflight:
         raise UsageError("no command to measure was given", remedy="give it with --run_cmd, or add _preflight")
-    if not settings.preflight and (folder := given_path(settings.log_dir)).exists():
+    kept = not settings.preflight and not settings.timestamp
+    if kept and (folder := given_path(settings.log_dir)).exists():
         raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
     if not settings.simulated:
         for value, flag in ((settings.power_server, "--power_server"), (settings.ntp_server, "--ntp_server")):
@@ -69,13 +87,17 @@ def make(settings: ClientSettings) -> Path:
     site = site_of(settings)
     require_reachable(site)
     if settings.preflight:
+        words = words_of(Path(settings.results_dir)) if settings.results_dir else private_words()
         with step("power session without a measurement"), scratch_folder("cm4vllm-preflight-") as folder:
-            _say(make_session(site, folder / "performance", preflight_run))
+            _say(make_preflight(site, folder / "performance", words))
         return Path.cwd()
     target = given_path(settings.log_dir)
     with step("power session: ranging, then testing"):
-        _say(make_session(site, target, lambda folder: _run_command(settings, folder)))
-    return target
+        made = make_session(
+            site, target, lambda folder: _run_command(settings, folder), below_its_name=settings.timestamp
+        )
+        _say(made)
+    return made.folder
 
 
 def _run_command(settings: ClientSettings, folder: Path) -> None:

@@ -1,19 +1,98 @@
 """A power session before the runs: it measures nothing, and finds what would spoil the sessions that take hours.
 
-Its files are those of any session, and cannot be changed later: what they say of the analyzer must fit what the user
-states, and no word in them may be private.
+Its files are those of any session, and cannot be changed later: what they say of the analyzer must fit how it is read,
+and no word in them may be private.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
-from cm4vllm.common.errors import RunFailed, UsageError
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.redaction import vault
 from cm4vllm.power.making import Site, make_session, preflight_run
-from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.session import FILES, Phase, PowerSession
 from cm4vllm.submission.privacy import PrivateWord, first_private
 
-__all__ = ["make_preflight", "require_publishable"]
+__all__ = ["make_preflight", "require_publishable", "require_wiring"]
+
+#: How long the two runs of it stand for; the simulated analyzer needs no more for a few samples.
+_SECONDS, _SIMULATED_S = 10.0, 3.0
+#: A home folder of somebody, as the path of a program of the director may hold it.
+_HOME = re.compile(r"/(?:home|Users)/[^/\s'\",]+")
+
+
+def make_preflight(site: Site, target: Path, words: Sequence[PrivateWord]) -> PowerSession:
+    """Make a session without a measurement in `target`. Raises what make_session raises, UsageError, SubmissionError.
+
+    With the simulated analyzer its pauses are shortened: what is to be found are ports and words.
+    """
+    seconds = _SIMULATED_S if site.simulated else _SECONDS
+    session = make_session(replace(site, debug=site.simulated), target, partial(preflight_run, seconds=seconds))
+    require_wiring(session)
+    require_publishable(session, words)
+    return session
+
+
+def require_wiring(session: PowerSession) -> None:
+    """Raise UsageError where the analyzer cannot measure as it is configured and wired."""
+    if (count := len(session.analyzers)) > 1:
+        raise UsageError(
+            f"{count} analyzers are not supported",
+            cause="the power server has a section for each; a session with two cannot end as the checkers ask",
+            remedy="measure with one analyzer of several channels: run,mlperf,power,server --channel=1,3",
+        )
+    stated = max((identity.channels for identity in session.identities), default=1)
+    configured = _configured(session)
+    for phase in Phase:
+        for sample in session.samples(phase).samples:
+            read = len(sample.channels) or 1
+            if read != (configured or stated):
+                raise UsageError(
+                    f"the analyzer gives {read} channels of {configured or stated}",
+                    cause=f"{phase}/spl.txt; the server is configured for {configured or 'no'} channels, and PTDaemon "
+                    f"states {stated}",
+                    remedy="give the channels that are wired: run,mlperf,power,server --channel=FIRST,NUMBER",
+                )
+            for name, reading in sample.channels.items():
+                if reading.watts < 0:
+                    raise UsageError(
+                        f"channel {name} of the analyzer reads {reading.watts:g} W",
+                        cause="a machine that runs draws power: the current of this channel is wired the wrong way "
+                        "round",
+                        remedy="wire it the other way",
+                    )
+
+
+def require_publishable(session: PowerSession, words: Sequence[PrivateWord]) -> None:
+    """Raise SubmissionError where a file of the session holds a private word: they are published as they are."""
+    for name in FILES:
+        for number, line in enumerate(session.text(name).splitlines(), 1):
+            if private := _private(line, words):
+                raise SubmissionError(
+                    f"{name}, line {number}, of a power session names {private}",
+                    cause="the files of a session are published as they are, and each session would hold it",
+                    remedy="name PTDaemon and its device by paths without it, and start the power server elsewhere; no "
+                    "key may stand in a setting of the session",
+                )
+
+
+def _private(line: str, words: Sequence[PrivateWord]) -> str:
+    """Return what of a line may not be published, in words; empty where nothing is private."""
+    if found := first_private(line, words):
+        return f"this machine's {found.kind}" if found.kind != "secret" else "a secret"
+    if vault().clean(line) != line:
+        return "a secret"
+    home = _HOME.search(line)
+    return f"the home folder {home[0]}" if home else ""
+
+
+def _configured(session: PowerSession) -> int:
+    """Return the number of channels that the server was configured for; 0 where its configuration names none."""
+    channels = [one.get("channel") for one in session.analyzers]
+    return next((int(one[1]) for one in channels if isinstance(one, list) and len(one) == 2), 0)

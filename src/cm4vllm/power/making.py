@@ -38,7 +38,6 @@ OUTPUT = "power-client-output.txt"
 _POLL_S, _CONNECT_S = 0.1, 5.0
 _ENDED_WELL = "Successful exit"
 _FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", re.M)
-_PREFLIGHT_S = 10.0
 
 #: Makes one run of LoadGen, whose logs it writes to the folder.
 Run = Callable[[Path], None]
@@ -60,10 +59,10 @@ class Site(Record, frozen=True, kw_only=True):
     debug: bool = False
 
 
-def make_session(site: Site, target: Path, make_run: Run) -> PowerSession:
+def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: bool = False) -> PowerSession:
     """Make a session around two runs and publish its files in `target`, which must not exist yet.
 
-    Raises UsageError where the site is incomplete, ServerUnreachable where nothing answers there, what `make_run`
+    With `below_its_name` they go to a folder in it that has the session's name: the time of its start. Raises UsageError where the site is incomplete, ServerUnreachable where nothing answers there, what `make_run`
     raises, and RunFailed where the client ended without a measurement.
     """
     with scratch_folder("cm4vllm-power-") as folder:
@@ -73,6 +72,9 @@ def make_session(site: Site, target: Path, make_run: Run) -> PowerSession:
             status = _run_client(_client_words(site, folder), site, folder, relay, make_run)
         session = PowerSession(folder / "session")
         _require_measured(session, status, text_of(output))
+        if below_its_name:
+            target.mkdir(parents=True, exist_ok=True)
+            target /= plain_name(session.client.get("session_name"))
         with staged_folder(target) as staging:
             for name in FILES:
                 (staging / name).parent.mkdir(exist_ok=True)
@@ -100,10 +102,10 @@ def require_reachable(site: Site) -> None:
     require_clock(site.ntp_server)
 
 
-def preflight_run(folder: Path) -> None:
-    """Stand for a run of ten seconds: write the log that the official client looks for, and measure nothing."""
+def preflight_run(folder: Path, *, seconds: float) -> None:
+    """Stand for a run of so many seconds: write the log that the official client looks for, and measure nothing."""
     begin = datetime.now(UTC)
-    time.sleep(_PREFLIGHT_S)
+    time.sleep(seconds)
     lines = (
         f':::MLLOG {{"key": "power_{name}", "value": "{at:%m-%d-%Y %H:%M:%S}.{at.microsecond // 1000:03d}", '
         '"metadata": {"is_error": false, "is_warning": false}}\n'
