@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.search_steps import settings_search
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Product, Step
+from cm4vllm.campaign.steps import Check, Condition, Need, Product, Step
 from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]
@@ -22,7 +22,7 @@ def steps_before(job: Job) -> Iterator[Step]:
             gives="the official checkers' files",
             without="the official checker will not run on this rehearsal" if job.rehearsal else "",
         )
-    if job.settings.power != "no":
+    if job.settings.power != "no" and Mode.PERFORMANCE in job.modes:
         variation = f"_r{job.round.name.removeprefix('v')}"
         yield Step(
             name="power programs",
@@ -30,10 +30,14 @@ def steps_before(job: Job) -> Iterator[Step]:
             gives="the official power client and server",
         )
         simulated = ",_simulated" if job.settings.power == "simulated" else ""
+        again = any(job.reruns(f"{scenario} performance") for scenario in job.scenarios)
+        places = tuple(f"runs/*/*/{scenario}/performance" for scenario in job.scenarios)
         yield Step(
             name="power preflight",
             tags=f"run,mlperf,power,client,_preflight{simulated},{variation}",
-            gives="a session of about 70 s without a measurement: clocks and ports are right",
+            gives=f"a session of {'20 s' if simulated else '70 s'} without a measurement, for its clocks, ports, "
+            "channels and private words",
+            condition=None if again else Condition(need=Need.NO_SESSION, of=places),
         )
     for name in job.graders:
         yield Step(

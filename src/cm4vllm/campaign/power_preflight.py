@@ -59,13 +59,13 @@ def require_wiring(session: PowerSession) -> None:
                     f"states {stated}",
                     remedy="give the channels that are wired: run,mlperf,power,server --channel=FIRST,NUMBER",
                 )
-            for name, reading in sample.channels.items():
+            for name, reading in (sample.channels or {"of one": sample.total}).items():
                 if reading.watts < 0:
                     raise UsageError(
                         f"channel {name} of the analyzer reads {reading.watts:g} W",
-                        cause="a machine that runs draws power: the current of this channel is wired the wrong way "
-                        "round",
-                        remedy="wire it the other way",
+                        cause="a machine that runs draws power: its current is wired the wrong way round, or not "
+                        "steadily",
+                        remedy="mend the wiring of that channel",
                     )
 
 

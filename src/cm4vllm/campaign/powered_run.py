@@ -46,6 +46,7 @@ class PowerInputs(Record, frozen=True, kw_only=True):
     ntp_server: input_types.NtpServer = ""
     settings_file: input_types.PowerSettings = ""
     wiring_file: input_types.PowerWiring = ""
+    port: input_types.PowerPort = 4950
 
     @property
     def site(self) -> Site:
@@ -53,6 +54,7 @@ class PowerInputs(Record, frozen=True, kw_only=True):
             source=self.source,
             programs=round_terms(self.round).power,
             host=self.power_server,
+            port=self.port,
             ntp_server=self.ntp_server,
             simulated="simulated" in (self.power, self.under_power),
         )

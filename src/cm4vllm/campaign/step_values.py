@@ -17,6 +17,7 @@ from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.power.session import session_beside
 from cm4vllm.rules import Mode
 
 __all__ = ["Values"]
@@ -123,9 +124,15 @@ class Values:
         return self._earlier_target(place) is None
 
 
+    def has_no_session(self, place: str) -> bool:
+        """Say whether no folder of runs that the pattern names has its power session."""
+        return not any(session_beside(folder) is not None for folder in self.job.out.glob(place))
+
+
 _NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {
     Need.ENDED_WELL: Values.has_ended_well,
     Need.TOO_SHORT: Values.was_too_short,
     Need.MISSED_LIMITS: Values.missed_limits,
+    Need.NO_SESSION: Values.has_no_session,
     Need.NO_EARLIER_RESULT: Values.has_no_earlier_result,
 }

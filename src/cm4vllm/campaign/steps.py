@@ -97,6 +97,7 @@ class Need(StrEnum):
     ENDED_WELL = "ended well"
     TOO_SHORT = "ended too early to be valid"
     MISSED_LIMITS = "missed a latency limit"
+    NO_SESSION = "holds no power session of an earlier run"
     NO_EARLIER_RESULT = "holds no valid result of an earlier run, whose target would be kept"
 
 

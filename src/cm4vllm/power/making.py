@@ -37,6 +37,7 @@ __all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_reachable
 OUTPUT = "power-client-output.txt"
 _POLL_S, _CONNECT_S = 0.1, 5.0
 _ENDED_WELL = "Successful exit"
+_NAME = re.compile(r"[\w-]+")
 _FAULT = re.compile(r"^\S+ [\d-]+ [\d:,]+ \[(?:ERROR|CRITICAL|FATAL)\] (.*)$", re.M)
 
 #: Makes one run of LoadGen, whose logs it writes to the folder.
@@ -74,13 +75,21 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
         _require_measured(session, status, text_of(output))
         if below_its_name:
             target.mkdir(parents=True, exist_ok=True)
-            target /= plain_name(session.client.get("session_name"))
+            target /= _name(session)
         with staged_folder(target) as staging:
             for name in FILES:
                 (staging / name).parent.mkdir(exist_ok=True)
                 write_bytes(staging / name, bytes_of(session.folder / name))
         shutil.copyfile(output, target.with_name(OUTPUT))
     return PowerSession(target)
+
+
+def _name(session: PowerSession) -> str:
+    """Return the name of a session, which the power server gave it. Raises RunFailed for one that names no folder."""
+    name = str(session.client.get("session_name"))
+    if not _NAME.fullmatch(name):
+        raise RunFailed(f"the power server named the session {name!r}", remedy="leave --timestamp out")
+    return name
 
 
 def require_reachable(site: Site) -> None:
