@@ -30,7 +30,7 @@ def steps_before(job: Job) -> Iterator[Step]:
             gives="the official power client and server",
         )
         simulated = ",_simulated" if job.settings.power == "simulated" else ""
-        again = any(job.reruns(f"{scenario} performance") for scenario in job.scenarios)
+        again = any(map(job.reruns, ("power preflight", *(f"{scenario} performance" for scenario in job.scenarios))))
         places = tuple(f"runs/*/*/{scenario}/performance" for scenario in job.scenarios)
         yield Step(
             name="power preflight",

@@ -76,6 +76,8 @@ def session_beside(run: Path) -> PowerSession | None:
 
     A session of another run, whose log differs, is none.
     """
+    if not (run / DETAIL_LOG).is_file():
+        return None
     for folder in (run.parent, run.with_name(SESSION)):
         session = PowerSession(folder)
         if is_power_session(folder) and session.text(f"{Phase.TESTING}/{DETAIL_LOG}") == text_of(run / DETAIL_LOG):

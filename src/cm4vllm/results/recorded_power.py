@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, time_of
+from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.power.protocol import totals_of
 from cm4vllm.power.samples import SAMPLES, mean_watts
 from cm4vllm.power.session import SESSION, Phase, PowerSession, Window, session_beside
@@ -49,7 +49,7 @@ class RecordedPower:
 
 def recorded_power(part: Performance) -> RecordedPower | None:
     """Return what the power session of a performance run says; None where there is none, or no sample in its window."""
-    session = session_beside(part.folder) if (part.folder / DETAIL_LOG).is_file() else None
+    session = session_beside(part.folder)
     window, mean, metric = _window(part), measured_power(part), power_metric(part)
     if session is None or window is None or mean is None or metric is None:
         return None
@@ -94,10 +94,8 @@ def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | Non
 def measured_power(part: Performance) -> Figure | None:
     """Return the mean power of a performance run in W; None where no analyzer's samples lie beside LoadGen's log."""
     window = _window(part)
-    if window is None or not (part.folder / DETAIL_LOG).is_file():
-        return None
-    session = session_beside(part.folder)
-    if session is None:
+    session = session_beside(part.folder) if window else None
+    if window is None or session is None:
         return None
     watts = mean_watts(session.samples(Phase.TESTING).within(window.begin, window.end))
     return None if watts is None else Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
