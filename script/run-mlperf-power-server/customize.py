@@ -3,6 +3,14 @@
 from typing import Any
 
 
+def plan(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.common.settings import read_settings
+    from cm4vllm.power.server_run import ServerSettings, require_settings
+
+    require_settings(read_settings(ServerSettings, i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
     from cm4vllm.power.server_run import ServerSettings, serve

@@ -23,6 +23,7 @@ from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
+from cm4vllm.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.rules import round_terms
 
 __all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
@@ -46,6 +47,7 @@ class PowerInputs(Record, frozen=True, kw_only=True):
     ntp_server: input_types.NtpServer = ""
     settings_file: input_types.PowerSettings = ""
     wiring_file: input_types.PowerWiring = ""
+    supplies_file: input_types.PowerSupplies = ""
     port: input_types.PowerPort = 4950
 
     @property
@@ -82,6 +84,14 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
                 )
             if value and not typed_path(value).is_file():
                 raise UsageError(f"no file {value}", cause=f"{flag} names it", remedy=f"give {flag}=FILE")
+    if asked.supplies_file:
+        if not round_terms(asked.round).power.supplies:
+            raise UsageError(
+                f"{asked.round} has no file of power supplies",
+                cause="submissions have one from v6.1 on",
+                remedy="leave --power_supplies out",
+            )
+        read_supplies(typed_path(asked.supplies_file))
     require_reachable(asked.site)
 
 
@@ -135,6 +145,8 @@ def _state(session: PowerSession, asked: PowerInputs) -> None:
     if asked.settings_file:
         source = typed_path(asked.settings_file)
         write_bytes(session.folder / f"{_SETTINGS}{source.suffix or '.md'}", bytes_of(source))
+    if asked.supplies_file:
+        write_bytes(session.folder / SUPPLIES, bytes_of(typed_path(asked.supplies_file)))
     names = dict.fromkeys(
         (one.model, one.version, one.calibrated, " ".join(one.instrument)) for one in session.identities
     )

@@ -277,6 +277,8 @@ def _power(job: Job) -> dict[str, str]:
         "CM_MLPERF_POWER_NTP_SERVER": settings.ntp_server,
         "CM_MLPERF_POWER_SETTINGS": settings.power_settings,
         "CM_MLPERF_POWER_WIRING": settings.power_wiring,
+        "CM_MLPERF_POWER_SUPPLIES": settings.power_supplies,
+        "CM_MLPERF_POWER_SERVER_PORT": str(settings.power_port),
     }
     return step_inputs(settings.power, stated)
 

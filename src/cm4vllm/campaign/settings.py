@@ -119,6 +119,8 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     ntp_server: input_types.NtpServer = ""
     power_settings: input_types.PowerSettings = ""
     power_wiring: input_types.PowerWiring = ""
+    power_supplies: input_types.PowerSupplies = ""
+    power_port: input_types.PowerPort = 4950
 
 
 @dataclass(frozen=True)

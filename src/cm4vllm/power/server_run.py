@@ -14,12 +14,13 @@ from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.power.clocks import require_clock
+from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import SERVER, official_environment
-from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
+from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
 from cm4vllm.rules import round_names, round_terms
+from cm4vllm.serving.ports import free_port
 
-__all__ = ["ServerSettings", "require_one_analyzer", "serve"]
+__all__ = ["ServerSettings", "require_settings", "serve"]
 
 
 class ServerSettings(Record, frozen=True, kw_only=True):
@@ -36,6 +37,29 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     interface_flag: Annotated[str, Key("CM_MLPERF_POWER_INTERFACE_FLAG")] = ""
     channel: Annotated[str, Key("CM_MLPERF_POWER_CHANNEL")] = ""
     conf_file: Annotated[str, Key("CM_MLPERF_POWER_SERVER_CONF_FILE")] = ""
+    num_analyzers: Annotated[int, Key("CM_MLPERF_POWER_NUM_ANALYZERS")] = 1
+    screen: Annotated[bool, Key("CM_MLPERF_POWER_SERVER_USE_SCREEN")] = False
+
+
+def require_settings(settings: ServerSettings) -> None:
+    """Raise UsageError for settings with which no server can be started: in a plan and in a run."""
+    if settings.screen:
+        raise UsageError(
+            "--screen=yes is not supported",
+            cause="in the background the server's words, which say why it ends, are lost",
+            remedy="run cm itself in GNU screen: screen -d -m cm run script --tags=run,mlperf,power,server ...",
+        )
+    if settings.num_analyzers != 1:
+        raise _several(settings.num_analyzers)
+    if settings.conf_file:
+        _read_conf(settings)
+    elif settings.device_type is None or not settings.device_port:
+        raise UsageError(
+            "the power analyzer is not described",
+            remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
+        )
+    elif not settings.ntp_server:
+        raise UsageError("the power server needs --ntp_server", remedy="give --ntp_server=HOST; there is no default")
 
 
 def serve(settings: ServerSettings) -> None:
@@ -43,8 +67,8 @@ def serve(settings: ServerSettings) -> None:
 
     Raises UsageError for settings that it cannot start with, RunFailed where it ends by itself.
     """
-    text = text_of(given_path(settings.conf_file)) if settings.conf_file else config_text(_config(settings))
-    require_one_analyzer(text)
+    require_settings(settings)
+    text = _read_conf(settings) if settings.conf_file else config_text(_config(settings))
     if not settings.conf_file:
         require_clock(settings.ntp_server)
     with scratch_folder("cm4vllm-power-") as folder:
@@ -60,38 +84,44 @@ def serve(settings: ServerSettings) -> None:
     )
 
 
-def require_one_analyzer(text: str) -> None:
-    """Raise UsageError for a configuration of two analyzers or more."""
+def _read_conf(settings: ServerSettings) -> str:
+    """Return the text of the user's configuration. Raises UsageError for two analyzers or more."""
+    try:
+        text = text_of(given_path(settings.conf_file))
+    except OSError as error:
+        raise UsageError(f"no file {settings.conf_file}", cause=str(error), remedy="give --conf_file=FILE") from error
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text)
     except configparser.Error as error:
         raise UsageError("the server's configuration file cannot be read", cause=str(error)) from error
-    count = parser.get("ptd", "analyzerCount", fallback="1")
-    if count.strip() != "1":
-        raise UsageError(
-            f"{count} analyzers are not supported",
-            cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
-            remedy="measure with one analyzer of several channels: --channel=1,3",
-        )
+    count = parser.get("ptd", "analyzerCount", fallback="1").strip()
+    if count != "1":
+        raise _several(count)
+    return text
+
+
+def _several(count: int | str) -> UsageError:
+    return UsageError(
+        f"{count} analyzers are not supported",
+        cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
+        remedy="measure with one analyzer of several channels: --channel=1,3",
+    )
 
 
 def _config(settings: ServerSettings) -> ServerConfig:
-    if settings.device_type is None or not settings.device_port:
-        raise UsageError(
-            "the power analyzer is not described",
-            remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
-        )
+    """Return the configuration that the settings describe; PTDaemon gets a free port of this machine."""
     return ServerConfig(
         ptd=settings.ptd,
         ntp_server=settings.ntp_server,
         analyzer=Analyzer(
-            device_type=settings.device_type,
+            device_type=settings.device_type or SIMULATED_DEVICE,
             device_port=settings.device_port,
             interface_flag=settings.interface_flag,
             channel=settings.channel,
         ),
         section=round_terms(settings.round).power.section,
         host=settings.listen,
-        port=settings.port,
+        port=free_port(settings.listen, settings.port),
+        ptd_port=free_port(LOOPBACK, 0),
     )

@@ -112,11 +112,13 @@ class Checker(Record, frozen=True, kw_only=True):
 class PowerPrograms(Record, frozen=True, kw_only=True):
     """The official power client and server of a round: a commit of mlcommons/power-dev that its checkers accept.
 
-    `section` is that of the server's configuration file in which the first analyzer is described.
+    `section` is that of the server's configuration file in which the first analyzer is described. `supplies` is where
+    a tree has the file of a system's power supplies, below the submitter's folder; empty where a round has none.
     """
 
     commit: str
     section: str
+    supplies: str = ""
 
 
 class RoundEntry(Record, frozen=True, kw_only=True):

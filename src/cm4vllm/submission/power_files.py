@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.files import bytes_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.power.session import FILES, SESSION, Phase, PowerSession, session_beside, unmeasured
+from cm4vllm.power.supplies import SUPPLIES
+from cm4vllm.submission.tree_writer import TreeWriter
 
-__all__ = ["copy_power"]
+__all__ = ["copy_power", "copy_supplies"]
 
 _STATED = ("analyzer_table.*", "power_settings.*")
 
@@ -38,6 +41,16 @@ def copy_power(run: Path, results: Path, settings: Path) -> None:
     for pattern in _STATED:
         for path in session.folder.glob(pattern):
             shutil.copyfile(path, settings / path.name)
+
+
+def copy_supplies(writer: TreeWriter, run: Path, target: Path) -> None:
+    """Copy the file of the system's power supplies that was stated for the session of a run; none where there is none.
+
+    Raises SubmissionError where the tree has another one in its place.
+    """
+    stated = run.with_name(SESSION) / SUPPLIES
+    if stated.is_file():
+        writer.bytes(target, bytes_of(stated))
 
 
 def _require_publishable(session: PowerSession) -> None:

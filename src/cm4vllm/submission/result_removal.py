@@ -10,7 +10,7 @@ from pathlib import Path
 from cm4vllm.common.errors import SubmissionError, nearest
 from cm4vllm.common.files import bytes_of, text_of, write_json, write_text
 from cm4vllm.common.progress import say
-from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree
+from cm4vllm.rules import Scenario, TreeLayout, layout_of_tree, round_names, round_terms
 from cm4vllm.submission.network_page import NETWORK_PAGE
 from cm4vllm.submission.published_program import remove_unnamed_programs
 from cm4vllm.submission.shared_pages import without_scenario, without_section
@@ -66,6 +66,9 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
         for system in {one[0] for one in left}:
             _without(home / part / system, "*/", {one[1] for one in left if one[0] == system})
     _without(home / "systems", "*.json", {f"{one[0]}.json" for one in left})
+    for supplies in {one.power.supplies for one in map(round_terms, round_names()) if one.power.supplies}:
+        folder, _, name = supplies.rpartition("/")
+        _without(home / folder, name.format(system="*"), {name.format(system=one[0]) for one in left})
     gone = {one[1] for one in chosen} - {one[1] for one in left}
     for model in gone:
         shutil.rmtree(home / layout.program / model, ignore_errors=True)

@@ -16,13 +16,13 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
-from cm4vllm.rules import Division, Scenario, TreeLayout, tree_layout
+from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.calibration_page import CALIBRATION_TITLE, calibration_page
 from cm4vllm.submission.campaign_software import published_facts
 from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
 from cm4vllm.submission.measurements_json import measurements
 from cm4vllm.submission.network_page import NETWORK_PAGE, NETWORK_TITLE, network_page
-from cm4vllm.submission.power_files import copy_power
+from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
@@ -201,6 +201,8 @@ def _write_results(writer: TreeWriter, one: Results, private: list[PrivateWord])
             mlperf_conf=layout.mlperf_conf,
         )
         copy_power(measured.performance_folder, layout.results_of(*place), layout.settings_of(*place))
+        if supplies := round_terms(one.round).power.supplies:
+            copy_supplies(writer, measured.performance_folder, home / supplies.format(system=one.system))
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():
