@@ -133,10 +133,11 @@ def _client_words(site: Site, folder: Path) -> list[str]:
     words = ["-a", host, "-p", str(site.port), "-w", COMMAND, "-L", str(folder / "loadgen")]
     words += ["-o", str(folder / "session"), "-n", ntp, "--no-timestamp-path"]
     python = [sys.executable, "-m"]
+    client = [*python, "cm4vllm.power.launched", f"{site.source}/{CLIENT}", *words]
     if not site.simulated:
-        return [*python, "cm4vllm.power.launched", f"{site.source}/{CLIENT}", *words]
+        return client
     around = [*python, "cm4vllm.power.simulated_site", str(folder), site.source, site.programs.section]
-    return [*_namespace(), *around, *words]
+    return [*_namespace(), *around, *client]
 
 
 def _namespace() -> list[str]:

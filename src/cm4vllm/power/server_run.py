@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import socket
 import subprocess
 import sys
 from typing import Annotated
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import RunFailed, UsageError
+from cm4vllm.common.errors import PortInUse, RunFailed, UsageError
 from cm4vllm.common.files import given_path, text_of
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.records import Record
@@ -16,9 +17,9 @@ from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import SERVER, official_environment
-from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
+from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
 from cm4vllm.rules import round_names, round_terms
-from cm4vllm.serving.ports import free_port
+from cm4vllm.serving.ports import free_port, port_holder
 
 __all__ = ["ServerSettings", "require_settings", "serve"]
 
@@ -53,12 +54,9 @@ def require_settings(settings: ServerSettings) -> None:
         raise _several(settings.num_analyzers)
     if settings.conf_file:
         _read_conf(settings)
-    elif settings.device_type is None or not settings.device_port:
-        raise UsageError(
-            "the power analyzer is not described",
-            remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
-        )
-    elif not settings.ntp_server:
+        return
+    _config(settings)
+    if not settings.ntp_server:
         raise UsageError("the power server needs --ntp_server", remedy="give --ntp_server=HOST; there is no default")
 
 
@@ -110,18 +108,37 @@ def _several(count: int | str) -> UsageError:
 
 
 def _config(settings: ServerSettings) -> ServerConfig:
-    """Return the configuration that the settings describe; PTDaemon gets a free port of this machine."""
+    """Return the configuration that the settings describe; PTDaemon gets a free port. Raises UsageError, PortInUse."""
+    if settings.device_type is None or not settings.device_port:
+        raise UsageError(
+            "the power analyzer is not described",
+            remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
+        )
+    _require_free(settings.listen, settings.port)
     return ServerConfig(
         ptd=settings.ptd,
         ntp_server=settings.ntp_server,
         analyzer=Analyzer(
-            device_type=settings.device_type or SIMULATED_DEVICE,
+            device_type=settings.device_type,
             device_port=settings.device_port,
             interface_flag=settings.interface_flag,
             channel=settings.channel,
         ),
         section=round_terms(settings.round).power.section,
         host=settings.listen,
-        port=free_port(settings.listen, settings.port),
+        port=settings.port,
         ptd_port=free_port(LOOPBACK, 0),
     )
+
+
+def _require_free(host: str, port: int) -> None:
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise PortInUse(
+            f"the power server cannot listen on port {port} of {host}",
+            cause=port_holder(port) or error.strerror or str(error),
+            remedy="give another with --server_port=PORT, and the client the same; or an address of this machine with "
+            "--listen=IP",
+        ) from error

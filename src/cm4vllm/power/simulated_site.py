@@ -1,9 +1,11 @@
-"""The other side of a simulated power session: time server, official server and simulated PTDaemon, and the client.
+"""The other side of a simulated power session: time server, official server and simulated PTDaemon, around a command.
 
 All of it runs in a network namespace of its own, with its own loopback device: the port of the time server needs no
 rights, no port of the machine is taken, and nothing is left when it ends. It is started by power/making.py:
 
-    unshare -Urn python -m cm4vllm.power.simulated_site FOLDER SOURCE SECTION CLIENT-ARGUMENT...
+    unshare -Urn python -m cm4vllm.power.simulated_site FOLDER SOURCE SECTION COMMAND...
+
+The command is the official client, or a program that starts it; the servers are at their usual ports of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.power.clocks import LOOPBACK, serve_time
-from cm4vllm.power.programs import CLIENT, SERVER
+from cm4vllm.power.programs import SERVER
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
@@ -33,8 +35,8 @@ _START_S, _END_S = 60.0, 15.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
-def main(folder: Path, source: Path, section: str, arguments: Sequence[str]) -> int:
-    """Make the session; return the client's status."""
+def main(folder: Path, source: Path, section: str, command: Sequence[str]) -> int:
+    """Run a command beside the servers; return its status."""
     die_with_parent()
     _raise_loopback()
     threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
@@ -46,14 +48,12 @@ def main(folder: Path, source: Path, section: str, arguments: Sequence[str]) -> 
     )
     path = folder / "server.conf"
     path.write_text(config_text(config), encoding="utf-8")
-    launch = [sys.executable, "-m", "cm4vllm.power.launched"]
+    words = [sys.executable, "-m", "cm4vllm.power.launched", str(source / SERVER), "-c", str(path)]
     with (folder / "server-output.txt").open("wb") as log:
-        server = subprocess.Popen(
-            [*launch, str(source / SERVER), "-c", str(path)], cwd=folder, stdout=log, stderr=subprocess.STDOUT
-        )
+        server = subprocess.Popen(words, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
     try:
         _await_port(config.port, server)
-        return subprocess.run([*launch, str(source / CLIENT), *arguments], cwd=folder, check=False).returncode
+        return subprocess.run(command, cwd=folder, check=False).returncode
     finally:
         server.send_signal(signal.SIGINT)
         try:
