@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm.campaign import powered_run
 from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power
 from cm4vllm.campaign.schedule import SESSION_S, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
 from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
 from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
@@ -94,6 +96,14 @@ def environment(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     }
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses of the official server: a whole session with all of them is in tests/power."""
+    monkeypatch.setattr(
+        powered_run, "make_session", lambda site, target, run: make_session(replace(site, debug=True), target, run)
+    )
+
+
 def loadgen(inputs: RunInputs) -> Path:
     """Make a short run of LoadGen in the folder of the inputs."""
     shutil.rmtree(inputs.folder, ignore_errors=True)
@@ -113,9 +123,9 @@ def test_a_run_without_a_sample_is_refused_and_the_next_command_begins_anew(
 
 
 def longer_loadgen(inputs: RunInputs) -> Path:
-    """Make a run whose window, by its log, began six seconds before: a real one, as long as a session needs."""
+    """Make a run whose window, by its log, began three seconds before: a real one, as long as a session needs."""
     begin = time.time()
-    time.sleep(6)
+    time.sleep(3)
     made = loadgen(inputs)
     log = made.with_name("mlperf_log_detail.txt")
     stamp = time.strftime("%m-%d-%Y %H:%M:%S.000", time.gmtime(begin + 1))

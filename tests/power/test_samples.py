@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,30 @@ def test_an_empty_folder_has_measured_nothing(tmp_path: Path) -> None:
     session = PowerSession(tmp_path)
     assert not is_power_session(tmp_path) and session.missing == FILES
     assert len(unmeasured(session)) == 3 and session.identities == () and session.analyzers == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "timezone", "started"),
+    [
+        ("2024-07-25 11:18:49,900", 0, "2024-07-25T11:18:49.900000+00:00"),
+        ("2024-07-25 11:18:49,900", 18000, "2024-07-25T16:18:49.900000+00:00"),  # time.timezone: s west of UTC
+        ("2024-07-25 11:18:49,900", None, "2024-07-25T11:18:49.900000+00:00"),
+        ("2024-07-25 11:18:49,900", "east", None),
+        ("2024-07-25 11:18:49,900", 1e300, None),
+        ("2024-13-45 11:18:49,900", 0, None),
+        ("", 0, None),
+    ],
+)
+def test_the_start_of_a_measurement_is_that_of_the_servers_clock(
+    tmp_path: Path, line: str, timezone: object, started: str | None
+) -> None:
+    (tmp_path / "power").mkdir()
+    (tmp_path / "power" / "server.json").write_text(json.dumps({"timezone": timezone}))
+    (tmp_path / "power" / "server.log").write_text(
+        "".join(
+            f"ptd-server {line} [INFO] Analyzer [1] is sending to ptd: 'Go,1000,0,a_{mode}'\n"
+            for mode in ("ranging", "testing")
+        )
+    )
+    found = PowerSession(tmp_path).started(Phase.TESTING)
+    assert (found.isoformat() if found else None) == started

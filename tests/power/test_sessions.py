@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,6 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, SourceUnavailable, UsageError
+from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide
@@ -26,16 +29,6 @@ from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, unme
 from cm4vllm.rules import round_names, round_terms
 
 LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
-
-
-@pytest.fixture(scope="module")
-def site(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A simulated site with the programs of the newest round."""
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
-    programs = round_terms(round_names()[-1]).power
-    source = provide(programs, power_dev, tmp_path_factory.mktemp("power") / "source")
-    return Site(source=str(source), programs=programs, simulated=True, debug=True)
 
 
 def loadgen_run(folder: Path) -> None:
@@ -58,16 +51,44 @@ def seconds_of_loadgen(folder: Path) -> None:
     log.write_text("\n".join(lines) + "\n")
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A simulated site with the programs of the newest round, and a whole session there that takes about a minute."""
+
+    site: Site
+    full: Future[tuple[PowerSession, float]]
+
+
 @pytest.fixture(scope="module")
-def made(site: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[PowerSession, float]:
-    """A session without shortened pauses, around two LoadGen runs, with a key in the environment; and its seconds."""
-    target = tmp_path_factory.mktemp("made") / "performance"
+def begun(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+    """Begin the session without shortened pauses, with a key in the environment: others are made meanwhile."""
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+    programs = round_terms(round_names()[-1]).power
+    source = provide(programs, power_dev, tmp_path_factory.mktemp("power") / "source")
+    site = Site(source=str(source), programs=programs, simulated=True, debug=True)
     os.environ["HF_TOKEN"] = "hf_madeUpForThisTest"
-    begin = time.monotonic()
     try:
-        session = make_session(replace(site, debug=False), target, seconds_of_loadgen)
+        with ThreadPoolExecutor(1) as pool:
+            yield Begun(site, pool.submit(full_session, site, tmp_path_factory.mktemp("made") / "performance"))
     finally:
         del os.environ["HF_TOKEN"]
+
+
+@pytest.fixture(scope="module")
+def site(begun: Begun) -> Site:
+    return begun.site
+
+
+@pytest.fixture(scope="module")
+def made(begun: Begun) -> tuple[PowerSession, float]:
+    """The session without shortened pauses, and its seconds."""
+    return begun.full.result()
+
+
+def full_session(site: Site, target: Path) -> tuple[PowerSession, float]:
+    begin = time.monotonic()
+    session = make_session(replace(site, debug=False), target, seconds_of_loadgen)
     return session, time.monotonic() - begin
 
 
@@ -92,48 +113,6 @@ def test_programs_are_taken_from_git_alone(power_dev: Path, tmp_path: Path) -> N
     with pytest.raises(SourceUnavailable, match="no git repository") as raised:
         provide(programs, tmp_path, tmp_path / "source")
     assert "--power_src=DIR" in raised.value.remedy
-
-
-def test_a_session_is_whole_and_measured(made: tuple[PowerSession, float]) -> None:
-    session, seconds = made
-    names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
-    assert names == set(FILES) and len(names) == 11
-    assert FETCHED_ONLY in session.stated_digests()  # the twelfth file was fetched, and left out
-    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 90
-    assert "Successful exit" in session.folder.with_name(OUTPUT).read_text()
-    for phase in Phase:
-        started = session.started(phase)
-        assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 0.4
-
-
-def test_everything_of_a_simulated_session_says_so(made: tuple[PowerSession, float]) -> None:
-    session, _ = made
-    assert {"power/ptd_logs.txt", "power/server.json", "power/server.log", "run_1/spl.txt", "ranging/spl.txt"} == set(
-        session.simulated
-    )
-    assert all(sample.simulated for phase in Phase for sample in session.samples(phase).samples)
-    assert session.identities and all(one.simulated for one in session.identities)
-    assert session.text("power/ptd_logs.txt").count(SIMULATED) > 10
-
-
-def test_no_key_and_no_home_folder_is_in_a_session(made: tuple[PowerSession, float]) -> None:
-    session, _ = made
-    for name in FILES:
-        text = session.text(name)
-        assert "hf_madeUp" not in text and str(Path.home()) + "/" not in text and str(Path.cwd()) not in text, name
-
-
-def test_the_official_checker_refuses_the_identity_alone(site: Site, made: tuple[PowerSession, float]) -> None:
-    session, _ = made
-    check = Path(site.source) / "compliance" / "check.py"
-    done = subprocess.run([sys.executable, check, session.folder], capture_output=True, text=True, check=False)
-    failed = [line.partition("[ ] ")[2] for line in (done.stdout + done.stderr).splitlines() if "[ ] " in line]
-    assert len([line for line in (done.stdout + done.stderr).splitlines() if "[x] " in line]) == 8, done.stderr
-    assert failed == [
-        "Check PTD commands and replies",
-        "Check errors and warnings from PTD logs",
-        "Check PTD configuration",
-    ]
 
 
 def test_a_client_that_ends_well_without_a_result_is_a_named_error(site: Site, tmp_path: Path) -> None:
@@ -171,7 +150,9 @@ make_session(msgspec.json.decode(sys.argv[2], type=Site), Path(sys.argv[3]), run
 
 
 @pytest.mark.parametrize("phase", [1, 2], ids=["ranging", "testing"])
-def test_a_killed_session_leaves_no_process_and_no_half_folder(site: Site, tmp_path: Path, phase: int) -> None:
+def test_a_killed_session_leaves_no_process_and_no_half_folder(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
     (tmp_path / "tmp").mkdir()
     target = tmp_path / "performance"
     program = KILLED.format(tests=str(Path(__file__).parent))
@@ -183,6 +164,9 @@ def test_a_killed_session_leaves_no_process_and_no_half_folder(site: Site, tmp_p
         time.sleep(0.1)
     assert running == []
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    with scratch_folder("cm4vllm-power-") as folder:  # the next session removes what the killed one left
+        assert list((tmp_path / "tmp").iterdir()) == [folder]
 
 
 def processes_of(folder: str) -> list[str]:
@@ -199,7 +183,7 @@ def processes_of(folder: str) -> list[str]:
 def test_a_session_on_another_machine_names_its_servers(site: Site, tmp_path: Path) -> None:
     real = Site(source=site.source, programs=site.programs, host="127.0.0.1", port=1)
     with pytest.raises(UsageError, match="--ntp_server"):
-        make_session(real, tmp_path / "performance", preflight_run)
+        make_session(real, tmp_path / "performance", lambda folder: preflight_run(folder, seconds=0))
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
@@ -250,3 +234,48 @@ def test_a_configuration_is_refused_where_the_server_would_not_start(tmp_path: P
     for change in ({"ptd": "/none"}, {"ntp_server": ""}, {"host": "localhost"}, {"ntp_server": "a\nb"}):
         with pytest.raises(UsageError):
             config_text(replace(config, **change))
+
+
+# --- the whole session ------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_whole_and_measured(made: tuple[PowerSession, float]) -> None:
+    session, seconds = made
+    names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
+    assert names == set(FILES) and len(names) == 11
+    assert FETCHED_ONLY in session.stated_digests()  # the twelfth file was fetched, and left out
+    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 90
+    assert "Successful exit" in session.folder.with_name(OUTPUT).read_text()
+    for phase in Phase:
+        started = session.started(phase)
+        assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 0.4
+
+
+def test_everything_of_a_simulated_session_says_so(made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    assert {"power/ptd_logs.txt", "power/server.json", "power/server.log", "run_1/spl.txt", "ranging/spl.txt"} == set(
+        session.simulated
+    )
+    assert all(sample.simulated for phase in Phase for sample in session.samples(phase).samples)
+    assert session.identities and all(one.simulated for one in session.identities)
+    assert session.text("power/ptd_logs.txt").count(SIMULATED) > 10
+
+
+def test_no_key_and_no_home_folder_is_in_a_session(made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    for name in FILES:
+        text = session.text(name)
+        assert "hf_madeUp" not in text and str(Path.home()) + "/" not in text and str(Path.cwd()) not in text, name
+
+
+def test_the_official_checker_refuses_the_identity_alone(site: Site, made: tuple[PowerSession, float]) -> None:
+    session, _ = made
+    check = Path(site.source) / "compliance" / "check.py"
+    done = subprocess.run([sys.executable, check, session.folder], capture_output=True, text=True, check=False)
+    failed = [line.partition("[ ] ")[2] for line in (done.stdout + done.stderr).splitlines() if "[ ] " in line]
+    assert len([line for line in (done.stdout + done.stderr).splitlines() if "[x] " in line]) == 8, done.stderr
+    assert failed == [
+        "Check PTD commands and replies",
+        "Check errors and warnings from PTD logs",
+        "Check PTD configuration",
+    ]
