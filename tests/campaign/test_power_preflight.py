@@ -1,0 +1,141 @@
+"""The session before the runs: wrong wiring and private words are found in real session files, each changed once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.campaign.power_client import ClientSettings, require_settings
+from cm4vllm.campaign.power_preflight import make_preflight, require_publishable, require_wiring
+from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.settings import CampaignSettings, Job
+from cm4vllm.campaign.step_values import Values
+from cm4vllm.campaign.steps import Condition
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.power.making import Site
+from cm4vllm.power.programs import provide
+from cm4vllm.power.session import SESSION, Phase, PowerSession
+from cm4vllm.rules import round_names, round_terms
+from cm4vllm.submission.privacy import private_words
+
+SINGLE, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
+LENOVO, GATEOVERFLOW = "v5.1-lenovo-b200-llama2-70b-99-offline", "v5.1-gateoverflow-mobilenet-offline"
+
+
+def copied(published: Path, name: str, folder: Path) -> PowerSession:
+    shutil.copytree(published / name, folder, copy_function=shutil.copyfile)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return PowerSession(folder)
+
+
+@pytest.mark.parametrize("name", [SINGLE, CHANNELS, LENOVO])
+def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: str) -> None:
+    require_wiring(PowerSession(published_power / name))
+
+
+def test_a_published_session_reads_power_the_wrong_way_round(published_power: Path) -> None:
+    with pytest.raises(UsageError, match=r"reads -\d+\.\d+ W"):  # 37 of its 600 samples are below zero
+        require_wiring(PowerSession(published_power / GATEOVERFLOW))
+
+
+def test_a_channel_that_is_missing_or_the_wrong_way_round_is_refused(published_power: Path, tmp_path: Path) -> None:
+    session = copied(published_power, CHANNELS, tmp_path / "missing")
+    samples = session.folder / Phase.RANGING / "spl.txt"
+    text = samples.read_text()
+    samples.write_text("".join(f"{line.partition(',Ch3,')[0]}\n" for line in text.splitlines()))
+    with pytest.raises(UsageError, match="gives 2 channels of 3") as raised:
+        require_wiring(session)
+    assert "--channel" in raised.value.remedy
+    turned = copied(published_power, CHANNELS, tmp_path / "turned")
+    samples = turned.folder / Phase.RANGING / "spl.txt"
+    samples.write_text(text.replace(",Ch2,Watts,", ",Ch2,Watts,-"))
+    with pytest.raises(UsageError, match="channel Ch2 of the analyzer reads -"):
+        require_wiring(turned)
+
+
+def test_two_analyzers_are_refused_before_any_run(published_power: Path, tmp_path: Path) -> None:
+    session = copied(published_power, LENOVO, tmp_path / "two")
+    server = session.folder / "power" / "server.json"
+    stated = json.loads(server.read_text())
+    server.write_text(json.dumps({**stated, "ptd_config": stated["ptd_config"] * 2}))
+    with pytest.raises(UsageError, match="2 analyzers are not supported"):
+        require_wiring(session)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("power/client.log", "Running the workload 'HF_TOKEN=hf_madeUpForThisTest ./run.sh'", "a secret"),
+        ("power/server.log", "Running PTDaemon: ['/home/director/ptd-linux-x86', '-l']", "home folder /home/director"),
+        ("power/client.log", "collecting logs from '/srv/somebody/results/logs'", "this machine's home folder"),
+        ("power/server.json", '"key": "ghp_0123456789abcdefghijklmnopqrstuvwxyz"', "a secret"),
+    ],
+)
+def test_a_private_word_in_a_session_is_found_before_the_runs(
+    published_power: Path, tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    env = {"HOME": "/srv/somebody", "HF_TOKEN": "hf_madeUpForThisTest"}
+    private = [one for one in private_words(tmp_path, env) if one.kind in ("home folder", "secret")]
+    session = copied(published_power, LENOVO, tmp_path / "session")
+    require_publishable(session, private)
+    path = session.folder / file
+    path.write_text(f"{path.read_text()}{text}\n")
+    with pytest.raises(SubmissionError, match=words) as raised:
+        require_publishable(session, private)
+    assert raised.value.what.startswith(f"{file}, line {len(path.read_text().splitlines())},")
+
+
+def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(power_dev: Path, tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+    programs = round_terms(round_names()[-1]).power
+    source = provide(programs, power_dev, tmp_path / "source")
+    begin = time.monotonic()
+    session = make_preflight(
+        Site(source=str(source), programs=programs, simulated=True), tmp_path / "made", private_words()
+    )
+    assert session.simulated and time.monotonic() - begin < 30
+
+
+def job(out: Path, **settings: object) -> Job:
+    return Job.of(replace(CampaignSettings(), power="simulated", scenario="Offline", output_dir=str(out), **settings))
+
+
+def preflight_condition(made: Job) -> Condition | None:
+    return next(step.condition for step in schedule(made) if step.name == "power preflight")
+
+
+def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
+    made = job(tmp_path)
+    condition, values = preflight_condition(made), Values(made, {})
+    assert condition is not None and values.holds(condition)
+    run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
+    copied(published_power, SINGLE, run.with_name(SESSION))
+    assert values.holds(condition)
+    shutil.copytree(run.with_name(SESSION) / Phase.TESTING, run)
+    assert not values.holds(condition)
+    assert preflight_condition(job(tmp_path, rerun="offline.performance")) is None
+    assert preflight_condition(job(tmp_path, rerun="power.preflight")) is None
+
+
+def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
+    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir="none")
+    require_settings(given)
+    for change in ({"max_amps": "10"}, {"max_volts": "230"}):
+        with pytest.raises(UsageError, match="is not supported") as raised:
+            require_settings(replace(given, **change))
+        assert "ranging" in raised.value.remedy
+
+
+def test_a_session_with_a_time_in_its_path_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir=str(tmp_path))
+    with pytest.raises(UsageError, match="exists already"):
+        require_settings(given)
+    require_settings(replace(given, timestamp=True))

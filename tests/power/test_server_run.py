@@ -1,0 +1,131 @@
+"""The recipe of the power server: what it refuses before it starts, and a session that the official client makes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from cm4vllm.common.errors import PortInUse, UsageError
+from cm4vllm.power.programs import CLIENT, official_environment, provide
+from cm4vllm.power.ptd import simulated_program
+from cm4vllm.power.server_run import ServerSettings, require_settings
+from cm4vllm.power.session import PowerSession, unmeasured
+from cm4vllm.power.supplies import design_watts, read_supplies
+from cm4vllm.rules import round_names, round_terms
+
+GIVEN = ServerSettings(device_type=49, device_port="/dev/usbtmc0", ntp_server="ntp.example.org", port=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_analyzers": 2}, "2 analyzers are not supported"),
+        ({"screen": True}, "--screen=yes is not supported"),
+        ({"device_type": None}, "the power analyzer is not described"),
+        ({"device_port": ""}, "the power analyzer is not described"),
+        ({"ntp_server": ""}, "needs --ntp_server"),
+        ({"conf_file": "/none/server.conf"}, "no file /none/server.conf"),
+    ],
+)
+def test_settings_with_which_no_server_starts_are_refused(change: dict[str, object], words: str) -> None:
+    require_settings(GIVEN)
+    with pytest.raises(UsageError, match=words):
+        require_settings(replace(GIVEN, **change))
+
+
+def test_a_configuration_with_two_analyzers_is_refused(tmp_path: Path) -> None:
+    conf = tmp_path / "server.conf"
+    conf.write_text("[server]\nntpServer = ntp\n[ptd]\nanalyzerCount = 2\n")
+    with pytest.raises(UsageError, match="2 analyzers are not supported"):
+        require_settings(ServerSettings(conf_file=str(conf)))
+    conf.write_text("[server]\nntpServer = ntp\n[ptd]\nptd = /opt/ptd\n")
+    require_settings(ServerSettings(conf_file=str(conf)))
+
+
+def test_a_port_that_is_taken_is_refused_by_the_flag_that_gives_another() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(PortInUse, match="cannot listen") as raised:
+            require_settings(replace(GIVEN, port=taken.getsockname()[1]))
+    assert "--server_port" in raised.value.remedy
+
+
+SERVE = """
+import sys, threading
+from cm4vllm.power import simulated_site
+from cm4vllm.power.clocks import LOOPBACK, serve_time
+from cm4vllm.power.server_run import ServerSettings, serve
+simulated_site._raise_loopback()
+threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
+import subprocess
+client = subprocess.Popen(sys.argv[3:])
+threading.Thread(target=lambda: __import__("os")._exit(client.wait()), daemon=True).start()
+serve(ServerSettings(source=sys.argv[1], ptd=sys.argv[2], ntp_server=LOOPBACK, device_type=0, device_port="SIMULATED",
+                     port=4999))
+"""
+MEASURE = """
+from pathlib import Path
+from cm4vllm.power.making import preflight_run
+Path("logs").mkdir(exist_ok=True)
+preflight_run(Path("logs"), seconds=3)
+"""
+
+
+def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_runs(
+    power_dev: Path, tmp_path: Path
+) -> None:
+    """Server, time server and client are in a network of their own; the official client waits for no server."""
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+    source = provide(round_terms(round_names()[-1]).power, power_dev, tmp_path / "source")
+    (tmp_path / "measure.py").write_text(MEASURE)
+    words = [sys.executable, f"{source}/{CLIENT}", "-a", "127.0.0.1", "-p", "4999", "-n", "127.0.0.1"]
+    words += ["-w", f"{sys.executable} measure.py", "-L", "logs", "-o", "session", "--no-timestamp-path"]
+    waiting = ["/bin/sh", "-c", "sleep 3; exec \"$@\"", "-", *words]
+    ptd = simulated_program(tmp_path)
+    env = {**official_environment(tmp_path), "MLPP_DEBUG": "1", "PATH": os.environ["PATH"]}
+    begin = time.monotonic()
+    command = ["unshare", "-Urn", sys.executable, "-c", SERVE, str(source), str(ptd), *waiting]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    session = PowerSession(tmp_path / "session")
+    files = [path for path in session.folder.rglob("*") if path.is_file()]
+    assert unmeasured(session) == () and session.simulated and len(files) == 12
+    assert time.monotonic() - begin < 25
+
+
+SUPPLIES = """
+My System:
+- My Rack:
+  - My Server:
+    - Description: four supplies, two of them to spare
+      Min PSUs Needed: 2
+      PSUs: [{PowerCapacityWatts: 1200}, {PowerCapacityWatts: 1600}, {PowerCapacityWatts: 1200}]
+  - My Switch:
+    - Min PSUs needed: 1
+      PSUs: [{Name: PSU 1, PowerCapacityWatts: 300}, {Name: PSU 2, PowerCapacityWatts: 300}]
+"""
+
+
+def test_the_supplies_that_a_system_needs_are_summed_as_the_official_checker_does(tmp_path: Path) -> None:
+    path = tmp_path / "power.yaml"
+    path.write_text(SUPPLIES)
+    assert read_supplies(path) == 1600 + 1200 + 300
+    assert design_watts({"a": [], "b": 3}) == 0
+
+
+@pytest.mark.parametrize("text", ["", "My System: 1200 W\n", "a: [", "a: {PSUs: [1200], Min PSUs Needed: 1}\n"])
+def test_a_file_without_supplies_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "power.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        read_supplies(path)
+    assert "--power_supplies" in raised.value.remedy
