@@ -60,9 +60,11 @@ def test_a_port_that_is_taken_is_refused_by_the_flag_that_gives_another() -> Non
 
 SERVE = """
 import sys, threading
-from cm4vllm.power import simulated_site
+from cm4vllm.power import server_run, simulated_site
 from cm4vllm.power.clocks import LOOPBACK, serve_time
 from cm4vllm.power.server_run import ServerSettings, serve
+environment = server_run.official_environment
+server_run.official_environment = lambda folder: {**environment(folder), "MLPP_DEBUG": "1"}  # shorter pauses
 simulated_site._raise_loopback()
 threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
 import subprocess
@@ -89,7 +91,7 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
     (tmp_path / "measure.py").write_text(MEASURE)
     words = [sys.executable, f"{source}/{CLIENT}", "-a", "127.0.0.1", "-p", "4999", "-n", "127.0.0.1"]
     words += ["-w", f"{sys.executable} measure.py", "-L", "logs", "-o", "session", "--no-timestamp-path"]
-    waiting = ["/bin/sh", "-c", "sleep 3; exec \"$@\"", "-", *words]
+    waiting = ["/bin/sh", "-c", 'sleep 3; exec "$@"', "-", *words]
     ptd = simulated_program(tmp_path)
     env = {**official_environment(tmp_path), "MLPP_DEBUG": "1", "PATH": os.environ["PATH"]}
     begin = time.monotonic()

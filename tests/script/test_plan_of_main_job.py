@@ -36,6 +36,7 @@ EXPORTS = {
     "get,dataset": {"CM_DATASET_RECORD": "/dataset.json"},
     "get,sut,description": {"CM_SUT_NAME": "sut"},
     "run,vllm-server": {"CM_VLLM_SERVER_RECORD": "/server.json"},
+    "get,mlperf,power,src": {"CM_MLPERF_POWER_SOURCE": "power"},
     "app,mlperf,inference,vllm": {"CM_MLPERF_RUN_RECORD": "/run.json"},
 }
 
@@ -167,6 +168,7 @@ CASES = [
     ("_vllm,_find-performance", {}, 700),
     ("_vllm,_performance-only", {"find_target_qps": "yes", "scenario": "Server"}, 700),
     ("_vllm,_r6.1", {"run_checker": "no"}, 700),
+    ("_vllm,_performance-only", {"power": "simulated"}, 700),
     ("_vllm", {"search": "max-num-seqs:64..256", "search_minutes": "5"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge", "execution_mode": "valid"}, 100),
@@ -204,7 +206,8 @@ def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, f
         tags, env = next(taken)
         assert tags == node.tags
         for key, value in node.env.items():
-            value = value.replace("<<<CM_SUT_NAME>>>", "sut").replace("<<<CM_ML_MODEL_NAME>>>", "model")
+            for name, exported in (("SUT_NAME", "sut"), ("ML_MODEL_NAME", "model"), ("MLPERF_POWER_SOURCE", "power")):
+                value = value.replace(f"<<<CM_{name}>>>", exported)
             recorded = step.inputs[key]  # a path in the results folder is stored relative to it
             assert value == env[key] or value == f"<{key}>", key
             assert recorded == env[key] or str(tmp_path / "out" / mode / recorded) == env[key], key
@@ -368,6 +371,15 @@ def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, f
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
 
 
+#: A job with power whose power server does not answer.
+POWER = {
+    "power": "yes",
+    "power_server": "127.0.0.1",
+    "power_port": "1",
+    "ntp_server": "127.0.0.1",
+    "power_settings": "FILES/set.json",
+    "power_wiring": "FILES/set.json",
+}
 #: Command lines that the run refuses: variations, flags, words of the message.
 REFUSED = [
     ("_vllm", {"model": "llama9"}, "unknown model"),
@@ -451,6 +463,16 @@ REFUSED = [
     ("_vllm", {"adr": {"vllm-server": {"env": {"CM_VLLM_SERVER_TP_SIZE": "4096"}}}}, "4096 cores"),
     ("_vllm", {"adr": {"vllm-server": {"output_dir": "/x"}}}, "--adr.vllm-server.output_dir cannot be given"),
     ("_vllm", {"adr": {"loadgen": {"tags": "_r5.1"}}}, "--adr.loadgen.tags=_r5.1"),
+    ("_vllm", {"power": "maybe"}, "--power='maybe'"),
+    ("_vllm", {"power": "yes"}, "--power needs --power_server"),
+    ("_vllm", {"power": "yes", "power_server": "127.0.0.1"}, "--power needs --ntp_server"),
+    ("_vllm", {**POWER, "power_settings": ""}, "the settings of the measured system must be stated"),
+    ("_vllm", {**POWER, "power_wiring": ""}, "the analyzer's wiring must be stated"),
+    ("_vllm", {**POWER, "power_wiring": "FILES/gone.md"}, "gone.md"),
+    ("_vllm", {**POWER, "power_supplies": "FILES/set.json"}, "states no power supply"),
+    ("_vllm,_r6.0", {**POWER, "power_supplies": "FILES/set.json"}, "v6.0 has no file of power supplies"),
+    ("_vllm", {**POWER, "num_analyzers": "2"}, "2 analyzers are not supported"),
+    ("_vllm", POWER, "no power server answers on 127.0.0.1 port 1"),
 ]
 
 

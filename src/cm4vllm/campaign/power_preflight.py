@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.redaction import vault
 from cm4vllm.power.making import Site, make_session, preflight_run
+from cm4vllm.power.server_config import several_analyzers
 from cm4vllm.power.session import FILES, Phase, PowerSession
 from cm4vllm.submission.privacy import PrivateWord, first_private
 
@@ -42,11 +43,7 @@ def make_preflight(site: Site, target: Path, words: Sequence[PrivateWord]) -> Po
 def require_wiring(session: PowerSession) -> None:
     """Raise UsageError where the analyzer cannot measure as it is configured and wired."""
     if (count := len(session.analyzers)) > 1:
-        raise UsageError(
-            f"{count} analyzers are not supported",
-            cause="the power server has a section for each; a session with two cannot end as the checkers ask",
-            remedy="measure with one analyzer of several channels: run,mlperf,power,server --channel=1,3",
-        )
+        raise several_analyzers(count)
     stated = max((identity.channels for identity in session.identities), default=1)
     configured = _configured(session)
     for phase in Phase:

@@ -22,6 +22,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable
+from cm4vllm.power.server_config import several_analyzers
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.rules import round_terms
@@ -49,6 +50,7 @@ class PowerInputs(Record, frozen=True, kw_only=True):
     wiring_file: input_types.PowerWiring = ""
     supplies_file: input_types.PowerSupplies = ""
     port: input_types.PowerPort = 4950
+    num_analyzers: input_types.NumAnalyzers = 1
 
     @property
     def site(self) -> Site:
@@ -70,6 +72,8 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
     asked = read_settings(PowerInputs, env)
     if asked.power == "no":
         return
+    if asked.num_analyzers != 1:
+        raise several_analyzers(asked.num_analyzers)
     if asked.power == "yes":
         for value, flag in ((asked.power_server, "--power_server"), (asked.ntp_server, "--ntp_server")):
             if not value:

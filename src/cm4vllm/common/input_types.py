@@ -47,6 +47,7 @@ PowerWiring = Annotated[str, Key("CM_MLPERF_POWER_WIRING")]
 PowerSupplies = Annotated[str, Key("CM_MLPERF_POWER_SUPPLIES")]
 PowerSource = Annotated[str, Key("CM_MLPERF_POWER_SOURCE")]
 NtpServer = Annotated[str, Key("CM_MLPERF_POWER_NTP_SERVER")]
+NumAnalyzers = Annotated[int, Key("CM_MLPERF_POWER_NUM_ANALYZERS")]
 PowerPort = Annotated[int, Key("CM_MLPERF_POWER_SERVER_PORT")]
 
 # --- jobs ---

@@ -17,7 +17,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import SERVER, official_environment
-from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
+from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text, several_analyzers
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.serving.ports import free_port, port_holder
 
@@ -38,7 +38,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     interface_flag: Annotated[str, Key("CM_MLPERF_POWER_INTERFACE_FLAG")] = ""
     channel: Annotated[str, Key("CM_MLPERF_POWER_CHANNEL")] = ""
     conf_file: Annotated[str, Key("CM_MLPERF_POWER_SERVER_CONF_FILE")] = ""
-    num_analyzers: Annotated[int, Key("CM_MLPERF_POWER_NUM_ANALYZERS")] = 1
+    num_analyzers: input_types.NumAnalyzers = 1
     screen: Annotated[bool, Key("CM_MLPERF_POWER_SERVER_USE_SCREEN")] = False
 
 
@@ -51,7 +51,7 @@ def require_settings(settings: ServerSettings) -> None:
             remedy="run cm itself in GNU screen: screen -d -m cm run script --tags=run,mlperf,power,server ...",
         )
     if settings.num_analyzers != 1:
-        raise _several(settings.num_analyzers)
+        raise several_analyzers(settings.num_analyzers)
     if settings.conf_file:
         _read_conf(settings)
         return
@@ -95,16 +95,8 @@ def _read_conf(settings: ServerSettings) -> str:
         raise UsageError("the server's configuration file cannot be read", cause=str(error)) from error
     count = parser.get("ptd", "analyzerCount", fallback="1").strip()
     if count != "1":
-        raise _several(count)
+        raise several_analyzers(count)
     return text
-
-
-def _several(count: int | str) -> UsageError:
-    return UsageError(
-        f"{count} analyzers are not supported",
-        cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
-        remedy="measure with one analyzer of several channels: --channel=1,3",
-    )
 
 
 def _config(settings: ServerSettings) -> ServerConfig:
