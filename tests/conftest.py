@@ -194,6 +194,13 @@ def published_power():
 
 
 @pytest.fixture(scope="session")
+def own_network():
+    """Skip where the system refuses users a network of their own, in which simulated power sessions are made."""
+    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("the system refuses network namespaces to users")
+
+
+@pytest.fixture(scope="session")
 def power_dev():
     """The git directory of mlcommons/power-dev, which lies beside the checkout."""
     data = "shared/data/upstream/power-dev.git"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -92,9 +91,9 @@ def test_a_private_word_in_a_session_is_found_before_the_runs(
     assert raised.value.what.startswith(f"{file}, line {len(path.read_text().splitlines())},")
 
 
-def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(power_dev: Path, tmp_path: Path) -> None:
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
+def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(
+    own_network: None, power_dev: Path, tmp_path: Path
+) -> None:
     programs = round_terms(round_names()[-1]).power
     source = provide(programs, power_dev, tmp_path / "source")
     begin = time.monotonic()

@@ -83,9 +83,7 @@ def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def environment(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
+def environment(own_network: None, power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("power")
     (folder / "settings.txt").write_text("fans at 50 %\n")
     source = provide(round_terms(round_names()[-1]).power, power_dev, folder / "source")

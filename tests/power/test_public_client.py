@@ -47,9 +47,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def test_the_public_client_makes_a_session(home: Path, power_dev: Path, tmp_path: Path) -> None:
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
+def test_the_public_client_makes_a_session(own_network: None, home: Path, power_dev: Path, tmp_path: Path) -> None:
     programs = round_terms(round_names()[-1]).power
     source = provide(programs, power_dev, tmp_path / "source")
     work = tmp_path / "work"

@@ -82,11 +82,9 @@ preflight_run(Path("logs"), seconds=3)
 
 
 def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_runs(
-    power_dev: Path, tmp_path: Path
+    own_network: None, power_dev: Path, tmp_path: Path
 ) -> None:
     """Server, time server and client are in a network of their own; the official client waits for no server."""
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
     source = provide(round_terms(round_names()[-1]).power, power_dev, tmp_path / "source")
     (tmp_path / "measure.py").write_text(MEASURE)
     words = [sys.executable, f"{source}/{CLIENT}", "-a", "127.0.0.1", "-p", "4999", "-n", "127.0.0.1"]

@@ -60,10 +60,8 @@ class Begun:
 
 
 @pytest.fixture(scope="module")
-def begun(power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
+def begun(own_network: None, power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
     """Begin the session without shortened pauses, with a key in the environment: others are made meanwhile."""
-    if subprocess.run(["unshare", "-Urn", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("the system refuses network namespaces to users")
     programs = round_terms(round_names()[-1]).power
     source = provide(programs, power_dev, tmp_path_factory.mktemp("power") / "source")
     site = Site(source=str(source), programs=programs, simulated=True, debug=True)

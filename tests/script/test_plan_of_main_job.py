@@ -191,10 +191,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("variations", "flags", "duration_s"), CASES)
-def test_the_run_executes_the_steps_that_the_plan_lists(tmp_path, monkeypatch, files, variations, flags, duration_s):
-    request = asked(tmp_path, variations, flags, files)
-    listed = planned(tmp_path, request)
-    done = executed(monkeypatch, request, duration_s=duration_s)
+def test_the_run_executes_the_steps_that_the_plan_lists(
+    request, tmp_path, monkeypatch, files, variations, flags, duration_s
+):
+    if "power" in flags:
+        request.getfixturevalue("own_network")
+    job = asked(tmp_path, variations, flags, files)
+    listed = planned(tmp_path, job)
+    done = executed(monkeypatch, job, duration_s=duration_s)
     mode = flags.get("execution_mode", "test")
     entered = [state.last for state in read_ledger(tmp_path / "out" / mode).of_last_run]
     assert [(step.step, step.tags) for step in entered] == [(node.name, node.tags) for node in listed]
