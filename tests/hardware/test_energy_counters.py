@@ -10,20 +10,14 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.counted_energy import Counter, Reading, Scope, energy_between, energy_of_run
-from cm4vllm.hardware.energy_counters import (
-    ELSEWHERE,
-    amd_counters,
-    energy_watched,
-    nvidia_counters,
-    package_counters,
-)
+from cm4vllm.hardware.energy_counters import ELSEWHERE, amd_counters, energy_watched, nvidia_counters, package_counters
 from gpu_replay import Replay
-from test_amd import AmdSmiException, library
 
 RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
 QUESTION = "nvmlDeviceGetTotalEnergyConsumption"
@@ -116,8 +110,14 @@ def test_the_boards_with_a_counter_are_read() -> None:
 
 
 def test_amds_counter_has_the_unit_that_it_states() -> None:
-    answers = library()
-    answers.amdsmi_get_energy_count = lambda _: {"energy_accumulator": 7, "counter_resolution": 15.3, "timestamp": 1}
+    class AmdSmiException(Exception):
+        pass
+
+    answers = SimpleNamespace(
+        AmdSmiException=AmdSmiException,
+        amdsmi_get_processor_handles=lambda: ["one", "two"],
+        amdsmi_get_energy_count=lambda _: {"energy_accumulator": 7, "counter_resolution": 15.3, "timestamp": 1},
+    )
     (first, read), _ = amd_counters(answers)
     assert first.unit_j == pytest.approx(15.3e-6) and read() == 7
 

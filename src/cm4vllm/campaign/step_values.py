@@ -123,7 +123,6 @@ class Values:
     def has_no_earlier_result(self, place: str) -> bool:
         return self._earlier_target(place) is None
 
-
     def has_no_session(self, place: str) -> bool:
         """Say whether no folder of runs that the pattern names has its power session."""
         return not any(session_beside(folder) is not None for folder in self.job.out.glob(place))

@@ -48,8 +48,9 @@ class CountedEnergy(Record, frozen=True, kw_only=True):
     """The energy of one counter in a run, in J; the true difference of the counter is within `within_j` of it.
 
     `first` and `last` are the readings before the begin and after the end of the window: seconds from its begin, and
-    the value in units of `unit_j`. The counter began at 0 again in `wraps` and `resets`; what it had counted just before
-    a reset is not known and is not part of the energy. With `serves` False the server did not compute on the GPU.
+    the value in units of `unit_j`. The counter began at 0 again in `wraps` and `resets`; what it had counted just
+    before a reset is not known and is not part of the energy. With `serves` False the server did not compute on the
+    GPU.
     """
 
     name: str

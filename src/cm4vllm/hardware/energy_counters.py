@@ -1,6 +1,6 @@
-"""The energy counters of this machine, read through a run: NVML's and amdsmi's of GPU boards, powercap's of CPU packages.
+"""The energy counters of this machine, read through a run: of GPU boards and of CPU packages.
 
-A machine without a counter, or one that a user may not read, has no energy, which is no error: why is said.
+NVML and amdsmi have those of boards, the kernel's powercap those of packages. A machine without a counter, or one that a user may not read, has no energy, which is no error: why is said.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class EnergyWatch:
 
 
 @contextmanager
-def energy_watched(*, here: bool = True, interval_s: float = INTERVAL_S, root: Path = Path("/")) -> Iterator[EnergyWatch]:
+def energy_watched(
+    *, here: bool = True, interval_s: float = INTERVAL_S, root: Path = Path("/")
+) -> Iterator[EnergyWatch]:
     """Read the counters of this machine through the block; `here` says whether the server runs on it."""
     watch = EnergyWatch()
     if not here:

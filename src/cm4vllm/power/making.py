@@ -63,8 +63,9 @@ class Site(Record, frozen=True, kw_only=True):
 def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: bool = False) -> PowerSession:
     """Make a session around two runs and publish its files in `target`, which must not exist yet.
 
-    With `below_its_name` they go to a folder in it that has the session's name: the time of its start. Raises UsageError where the site is incomplete, ServerUnreachable where nothing answers there, what `make_run`
-    raises, and RunFailed where the client ended without a measurement.
+    With `below_its_name` they go to a folder in it that has the session's name: the time of its start. Raises
+    UsageError where the site is incomplete, ServerUnreachable where nothing answers there, what `make_run` raises, and
+    RunFailed where the client ended without a measurement.
     """
     with scratch_folder("cm4vllm-power-") as folder:
         (folder / "loadgen").mkdir()

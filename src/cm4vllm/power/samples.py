@@ -15,16 +15,7 @@ from pathlib import Path
 from cm4vllm.common.files import text_of
 from cm4vllm.loadgen.logs.detail_log import time_of
 
-__all__ = [
-    "SAMPLES",
-    "SIMULATED",
-    "Reading",
-    "Sample",
-    "Samples",
-    "mean_watts",
-    "read_samples",
-    "samples_of",
-]
+__all__ = ["SAMPLES", "SIMULATED", "Reading", "Sample", "Samples", "mean_watts", "read_samples", "samples_of"]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"

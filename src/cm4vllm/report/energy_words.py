@@ -33,7 +33,9 @@ def energy_words(part: Performance) -> list[str]:
             work = figures.get(f"{name}_efficiency")
             efficiency = f", {rate(work.value)} {work.unit}" if work else ""
             count = len(energy.serving(scope))
-            lines.append(f"{energy_label(scope)}: {joules.value:,.1f} J{efficiency} ({count} {scope}{'s'[: count > 1]})")
+            lines.append(
+                f"{energy_label(scope)}: {joules.value:,.1f} J{efficiency} ({count} {scope}{'s'[: count > 1]})"
+            )
     return lines or [f"{energy_label(Scope.GPU)}: not measured"]
 
 
