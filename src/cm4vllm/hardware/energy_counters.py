@@ -1,6 +1,7 @@
 """The energy counters of this machine, read through a run: of GPU boards and of CPU packages.
 
-NVML and amdsmi have those of boards, the kernel's powercap those of packages. A machine without a counter, or one that a user may not read, has no energy, which is no error: why is said.
+NVML and amdsmi have those of boards, the kernel's powercap those of packages. A machine
+without a counter, or one that a user may not read, has no energy, which is no error: why is said.
 """
 
 from __future__ import annotations
