@@ -50,8 +50,9 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
 def official_environment(folder: Path) -> dict[str, str]:
     """Return the environment of the official programs: no key of the user, and no program that could set the clock.
 
-    `folder` is the working folder of the program.
+    `folder` is the working folder of the program, below which it also has its temporary files.
     """
     (folder / "no-programs").mkdir()
-    env = {"PATH": str(folder / "no-programs"), "LC_ALL": "C.UTF-8", "HOME": str(folder), "TZ": "UTC"}
-    return env | {name: value for name in ("PYTHONPATH", "TMPDIR") if (value := os.environ.get(name))}
+    env = {"PATH": str(folder / "no-programs"), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    env |= {"HOME": str(folder), "TMPDIR": str(folder)}
+    return env | {name: value for name in ("PYTHONPATH",) if (value := os.environ.get(name))}
