@@ -13,7 +13,7 @@ import pytest
 from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.session import SESSION, PowerSession, unmeasured
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("own_network")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_network")]
 
 FLAGS = ("--rehearse=2-core-cpu-tiny", "--power=simulated", "--scenario=Offline", "--output_dir=results")
 
