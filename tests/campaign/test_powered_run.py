@@ -23,8 +23,10 @@ from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
 from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.power.supplies import SUPPLIES
 from cm4vllm.rules import round_names, round_terms
-from cm4vllm.submission.power_files import copy_power
+from cm4vllm.submission.power_files import copy_power, copy_supplies
+from cm4vllm.submission.tree_writer import TreeWriter
 
 LOADGEN = Path(__file__).parents[1] / "results" / "any_scenario.py"
 
@@ -86,11 +88,13 @@ def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None
 def environment(own_network: None, power_dev: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("power")
     (folder / "settings.txt").write_text("fans at 50 %\n")
+    (folder / "supplies.yaml").write_text("S: {Min PSUs Needed: 1, PSUs: [{PowerCapacityWatts: 800}]}\n")
     source = provide(round_terms(round_names()[-1]).power, power_dev, folder / "source")
     return {
         UNDER_POWER: "simulated",
         "CM_MLPERF_POWER_SOURCE": str(source),
         "CM_MLPERF_POWER_SETTINGS": str(folder / "settings.txt"),
+        "CM_MLPERF_POWER_SUPPLIES": str(folder / "supplies.yaml"),
     }
 
 
@@ -145,6 +149,7 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     session = PowerSession(tmp_path / SESSION)
     assert unmeasured(session) == () and list(session.changed()) == []
     assert (session.folder / "power_settings.txt").read_text() == "fans at 50 %\n"
+    assert "PowerCapacityWatts: 800" in (session.folder / SUPPLIES).read_text()
     assert f"| {SIMULATED} | " in (session.folder / "analyzer_table.md").read_text()
     assert not lacks_session(inputs, environment)
 
@@ -186,6 +191,15 @@ def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path,
     assert made.missing == () and not (made.folder / FETCHED_ONLY).exists() and unmeasured(made) == ()
     assert all((made.folder / name).read_bytes() == (source / name).read_bytes() for name in FILES)
     assert sorted(path.name for path in settings.iterdir()) == ["analyzer_table.md", "power_settings.md"]
+    writer, supplies = TreeWriter(tmp_path), tmp_path / "systems" / "a_system_power.yaml"
+    copy_supplies(writer, run, supplies)
+    assert not supplies.exists()  # nothing is invented
+    (session / SUPPLIES).write_text("stated\n")
+    copy_supplies(writer, run, supplies)
+    assert supplies.read_text() == "stated\n"
+    (session / SUPPLIES).write_text("another\n")
+    with pytest.raises(SubmissionError, match="a_system_power"):
+        copy_supplies(writer, run, supplies)
     log = session / "power" / "ptd_logs.txt"
     log.write_text(log.read_text() + SIMULATED)
     with pytest.raises(SubmissionError, match="simulated"):

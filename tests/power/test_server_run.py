@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import PortInUse, UsageError
@@ -118,8 +120,20 @@ My System:
 def test_the_supplies_that_a_system_needs_are_summed_as_the_official_checker_does(tmp_path: Path) -> None:
     path = tmp_path / "power.yaml"
     path.write_text(SUPPLIES)
-    assert read_supplies(path) == 1600 + 1200 + 300
+    assert read_supplies(path) == 1600 + 1200 + 300 == official_sum(yaml.safe_load(SUPPLIES))
     assert design_watts({"a": [], "b": 3}) == 0
+
+
+def official_sum(stated: object) -> float:
+    """Return the sum that the official checker of v6.1 computes, by its own function."""
+    git = os.environ.get("INFERENCE_GIT")
+    if not git:
+        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+    place = f"{round_terms('v6.1').checkers[0].commit}:tools/submission/submission_checker/checks/system_check.py"
+    done = subprocess.run(["git", f"--git-dir={git}", "show", place], capture_output=True, text=True, check=True)
+    names: dict[str, Any] = {}
+    exec("def _sum_power" + done.stdout.split("\ndef _sum_power")[1], names)
+    return float(names["_sum_power_capacity_watts"](stated))
 
 
 @pytest.mark.parametrize("text", ["", "My System: 1200 W\n", "a: [", "a: {PSUs: [1200], Min PSUs Needed: 1}\n"])
