@@ -83,7 +83,8 @@ def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs: Path) 
     assert energy_words(part) == [f"{LABEL}: not measured"] and energy_figures(part) == []
     assert energy_notes(part) == ["Not measured: GPU board: no GPU.", "Not measured: CPU package: no counter."]
     page = render(load(runs))
-    assert f"{LABEL}: not measured" in page
+    assert f"{LABEL}: not measured" in page and "Not measured: GPU board: no GPU." in page
+    assert LABEL not in final_table(load(runs), stream=io.StringIO())
     part = with_energy(runs, None)
     assert energy_words(part) == [] and energy_table(part) is None and energy_notes(part) == []
 

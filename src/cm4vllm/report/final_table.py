@@ -26,6 +26,7 @@ from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate
 from cm4vllm.report.next_step import next_step
 from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report
+from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 
@@ -110,7 +111,7 @@ def _above(report: Report) -> list[str]:
             lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
         if measurement.performance and (power := recorded_power(measurement.performance)):
             lines.append(f"{measurement.scenario} power: {power_words(power)}")
-        if measurement.performance:
+        if measurement.performance and energy_figures(measurement.performance):  # the page says why there is none
             lines += [f"{measurement.scenario} {line}" for line in energy_words(measurement.performance)]
     if report.run.settings.server.dialect is not None:
         lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
