@@ -24,6 +24,7 @@ from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.privacy import private_words
 
 SINGLE, CHANNELS = "v4.1-untether-r760-resnet50-offline", "v4.1-nvidia-h200-maxq-llama2-70b-99-offline"
+STREAM = "v4.1-untether-h13-resnet50-singlestream"
 LENOVO, GATEOVERFLOW = "v5.1-lenovo-b200-llama2-70b-99-offline", "v5.1-gateoverflow-mobilenet-offline"
 
 
@@ -40,7 +41,7 @@ def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: 
 
 
 def test_a_published_session_reads_power_the_wrong_way_round(published_power: Path) -> None:
-    with pytest.raises(UsageError, match=r"reads -\d+\.\d+ W"):  # 37 of its 600 samples are below zero
+    with pytest.raises(UsageError, match=r"reads -3\d\.\d+ W"):  # 37 of its 600 samples are below zero
         require_wiring(PowerSession(published_power / GATEOVERFLOW))
 
 
@@ -82,13 +83,18 @@ def test_a_private_word_in_a_session_is_found_before_the_runs(
 ) -> None:
     env = {"HOME": "/srv/somebody", "HF_TOKEN": "hf_madeUpForThisTest"}
     private = [one for one in private_words(tmp_path, env) if one.kind in ("home folder", "secret")]
-    session = copied(published_power, LENOVO, tmp_path / "session")
+    session = copied(published_power, STREAM, tmp_path / "session")
     require_publishable(session, private)
     path = session.folder / file
     path.write_text(f"{path.read_text()}{text}\n")
     with pytest.raises(SubmissionError, match=words) as raised:
         require_publishable(session, private)
     assert raised.value.what.startswith(f"{file}, line {len(path.read_text().splitlines())},")
+
+
+def test_a_published_session_names_a_home_folder(published_power: Path) -> None:
+    with pytest.raises(SubmissionError, match="home folder /home/arjun"):
+        require_publishable(PowerSession(published_power / GATEOVERFLOW), [])
 
 
 def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(
@@ -125,7 +131,7 @@ def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tm
 
 
 def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
-    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir="none")
+    given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir="/none/logs")
     require_settings(given)
     for change in ({"max_amps": "10"}, {"max_volts": "230"}):
         with pytest.raises(UsageError, match="is not supported") as raised:

@@ -24,6 +24,8 @@ __all__ = ["make_preflight", "require_publishable", "require_wiring"]
 
 #: How long the two runs of it stand for; the simulated analyzer needs no more for a few samples.
 _SECONDS, _SIMULATED_S = 10.0, 3.0
+#: PTDaemon's value for a reading that it did not get.
+_NO_READING_W = -1.0
 #: A home folder of somebody, as the path of a program of the director may hold it.
 _HOME = re.compile(r"/(?:home|Users)/[^/\s'\",]+")
 
@@ -57,7 +59,7 @@ def require_wiring(session: PowerSession) -> None:
                     remedy="give the channels that are wired: run,mlperf,power,server --channel=FIRST,NUMBER",
                 )
             for name, reading in (sample.channels or {"of one": sample.total}).items():
-                if reading.watts < 0:
+                if reading.watts < _NO_READING_W:
                     raise UsageError(
                         f"channel {name} of the analyzer reads {reading.watts:g} W",
                         cause="a machine that runs draws power: its current is wired the wrong way round, or not "
