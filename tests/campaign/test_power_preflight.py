@@ -35,9 +35,9 @@ def copied(published: Path, name: str, folder: Path) -> PowerSession:
     return PowerSession(folder)
 
 
-@pytest.mark.parametrize("name", [SINGLE, CHANNELS, LENOVO])
-def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: str) -> None:
-    require_wiring(PowerSession(published_power / name))
+@pytest.mark.parametrize(("name", "channels"), [(SINGLE, 1), (CHANNELS, 3), (LENOVO, 3)])
+def test_the_wiring_of_published_sessions_is_right(published_power: Path, name: str, channels: int) -> None:
+    assert require_wiring(PowerSession(published_power / name)) == channels
 
 
 def test_a_published_session_reads_power_the_wrong_way_round(published_power: Path) -> None:

@@ -46,7 +46,7 @@ class ClientSettings(Record, frozen=True, kw_only=True):
     timestamp: Annotated[bool, Key("CM_MLPERF_POWER_TIMESTAMP")] = False
     max_amps: Annotated[str, Key("CM_MLPERF_POWER_MAX_AMPS")] = ""
     max_volts: Annotated[str, Key("CM_MLPERF_POWER_MAX_VOLTS")] = ""
-    results_dir: Annotated[str, Key("CM_MLPERF_RESULTS_DIR")] = ""
+    results_dir: input_types.ResultsDir = ""
 
 
 def site_of(settings: ClientSettings) -> Site:

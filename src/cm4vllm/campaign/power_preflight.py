@@ -1,4 +1,4 @@
-"""A power session before the runs: it measures nothing, and finds what would spoil the sessions that take hours.
+"""A power session before the runs: it measures nothing, and finds faults before the sessions that take hours.
 
 Its files are those of any session, and cannot be changed later: what they say of the analyzer must fit how it is read,
 and no word in them may be private.
@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.redaction import vault
-from cm4vllm.power.making import Site, make_session, preflight_run
-from cm4vllm.power.server_config import several_analyzers
+from cm4vllm.power.making import Site, make_session, preflight_run, several_analyzers
 from cm4vllm.power.session import FILES, Phase, PowerSession
 from cm4vllm.submission.privacy import PrivateWord, first_private
 
@@ -42,21 +41,23 @@ def make_preflight(site: Site, target: Path, words: Sequence[PrivateWord]) -> Po
     return session
 
 
-def require_wiring(session: PowerSession) -> None:
-    """Raise UsageError where the analyzer cannot measure as it is configured and wired."""
+def require_wiring(session: PowerSession) -> int:
+    """Return the number of channels that are read.
+
+    Raises UsageError where the analyzer cannot measure as it is configured and wired.
+    """
     if (count := len(session.analyzers)) > 1:
         raise several_analyzers(count)
     stated = max((identity.channels for identity in session.identities), default=1)
-    configured = _configured(session)
+    wanted = _configured(session) or stated
     for phase in Phase:
         for sample in session.samples(phase).samples:
             read = len(sample.channels) or 1
-            if read != (configured or stated):
+            if read != wanted:
                 raise UsageError(
-                    f"the analyzer gives {read} channels of {configured or stated}",
-                    cause=f"{phase}/spl.txt; the server is configured for {configured or 'no'} channels, and PTDaemon "
-                    f"states {stated}",
-                    remedy="give the channels that are wired: run,mlperf,power,server --channel=FIRST,NUMBER",
+                    f"the analyzer gives {read} channels of {wanted}",
+                    cause=f"{phase}/spl.txt; PTDaemon states {stated}",
+                    remedy="give the channels that are wired: --channel=FIRST,NUMBER of run,mlperf,power,server",
                 )
             for name, reading in (sample.channels or {"of one": sample.total}).items():
                 if reading.watts < _NO_READING_W:
@@ -66,6 +67,7 @@ def require_wiring(session: PowerSession) -> None:
                         "steadily",
                         remedy="mend the wiring of that channel",
                     )
+    return wanted
 
 
 def require_publishable(session: PowerSession, words: Sequence[PrivateWord]) -> None:
@@ -82,7 +84,7 @@ def require_publishable(session: PowerSession, words: Sequence[PrivateWord]) -> 
 
 
 def _private(line: str, words: Sequence[PrivateWord]) -> str:
-    """Return what of a line may not be published, in words; empty where nothing is private."""
+    """Return the private part of a line in words; empty where nothing is private."""
     if found := first_private(line, words):
         return f"this machine's {found.kind}" if found.kind != "secret" else "a secret"
     if vault().clean(line) != line:

@@ -21,8 +21,7 @@ from cm4vllm.common.settings import Key, read_settings
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable
-from cm4vllm.power.server_config import several_analyzers
+from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable, several_analyzers
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.rules import round_terms

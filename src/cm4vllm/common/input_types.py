@@ -30,6 +30,7 @@ SearchMinutes = Annotated[float | None, Key("CM_VLLM_SEARCH_MINUTES")]
 
 # --- folders and records ---
 
+ResultsDir = Annotated[str, Key("CM_MLPERF_RESULTS_DIR")]
 JobOutputDir = Annotated[str, Key("OUTPUT_BASE_DIR")]
 OutputDir = Annotated[str, Key("CM_MLPERF_OUTPUT_DIR")]
 DatasetRecordPath = Annotated[str, Key("CM_DATASET_RECORD")]

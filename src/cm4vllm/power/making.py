@@ -31,7 +31,7 @@ from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.rules import PowerPrograms
 
-__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_reachable"]
+__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_reachable", "several_analyzers"]
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
@@ -89,8 +89,17 @@ def _name(session: PowerSession) -> str:
     """Return the name of a session, which the power server gave it. Raises RunFailed for one that names no folder."""
     name = str(session.client.get("session_name"))
     if not _NAME.fullmatch(name):
-        raise RunFailed(f"the power server named the session {name!r}", remedy="leave --timestamp out")
+        raise RunFailed(f"the power server named the session {name!r}", remedy="see the log of the power server")
     return name
+
+
+def several_analyzers(count: int | str) -> UsageError:
+    """Return the refusal of two analyzers or more."""
+    return UsageError(
+        f"{count} analyzers are not supported",
+        cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
+        remedy="measure with one analyzer of several channels: --channel=1,3 of run,mlperf,power,server",
+    )
 
 
 def require_reachable(site: Site) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 
-__all__ = ["SIMULATED_DEVICE", "Analyzer", "ServerConfig", "config_text", "several_analyzers"]
+__all__ = ["SIMULATED_DEVICE", "Analyzer", "ServerConfig", "config_text"]
 
 #: SPEC's number of its own dummy device, which no checker accepts.
 SIMULATED_DEVICE = 0
@@ -38,15 +38,6 @@ class ServerConfig(Record, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 4950
     ptd_port: int = 8888
-
-
-def several_analyzers(count: int | str) -> UsageError:
-    """Return the refusal of two analyzers or more."""
-    return UsageError(
-        f"{count} analyzers are not supported",
-        cause="the official server cannot end a session with two: the third `Stop` must fail, and cannot",
-        remedy="measure with one analyzer of several channels: run,mlperf,power,server --channel=1,3",
-    )
 
 
 def config_text(config: ServerConfig) -> str:

@@ -16,8 +16,9 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
+from cm4vllm.power.making import several_analyzers
 from cm4vllm.power.programs import SERVER, official_environment
-from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text, several_analyzers
+from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.serving.ports import free_port, port_holder
 

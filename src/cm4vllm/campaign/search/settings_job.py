@@ -46,7 +46,7 @@ class SettingsInputs(Record, frozen=True, kw_only=True):
     search: input_types.Search
     minutes: input_types.SearchMinutes = None
     scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
-    results_dir: Annotated[str, Key("CM_MLPERF_RESULTS_DIR")] = ""
+    results_dir: input_types.ResultsDir = ""
     output_dir: input_types.OutputDir = ""
     dataset_record: input_types.DatasetRecordPath = ""
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
