@@ -2,10 +2,15 @@
 
 import pytest
 
-from cm4vllm.campaign.asset_sources import sources
+from cm4vllm.campaign import asset_sources
 from cm4vllm.common.errors import UsageError
 
 BENCHMARK = "llama3.1-8b"
+
+
+def sources(benchmark, *, name="", served=False, **given):
+    asked = {"vllm_model_name": name, "api_server": "http://127.0.0.1:8000" if served else "", **given}
+    return asset_sources.sources(asset_sources.AssetInputs(model=benchmark, **asked))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,53 @@ asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.campaign.steps import Brings
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
 
-__all__ = ["Sources", "asked_quantisation", "sources"]
+__all__ = ["AssetInputs", "Sources", "asked_quantisation", "sources"]
 
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
+
+
+class AssetInputs(Record, frozen=True, kw_only=True):
+    """The inputs that say where model and datasets come from.
+
+    `model` is the benchmark, `model_source` the variation that was asked for. `vllm_model_name` is with `api_server` the
+    name that the given server has for its model. `dataset` is "tiny" or "benchmark" where the user says which.
+    """
+
+    model: input_types.Benchmark = "llama3.1-8b"
+    model_source: input_types.ModelSource = ""
+    vllm_model_name: input_types.VllmModelName = ""
+    api_server: input_types.ApiServer = ""
+    dataset: input_types.DatasetSource = ""
+    dataset_path: input_types.DatasetFile = ""
+    calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
+    performance_dataset_path: input_types.PerformanceDatasetFile = ""
+    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
+    dummy_layers: input_types.DummyLayers = None
+    device: input_types.Device = ""
+    rehearse: input_types.Rehearse = ""
+
+    @property
+    def served(self) -> bool:
+        """True if a server that runs already is measured."""
+        return bool(self.api_server)
+
+    @property
+    def source(self) -> str:
+        """The variation that gives the model, empty where none was asked for: a simulated server has no weights."""
+        return _DUMMY if self.rehearse else self.model_source
 
 
 @dataclass(frozen=True)
@@ -120,30 +155,44 @@ class Sources:
         )
 
 
-def sources(
-    benchmark: str,
-    *,
-    model_source: str = "",
-    name: str = "",
-    served: bool = False,
-    dataset: str = "",
-    dataset_path: str = "",
-    calibration_path: str = "",
-    performance_dataset_path: str = "",
-    compliance_dataset_path: str = "",
-) -> Sources:
-    """Decide where model and datasets come from. Raises UsageError for what contradicts itself.
-
-    `model_source` is the variation that was asked for, `name` what --vllm_model_name says, with `served` the name that
-    the given server has for it. `dataset` is "tiny" or "benchmark" where the user says which.
-    """
-    known = catalogue().benchmark(benchmark)
+def sources(inputs: AssetInputs) -> Sources:
+    """Decide where model and datasets come from. Raises UsageError for what contradicts itself."""
+    known = catalogue().benchmark(inputs.model)
     tiny = f"_{known.stand_in}"
-    asked = model_source or (tiny if name in (TINY_NAME, TINY_WHISPER_NAME) else "")
-    if asked == _TINY:
-        asked = tiny
-    if asked == _DUMMY:
-        asked = f"{_DUMMY}.{benchmark}"
+    asked, model = _model(inputs, tiny)
+    stand_in = model == tiny
+    given = {
+        "dataset_path": inputs.dataset_path,
+        "calibration_path": inputs.calibration_path,
+        "performance_dataset_path": inputs.performance_dataset_path,
+        "compliance_dataset_path": inputs.compliance_dataset_path,
+    }
+    apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
+    _require_use(given, apart, benchmark=inputs.model, model_is_missing=stand_in and not asked)
+    tiny_data = inputs.dataset == "tiny" or (
+        (stand_in or model.startswith(_DUMMY)) and inputs.dataset != "benchmark"
+    )
+    own = _TINY if tiny_data else _BENCHMARK
+    variations = {flag: f"_path.{path}" if path else own for flag, path in given.items()}
+    return Sources(
+        benchmark=inputs.model,
+        model=model,
+        named=bool(asked or inputs.vllm_model_name),
+        performance=variations["performance_dataset_path"] if known.performance_dataset else "",
+        compliance=variations["compliance_dataset_path"] if known.compliance_dataset else "",
+        dataset=variations["dataset_path"],
+        calibration=variations["calibration_path"] if inputs.calibration_path else _TINY if stand_in else _BENCHMARK,
+    )
+
+
+def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
+    """Return the variation of the model that was asked for, empty for none, and the one that is used.
+
+    `tiny` gives the stand-in of the benchmark. Raises UsageError for two models, and for random weights that cannot be.
+    """
+    name, served = inputs.vllm_model_name, inputs.served
+    asked = inputs.source or (tiny if name in (TINY_NAME, TINY_WHISPER_NAME) else "")
+    asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(asked, asked)
     model = asked or (_of_name(name, served=served) if name else tiny)
     if asked and name and not served and name not in (TINY_NAME, TINY_WHISPER_NAME, asked.partition(".")[2]):
         raise UsageError(
@@ -152,31 +201,8 @@ def sources(
             remedy="leave one out; with --api_server the name is that under which the model is served",
         )
     if model.startswith(_DUMMY):
-        _require_dummies(benchmark, tiny)
-    stand_in = model == tiny
-    given = {
-        "dataset_path": dataset_path,
-        "calibration_path": calibration_path,
-        "performance_dataset_path": performance_dataset_path,
-        "compliance_dataset_path": compliance_dataset_path,
-    }
-    apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
-    _require_use(given, apart, benchmark=benchmark, model_is_missing=stand_in and not asked)
-    tiny_data = dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and dataset != "benchmark")
-    own = _TINY if tiny_data else _BENCHMARK
-    more = {
-        kind: (f"_path.{given[f'{kind}_path']}" if given[f"{kind}_path"] else own) if name_of_it else ""
-        for kind, name_of_it in apart.items()
-    }
-    return Sources(
-        benchmark=benchmark,
-        model=model,
-        named=bool(asked or name),
-        performance=more["performance_dataset"],
-        compliance=more["compliance_dataset"],
-        dataset=f"_path.{dataset_path}" if dataset_path else own,
-        calibration=f"_path.{calibration_path}" if calibration_path else _TINY if stand_in else _BENCHMARK,
-    )
+        _require_dummies(inputs.model, tiny)
+    return asked, model
 
 
 def _require_dummies(benchmark: str, stand_in: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.campaign.asset_sources import sources
+from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
@@ -154,7 +154,7 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
         why=why if fit is None else f"{_used(fit, device)}, {_layout(fit, device)}",
         command=_advice(benchmark, model) if fit is None else _command(benchmark, device, entry.hub, asked, fit),
         weight_bytes=weights,
-        gate=" ".join(sources(benchmark.name, name=entry.hub).model_notes),
+        gate=" ".join(sources(AssetInputs(model=benchmark.name, vllm_model_name=entry.hub)).model_notes),
         performance_only=bool(unscored(benchmark)),
     )
 

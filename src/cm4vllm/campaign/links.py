@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.campaign.asset_sources import Sources, sources
+from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.locks import only_one, require_unlocked
 from cm4vllm.campaign.own_server import earlier_server
@@ -31,7 +33,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.files import require_space, require_writable, typed_path, writable_folder
 from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of
@@ -65,49 +67,23 @@ _SERVER_RECORD, _PLANNED = "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
 _EARLIER = "CM_MLPERF_EARLIER_RESULT"
 
 
-class AssetInputs(Record, frozen=True, kw_only=True):
+class LinkInputs(AssetInputs, frozen=True, kw_only=True):
     """The inputs that name the model and the dataset of a link, and the records of them that it is given."""
 
-    benchmark: input_types.Benchmark = "llama3.1-8b"
-    model_source: input_types.ModelSource = ""
-    name: input_types.VllmModelName = ""
-    api_server: input_types.ApiServer = ""
-    dataset: input_types.DatasetSource = ""
-    dataset_path: input_types.DatasetFile = ""
-    performance_dataset_path: input_types.PerformanceDatasetFile = ""
-    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
-    dummy_layers: input_types.DummyLayers = None
-    device: input_types.Device = ""
-    rehearse: input_types.Rehearse = ""
     model_record: input_types.ModelRecordPath = ""
     server_record: input_types.ServerRecordPath = ""
 
     @property
-    def served(self) -> bool:
-        return bool(self.api_server)
-
-    @property
     def source(self) -> str:
         """The variation that gives the model: as asked for, or of the kind of the model whose record is given."""
-        if self.rehearse:
-            return "_dummy"
-        if not self.model_record:
-            return self.model_source
+        if self.rehearse or not self.model_record:
+            return super().source
         model = read_record(Path(self.model_record), ModelRecord)
         return "_tiny" if model.is_stand_in else "_dummy" if model.is_dummy else f"_path.{model.path}"
 
     def sources(self) -> Sources:
         """Return the sources of model and dataset. Raises UsageError for inputs that contradict each other."""
-        return sources(
-            self.benchmark,
-            model_source=self.source,
-            name="" if self.model_record else self.name,
-            served=self.served,
-            dataset=self.dataset,
-            dataset_path=self.dataset_path,
-            performance_dataset_path=self.performance_dataset_path,
-            compliance_dataset_path=self.compliance_dataset_path,
-        )
+        return sources(replace(self, vllm_model_name="") if self.model_record else self)
 
 
 def completed_run(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
@@ -173,7 +149,7 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     Raises CmError for settings that no server can have.
     """
     require_usable(env)
-    inputs = read_settings(AssetInputs, env)
+    inputs = read_settings(LinkInputs, env)
     if inputs.served:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
@@ -290,7 +266,7 @@ def _search_exports(record: SearchRecord, path: Path) -> dict[str, str]:
 
 def _check_server(env: Mapping[str, Any]) -> None:
     """Check that the given server is that of the model, as the main job does. Raises UsageError, ServerUnsuitable."""
-    if not read_settings(AssetInputs, {**env, "CM_ML_MODEL_RECORD": ""}).sources().named:
+    if not read_settings(LinkInputs, {**env, "CM_ML_MODEL_RECORD": ""}).sources().named:
         CHECKS[Check.NAMED_MODEL](env)
     CHECKS[Check.VOCABULARY](env)
 
@@ -323,7 +299,7 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     """Return the keys that the dependencies for model, dataset, LoadGen and server take their tags from."""
     paths = absolute_paths(env)
     env = {**env, **paths}
-    asked, round_, terms = read_settings(AssetInputs, env), round_terms(inputs.round), inputs.terms
+    asked, round_, terms = read_settings(LinkInputs, env), round_terms(inputs.round), inputs.terms
     if not asked.server_record:
         require_server(env, [terms])
     sources = asked.sources()

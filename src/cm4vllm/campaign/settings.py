@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
 from cm4vllm.campaign.amendments import StepInput
-from cm4vllm.campaign.asset_sources import Sources, asked_quantisation, sources
+from cm4vllm.campaign.asset_sources import AssetInputs, Sources, asked_quantisation, sources
 from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sentences, require_runnable, require_scored
 from cm4vllm.campaign.division_checks import Fault
 from cm4vllm.campaign.job_notes import job_notes
@@ -18,7 +18,6 @@ from cm4vllm.campaign.steps import key_of, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.records import Record
 from cm4vllm.common.settings import GREATEST, Key, require_above_zero
 from cm4vllm.loadgen.settings import require_workers
 from cm4vllm.rules import (
@@ -66,10 +65,9 @@ _LEAST_LATENCY = 1e-3
 _LONGEST_NAME = 100
 
 
-class CampaignSettings(Record, frozen=True, kw_only=True):
+class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     """The flags and variations of the entry recipe, as given."""
 
-    model: input_types.Benchmark = "llama3.1-8b"
     round: input_types.Round = "v6.1"
     scenario: input_types.Scenario = ""
     all_scenarios: Annotated[bool, Key("CM_MLPERF_LOADGEN_ALL_SCENARIOS")] = False
@@ -77,18 +75,9 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     execution_mode: input_types.ExecutionMode = "test"
     division: input_types.Division = "open"
     category: input_types.Category = ""
-    device: input_types.Device = ""
     implementation: Annotated[str, Key("CM_MLPERF_IMPLEMENTATION")] = "vllm"
     submitter: input_types.Submitter = NO_SUBMITTER
     output_dir: input_types.JobOutputDir = "mlperf-results"
-    api_server: input_types.ApiServer = ""
-    vllm_model_name: input_types.VllmModelName = ""
-    model_source: input_types.ModelSource = ""
-    dummy_layers: input_types.DummyLayers = None
-    dataset: input_types.DatasetSource = ""
-    dataset_path: input_types.DatasetFile = ""
-    performance_dataset_path: input_types.PerformanceDatasetFile = ""
-    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
     livecodebench_path: Annotated[str, Key("CM_LIVECODEBENCH_DIR")] = ""
     offline_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_OFFLINE_TARGET_QPS")] = None
     server_target_qps: Annotated[float | None, Key("CM_MLPERF_LOADGEN_SERVER_TARGET_QPS")] = None
@@ -99,7 +88,6 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     test_query_count: input_types.TestQueryCount = None
     max_test_duration: input_types.MaxTestDuration = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
-    calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
     num_workers: input_types.NumWorkers = None
     max_in_flight: input_types.MaxInFlight = None
     replicas: input_types.Replicas = None
@@ -113,7 +101,6 @@ class CampaignSettings(Record, frozen=True, kw_only=True):
     attempts: input_types.Attempts = 2
     serve: input_types.Serve = ""
     published_results: Annotated[str, Key("CM_MLPERF_PUBLISHED_RESULTS")] = ""
-    rehearse: input_types.Rehearse = ""
     power: input_types.Power = "no"
     power_server: input_types.PowerServer = ""
     ntp_server: input_types.NtpServer = ""
@@ -239,7 +226,7 @@ class Job:
         scenarios = _scenarios(settings, benchmark, category)
         require_runnable(round_, benchmark, scenarios)
         _require_values(settings)
-        found = _sources(settings, benchmark)
+        found = sources(settings)
         modes = _modes(settings, found, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
         job = cls(
@@ -278,20 +265,6 @@ def _require_values(settings: CampaignSettings) -> None:
     require_workers(settings.num_workers)
     _folder_name("submitter", settings.submitter)
     _one_rate(settings)
-
-
-def _sources(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Sources:
-    return sources(
-        benchmark.name,
-        model_source="_dummy" if settings.rehearse else settings.model_source,
-        name=settings.vllm_model_name,
-        served=bool(settings.api_server),
-        dataset=settings.dataset,
-        dataset_path=settings.dataset_path,
-        calibration_path=settings.calibration_path,
-        performance_dataset_path=settings.performance_dataset_path,
-        compliance_dataset_path=settings.compliance_dataset_path,
-    )
 
 
 def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> tuple[Mode, ...]:

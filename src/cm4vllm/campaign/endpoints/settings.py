@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.campaign.asset_sources import Sources, sources
+from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.endpoints.point_options import point_options
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.steps import key_of, reruns
@@ -116,15 +116,12 @@ class EndpointsJob:
         seed_set(settings.cohort)
         require_above_zero("--attempts", settings.attempts)
         found = sources(
-            benchmark.benchmark,
-            model_source=settings.model_source,
-            name=settings.vllm_model_name,
-            served=bool(settings.api_server),
-            dataset="",
-            dataset_path="",
-            calibration_path="",
-            performance_dataset_path="",
-            compliance_dataset_path="",
+            AssetInputs(
+                model=benchmark.benchmark,
+                model_source=settings.model_source,
+                vllm_model_name=settings.vllm_model_name,
+                api_server=settings.api_server,
+            )
         )
         if found.model != "_tiny":
             require_dataset_file(benchmark, settings.dataset_path)

@@ -15,12 +15,12 @@ import msgspec
 from cm4vllm.loadgen.client.wire import (
     AnswerError,
     AnswerLimits,
+    EventStream,
     FinishReason,
     Sampling,
     drawn,
     error_message,
     error_words,
-    event_data,
     finish_reason,
 )
 from cm4vllm.serving.records import Dialect, Prompts
@@ -159,17 +159,16 @@ def _require_counts(
     limits.require_kept(max(prompt_tokens, usage.prompt_tokens), count, reason)
 
 
-class TextReader:
-    """Gathers the bytes of one stream, whatever pieces they come in, and gives its answer at the end."""
+class TextReader(EventStream):
+    """Gathers the bytes of one stream, and gives its answer at the end."""
 
-    __slots__ = ("_begun", "_buffer", "_dialect", "_done", "_error", "_parts")
+    __slots__ = ("_begun", "_dialect", "_parts")
 
     def __init__(self, dialect: Dialect) -> None:
+        super().__init__()
         self._dialect = dialect
-        self._buffer = bytearray()
         self._parts = _Parts()
-        self._begun = self._done = False
-        self._error = ""
+        self._begun = False
 
     @property
     def token_count(self) -> int:
@@ -191,33 +190,8 @@ class TextReader:
 
     def finish(self, prompt_tokens: int, limits: AnswerLimits) -> TextAnswer:
         """Return the whole answer. Raises AnswerError when the stream is not whole."""
-        self._read(len(self._buffer))
-        if self._error:
-            raise AnswerError(self._error)
-        if self._dialect.done and not self._done:
-            raise AnswerError("the stream ended without [DONE]")
+        self._require_whole(done=self._dialect.done)
         return self._parts.answer(prompt_tokens, limits, self._dialect)
 
-    def _read(self, end: int) -> None:
-        """Take up the first `end` bytes. What is wrong with them is raised at the end of the stream."""
-        raw = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
-        if self._error:
-            return
-        try:
-            for line in raw.splitlines():
-                self._read_line(line)
-        except AnswerError as error:
-            self._error = str(error)
-
-    def _read_line(self, line: bytes) -> None:
-        """Take up one line. Raises AnswerError."""
-        data = event_data(line)
-        if data is None:
-            return
-        if self._done:
-            raise AnswerError("the stream goes on after [DONE]")
-        if data == b"[DONE]":
-            self._done = True
-        else:
-            self._parts.add(data)
+    def _add(self, data: bytes) -> None:
+        self._parts.add(data)

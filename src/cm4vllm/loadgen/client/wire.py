@@ -24,6 +24,7 @@ __all__ = [
     "Answer",
     "AnswerError",
     "AnswerLimits",
+    "EventStream",
     "FinishReason",
     "Sampling",
     "StreamReader",
@@ -32,7 +33,6 @@ __all__ = [
     "drawn",
     "error_message",
     "error_words",
-    "event_data",
     "finish_reason",
     "most_bytes",
     "refusal_words",
@@ -243,18 +243,66 @@ class _Parts:
         return Answer(self.tokens, reason)
 
 
-class StreamReader:
-    """Gathers the bytes of one stream, whatever pieces they come in, and gives its answer at the end."""
+class EventStream:
+    """The bytes of one stream, whatever pieces they come in, read as events line by line.
 
-    __slots__ = ("_buffer", "_done", "_error", "_first", "_parts", "_searched")
+    What is wrong with them is raised at the end of the stream.
+    """
+
+    __slots__ = ("_buffer", "_done", "_error")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._done = False
+        self._error = ""
+
+    def _read(self, end: int) -> None:
+        """Take up the first `end` bytes: whole lines."""
+        raw = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        if self._error:
+            return
+        try:
+            self._read_lines(raw)
+        except AnswerError as error:
+            self._error = str(error)
+
+    def _read_lines(self, raw: bytes) -> None:
+        """Take up whole lines. Raises AnswerError."""
+        for line in raw.splitlines():
+            data = event_data(line)
+            if data is None:
+                continue
+            if self._done:
+                raise AnswerError("the stream goes on after [DONE]")
+            if data == b"[DONE]":
+                self._done = True
+            else:
+                self._add(data)
+
+    def _add(self, data: bytes) -> None:
+        """Take up the document of one event. Raises AnswerError."""
+        raise NotImplementedError
+
+    def _require_whole(self, *, done: bool = True) -> None:
+        """Take up what is left. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
+        self._read(len(self._buffer))
+        if self._error:
+            raise AnswerError(self._error)
+        if done and not self._done:
+            raise AnswerError("the stream ended without [DONE]")
+
+
+class StreamReader(EventStream):
+    """Gathers the bytes of one stream, and gives its answer at the end."""
+
+    __slots__ = ("_first", "_parts", "_searched")
+
+    def __init__(self) -> None:
+        super().__init__()
         self._parts = _Parts()
         self._searched = 0  # the begin of the first line that has not been searched for a token
         self._first = -1
-        self._done = False
-        self._error = ""
 
     @property
     def token_count(self) -> int:
@@ -278,11 +326,7 @@ class StreamReader:
 
     def finish(self, prompt_tokens: int, limits: AnswerLimits) -> Answer:
         """Return the whole answer. Raises AnswerError when the stream is not whole or does not add up."""
-        self._read(len(self._buffer))
-        if self._error:
-            raise AnswerError(self._error)
-        if not self._done:
-            raise AnswerError("the stream ended without [DONE]")
+        self._require_whole()
         answer = self._parts.answer(prompt_tokens, limits)
         if answer.tokens[0] != self._first:
             raise AnswerError("the stream's first token could not be read when it came")
@@ -302,21 +346,18 @@ class StreamReader:
         return None
 
     def _read(self, end: int) -> None:
-        """Take up the first `end` bytes: whole lines. What is wrong with them is raised at the end of the stream."""
-        raw = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
         self._searched = 0
-        if self._error:
-            return
-        try:
-            documents = self._documents_of_plain_events(raw)
-            if documents is not None:
-                self._parts.add(documents)
-            else:
-                for line in raw.splitlines():
-                    self._read_line(line)
-        except AnswerError as error:
-            self._error = str(error)
+        super()._read(end)
+
+    def _read_lines(self, raw: bytes) -> None:
+        documents = self._documents_of_plain_events(raw)
+        if documents is not None:
+            self._parts.add(documents)
+        else:
+            super()._read_lines(raw)
+
+    def _add(self, data: bytes) -> None:
+        self._parts.add([_document(data)])
 
     def _documents_of_plain_events(self, raw: bytes) -> list[_Document] | None:
         """Return what `raw` holds, decoded at once, where each line is an event as vLLM writes it; None otherwise."""
@@ -335,18 +376,6 @@ class StreamReader:
             return None  # a line with more than one document
         self._done = done
         return documents
-
-    def _read_line(self, line: bytes) -> None:
-        """Take up one line. Raises AnswerError."""
-        data = event_data(line)
-        if data is None:
-            return
-        if self._done:
-            raise AnswerError("the stream goes on after [DONE]")
-        if data == b"[DONE]":
-            self._done = True
-        else:
-            self._parts.add([_document(data)])
 
 
 def event_data(line: bytes) -> bytes | None:
