@@ -38,11 +38,20 @@ from cm4vllm.rules.records import (
     Generation,
     LatencyLimits,
     RequiredScenarios,
-    RoundTerms,
     StopSequence,
     Terms,
 )
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, PowerPrograms, RateUse, Seeds
+from cm4vllm.rules.tables import (
+    Arrivals,
+    Checker,
+    LoadGenWheel,
+    Logged,
+    Media,
+    PowerPrograms,
+    RateUse,
+    RoundTerms,
+    Seeds,
+)
 from cm4vllm.rules.terms import (
     accuracy_targets,
     benchmark_names,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.tables import Arrivals, Checker, LoadGenWheel, Logged, Media, PowerPrograms, RateUse, Seeds
+from cm4vllm.rules.tables import Arrivals, LoadGenWheel, Logged, Media, RateUse, Seeds
 from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Generation",
     "LatencyLimits",
     "RequiredScenarios",
-    "RoundTerms",
     "StopSequence",
     "Terms",
 ]
@@ -123,23 +122,6 @@ class RequiredScenarios(Record, frozen=True, kw_only=True):
     all_of: tuple[Scenario, ...]
     one_of: tuple[Scenario, ...]
     source: str
-
-
-class RoundTerms(Record, frozen=True, kw_only=True):
-    """One round: LoadGen's seeds and wheel, the layout of its submission trees, its checkers and power programs.
-
-    `builds` are versions that LoadGen states where it was built from the sources of the round.
-    `test_seeds` are those of compliance tests that have seeds of their own.
-    """
-
-    name: str
-    seeds: Seeds
-    loadgen: LoadGenWheel
-    layout: str
-    checkers: tuple[Checker, ...]
-    power: PowerPrograms
-    builds: tuple[str, ...] = ()
-    test_seeds: dict[str, Seeds] = {}
 
 
 class BenchmarkTerms(Record, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ __all__ = [
     "Logged",
     "Media",
     "RateUse",
-    "RoundEntry",
+    "RoundTerms",
     "ScenarioEntry",
     "Seeds",
     "division_rule_entries",
@@ -121,7 +121,13 @@ class PowerPrograms(Record, frozen=True, kw_only=True):
     supplies: str = ""
 
 
-class RoundEntry(Record, frozen=True, kw_only=True):
+class RoundTerms(Record, frozen=True, kw_only=True):
+    """One round: LoadGen's seeds and wheel, the layout of its submission trees, its checkers and power programs.
+
+    `builds` are versions that LoadGen states where it was built from the sources of the round.
+    `test_seeds` are those of compliance tests that have seeds of their own. `sources` names the place that states each.
+    """
+
     name: str
     seeds: Seeds
     loadgen: LoadGenWheel
@@ -351,9 +357,9 @@ def matching(
 
 
 @cache
-def round_entries() -> tuple[RoundEntry, ...]:
+def round_entries() -> tuple[RoundTerms, ...]:
     """Return the rounds, oldest first."""
-    return read_table("rounds.yaml", tuple[RoundEntry, ...])
+    return read_table("rounds.yaml", tuple[RoundTerms, ...])
 
 
 @cache

@@ -17,7 +17,6 @@ from cm4vllm.rules.records import (
     Generation,
     LatencyLimits,
     RequiredScenarios,
-    RoundTerms,
     StopSequence,
     Terms,
 )
@@ -29,6 +28,7 @@ from cm4vllm.rules.tables import (
     LengthsEntry,
     Logged,
     LoggedEntry,
+    RoundTerms,
     division_rule_entries,
     equal_issue_entries,
     families,
@@ -76,16 +76,7 @@ def round_terms(name: str) -> RoundTerms:
     key = "v" + name.strip().lower().lstrip("vr")
     for entry in round_entries():
         if entry.name == key:
-            return RoundTerms(
-                name=entry.name,
-                seeds=entry.seeds,
-                loadgen=entry.loadgen,
-                layout=entry.layout,
-                checkers=entry.checkers,
-                power=entry.power,
-                builds=entry.builds,
-                test_seeds=entry.test_seeds,
-            )
+            return entry
     raise UsageError(f"unknown round {name!r}", remedy=nearest(key, round_names()))
 
 

@@ -36,6 +36,14 @@ def test_a_referred_input_is_that_of_the_script_that_defines_it(metas):
     assert metas("defines").input_mapping == {"size": "CM_SIZE", "kind": "CM_KIND", "sort_of": "CM_KIND"}
 
 
+def test_a_group_of_inputs_is_taken_as_a_whole(home):
+    home.script("defines", {**DEFINED, "input_groups": {"some": ["size", "sort_of"]}})
+    for named in ("some", ["some"], ["kind", "some"]):
+        folder = home.script("refers", {"inputs_of": {"defines": named}})
+        more = {"kind": "CM_KIND"} if "kind" in named else {}
+        assert load_script(str(folder), "").input_mapping == {"size": "CM_SIZE", "sort_of": "CM_KIND", **more}
+
+
 @pytest.mark.parametrize("tags", ["defines", "refers"])
 def test_flags_of_both_forms_reach_the_script(home, metas, tags):
     assert home.run(tags, size="5", sort_of="b")["return"] == 0
@@ -83,11 +91,14 @@ def test_variations_of_a_group_are_shared_without_their_default(home):
         ({"variations_of": {"varied": ["kins"]}}, "did you mean 'kinds'?"),
         ({"inputs_of": {"nobody": ["size"]}}, "which is not a recipe of the same repository"),
         ({"inputs_of": {"defines": ["sise"]}}, "did you mean 'size'?"),
+        ({"inputs_of": {"grouped": "sone"}}, "did you mean 'some'?"),
+        ({"inputs_of": {"grouped": "some"}}, "names 'missing' of grouped"),
         ({"input_changes": {"size": {"default": "1"}}, "inputs": {}}, "which is no input of this script"),
     ],
 )
 def test_a_reference_to_nothing_is_an_error_of_the_recipe(home, metas, meta, text):
     home.script("varied", VARIED)
+    home.script("grouped", {"input_groups": {"some": ["missing"]}})
     folder = home.script("wrong", meta)
     with pytest.raises(RecipeError) as caught:
         load_script(str(folder), "")

@@ -52,6 +52,7 @@ _DESCRIPTIVE = frozenset(
         "variations",
         "inputs",
         "inputs_of",
+        "input_groups",
         "variations_of",
         "input_changes",
         "examples",

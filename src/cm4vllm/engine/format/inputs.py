@@ -3,9 +3,11 @@
     inputs:
       max_num_seqs: {key: CM_VLLM_SERVER_MAX_NUM_SEQS, type: integer, help: "sequences of one step", default: from vLLM}
     inputs_of:
-      run-vllm-server: [tp_size, pp_size]     # as that script, in the folder beside this one, describes them
+      run-vllm-server: [tp_size, engine]      # as that script, in the folder beside this one, describes them
     input_changes:
       tp_size: {default: "2"}                 # where it is another one for this script
+
+A script names groups of its inputs, `input_groups: {engine: [max_num_seqs, tp_size]}`, which a reference takes as a whole.
 
 `key` is the environment key that the flag sets, `also` are further names of the flag, `values` all that it takes;
 `type` is text where it is left out. An input with `several: true` takes more than one value, separated by commas.
@@ -53,12 +55,14 @@ def with_inputs(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
     mapping: dict[str, str] = {}
     described: dict[str, Any] = {}
     for alias, flags in (raw.get("inputs_of") or {}).items():
-        other = _inputs_of(str(alias), folder, read)
-        for flag in [flags] if isinstance(flags, str) else flags or ():
+        meta = _other(str(alias), folder, read, "inputs_of")
+        other, groups = _described(meta.get("inputs") or {}), meta.get("input_groups") or {}
+        named = [flags] if isinstance(flags, str) else flags or ()
+        for flag in (flag for name in named for flag in groups.get(name, (name,))):
             if flag not in other:
                 raise RecipeError(
                     f"inputs_of in {folder} names {flag!r} of {alias}, which describes no such input",
-                    remedy=nearest(flag, other),
+                    remedy=nearest(flag, (*other, *groups)),
                 )
             mapping[flag], described[flag] = other[flag][0], {**other[flag][1], "of": alias}
     for flag, (key, entry) in _described(raw.get("inputs") or {}).items():
@@ -103,10 +107,6 @@ def with_variations(raw: Raw, folder: str, read: Callable[[str], Raw]) -> Raw:
                 if variation and variation.get("group") == group
             }
     return {**raw, "variations": {**shared, **(raw.get("variations") or {})}}
-
-
-def _inputs_of(alias: str, folder: str, read: Callable[[str], Raw]) -> dict[str, tuple[str, dict[str, Any]]]:
-    return _described(_other(alias, folder, read, "inputs_of").get("inputs") or {})
 
 
 def _other(alias: str, folder: str, read: Callable[[str], Raw], key: str) -> Raw:

@@ -319,6 +319,7 @@ SCRIPT_KEYS = LAYER_KEYS | {
     "secret_env_keys",
     "inputs",
     "inputs_of",
+    "input_groups",
     "variations_of",
     "input_changes",
     "examples",

@@ -40,6 +40,7 @@ _MAPPINGS = frozenset(
         "tests",
         "inputs",
         "inputs_of",
+        "input_groups",
         "variations_of",
         "input_changes",
         "update_tags_from_env_with_prefix",
