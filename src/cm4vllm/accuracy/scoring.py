@@ -157,15 +157,13 @@ def score_run(
     digest = _log_digest(folder, run)
     with step(f"scoring the {run.settings.scenario} accuracy run"):
         begin = time.monotonic()
-        sentences = NO_SENTENCES
-        if scorer_of(run.settings.terms).rouge:
-            sentences = Sentences.named(run.settings.dataset.sentences, nltk_data)
+        scorer = scorer_of(run.settings.terms)
+        sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run.settings)
         ready = {one.name: one for one in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
-        samples = Samples(texts, rows, sentences, digest, workers, ready, packages)
-        scored = scorer_of(run.settings.terms).compute(samples)
+        scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
         values = _values(scored, answers)
         record = AccuracyRecord(
             notice=run.notice,
@@ -175,14 +173,14 @@ def score_run(
             samples=len(answers.indices),
             samples_expected=run.settings.samples,
             tokens=answers.token_count,
-            scorer=_scorer(scored, ready, scorer_of(run.settings.terms)),
+            scorer=_scorer(scored, ready, scorer),
             verified=scored.verified,
             sentences=sentences.name,
             sentences_sha256=sentences.sha256,
             log_sha256=digest,
             duration_s=time.monotonic() - begin,
         )
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer_of(run.settings.terms), record.unscored))
+        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer, record.unscored))
         write_record(folder / ACCURACY_FILE, record)
     return record
 

@@ -92,13 +92,10 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
         canvas.line(zip(edges, [0.0, *total.tolist()], strict=True), "line-2", scale=right)
         tables.append(_bins(edges, counts, total.tolist(), "ms", ms))
     else:
-        known = [(part.figures[f"{key}_min"].value, 0.0)] if f"{key}_min" in part.figures else []
-        known += [(one.value, share) for share, words in _PERCENTILES for w, one in logged if w == words]
-        known += [(part.figures[f"{key}_max"].value, 100.0)] if f"{key}_max" in part.figures else []
-        canvas.line(known, "line-2", scale=right)
+        canvas.line(_logged_shares(part, key, logged), "line-2", scale=right)
     canvas.marks(marks)
-    median = part.figures.get(f"{key}_p50")
-    said = [f"{what} {ms(one.value)} ms" for what, one in (("median", median), ("p99", p99)) if one]
+    stated = {"median": part.figures.get(f"{key}_p50"), "p99": p99}
+    said = [f"{what} {ms(one.value)} ms" for what, one in stated.items() if one]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
     whose = (
         f"{beside(part)}; percentiles: {part.log}" if values is not None else f"LoadGen's percentiles alone: {part.log}"
@@ -111,6 +108,14 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
         whose,
         ((("bar-1", "samples"),) if values is not None else ()) + (("line-2", "cumulative"),),
     )
+
+
+def _logged_shares(part: Performance, key: str, logged: Sequence[tuple[str, Figure]]) -> list[tuple[float, float]]:
+    """Return the values that LoadGen's log states, each with the percentage of samples at or below it."""
+    values = dict(logged)
+    ends = {name: part.figures.get(f"{key}_{name}") for name in ("min", "max")}
+    shares = [(0.0, ends["min"]), *((share, values.get(words)) for share, words in _PERCENTILES), (100.0, ends["max"])]
+    return [(float(one.value), share) for share, one in shares if one is not None]
 
 
 def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure]], values: Values | None) -> Table:

@@ -191,7 +191,6 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
     cell = _Cell(round_name, benchmark, scenario, mode)
     (samples,) = matching(family.samples, *cell)
     issued = (*matching(family.least_issued, *cell), samples)[0]
-    limits = matching(family.limits, *cell)
     logged = next(iter(matching(family.logged, *cell)), LoggedEntry(form=Logged.TOKENS, source=""))
     return Terms(
         round=round_.name,
@@ -211,28 +210,35 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         early_stopping=how.early_stopping,
         user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
         generation=_generation(family, division, cell),
-        limits=LatencyLimits(
-            ttft_ms=limits[0].ttft_ms,
-            tpot_ms=limits[0].tpot_ms,
-            latency_ms=limits[0].latency_ms,
-            source=limits[0].source,
-        )
-        if limits
-        else None,
+        limits=_limits(family, cell),
         targets=accuracy_targets(round_name, benchmark, scenario),
         scorer=family.scorer,
         seeds=round_.seeds,
         loadgen=round_.loadgen,
         layout=round_.layout,
         compliance=found.compliance,
-        stops=tuple(
-            StopSequence(tokens=one.tokens, text=one.text, where=one.where)
-            for one in matching(family.stop_sequences, *cell)
-        ),
+        stops=_stops(family, cell),
         media=family.media,
         token_latencies=family.token_latencies,
         logged=logged.form,
         labels=logged.labels,
+    )
+
+
+def _limits(family: Family, cell: _Cell) -> LatencyLimits | None:
+    return next(
+        (
+            LatencyLimits(ttft_ms=one.ttft_ms, tpot_ms=one.tpot_ms, latency_ms=one.latency_ms, source=one.source)
+            for one in matching(family.limits, *cell)
+        ),
+        None,
+    )
+
+
+def _stops(family: Family, cell: _Cell) -> tuple[StopSequence, ...]:
+    return tuple(
+        StopSequence(tokens=one.tokens, text=one.text, where=one.where)
+        for one in matching(family.stop_sequences, *cell)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, serv
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause, node_reports, start_on_node
-from cm4vllm.serving.clusters.node_report import require_alike
+from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
@@ -188,18 +188,32 @@ def _started_on_nodes(
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     for path in (SERVER_FILE, *(path.name for path in folder.glob("s*-*") if path.suffix in (".log", ".jsonl"))):
         (folder / path).unlink(missing_ok=True)
+    began, started_at = time.monotonic(), now()
+    options = [layout.options(rank, address, (more[0], more[1])) for rank in range(len(launcher.nodes))]
+    started, supervisor = _started_ranks(settings, folder, launcher, reports, [[*words, *rank] for rank in options])
+    argv, env = started[0].argv, server_env(settings)
+    return _Starting(settings, folder, endpoint, argv, env, supervisor, began, started_at, tuple(started))
+
+
+def _started_ranks(
+    settings: ServerSettings,
+    folder: Path,
+    launcher: Launcher,
+    reports: Mapping[str, NodeReport],
+    argvs: Sequence[list[str]],
+) -> tuple[list[NodeRecord], subprocess.Popen[bytes]]:
+    """Start a process on each node, with its command line; return their records, and the supervisor of the first."""
     started: list[NodeRecord] = []
     supervisors: list[subprocess.Popen[bytes]] = []
-    began, started_at = time.monotonic(), now()
     try:
-        for rank, node in enumerate(launcher.nodes):
-            own_address = launcher.address(node)
-            interface = reports[node].interfaces.get(own_address)
-            env = {"VLLM_HOST_IP": own_address, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+        for node, argv in zip(launcher.nodes, argvs, strict=True):
+            address = launcher.address(node)
+            interface = reports[node].interfaces.get(address)
+            env = {"VLLM_HOST_IP": address, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
             record, process = start_on_node(
                 launcher,
                 node,
-                [*words, *layout.options(rank, address, (more[0], more[1]))],
+                argv,
                 {**server_env(settings), **env},
                 folder,
                 secrets=secret_env(settings),
@@ -211,17 +225,7 @@ def _started_on_nodes(
     except BaseException:
         end_supervisors([process.pid for process in supervisors])
         raise
-    return _Starting(
-        settings,
-        folder,
-        endpoint,
-        started[0].argv,
-        server_env(settings),
-        supervisors[0],
-        began,
-        started_at,
-        tuple(started),
-    )
+    return started, supervisors[0]
 
 
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:

@@ -225,16 +225,8 @@ def check_completion(
     """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
     site = Site.of(site)
     endpoint = site.endpoint
-    drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
-    body: dict[str, Any] = {"model": model}
-    if api is Api.COMPLETIONS:
-        body |= {"prompt": _PROMPT, **drawn, "return_token_ids": True}
-    else:
-        body |= {"token_ids": _PROMPT, "sampling_params": {**drawn, "detokenize": False}}
-    if streamed:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
     try:
-        answer = request(site, "POST", api.path, body, timeout_s)
+        answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
@@ -264,6 +256,19 @@ def check_completion(
             f"{counted[1]} tokens to a prompt of {counted[0]}",
             remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
         )
+
+
+def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
+    """Return the request for a few tokens."""
+    drawn = {"max_tokens": _TOKENS, "min_tokens": _TOKENS, "ignore_eos": True, "temperature": 0}
+    body: dict[str, Any] = {"model": model}
+    if api is Api.COMPLETIONS:
+        body |= {"prompt": _PROMPT, **drawn, "return_token_ids": True}
+    else:
+        body |= {"token_ids": _PROMPT, "sampling_params": {**drawn, "detokenize": False}}
+    if streamed:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
 
 
 def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:

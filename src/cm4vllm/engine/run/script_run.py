@@ -156,25 +156,15 @@ class Run(Value):
         path = find_native(script.folder, name, env)
         if path is None:
             return False
-        from cm4vllm.engine.run.shell_environment import (
-            debug_script,
-            git_environment,
-            process_environment,
-            read_assignments,
-            shell_keys,
-        )
+        from cm4vllm.engine.run.shell_environment import debug_script, read_assignments
 
         self._hand_over(folder)
         prefix = [str(line) for line in scope.state.get("script_prefix") or ()]
         if session.debugged is not None and session.debugged <= set(self.task.title().split(",")):
             session.tell(f"to run it without CM: bash {debug_script(session.vault, path, env, folder, prefix)}")
-        access = git_environment(env)
-        for value in access.values():
-            session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
-        given = {**process_environment(env, shell_keys(script, self.task.layers, env)), **access}
         run_native(
             path,
-            given,
+            self._native_environment(env),
             folder,
             title=script.title(),
             log=session.log_of(script),
@@ -192,6 +182,15 @@ class Run(Value):
         if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))
         return True
+
+    def _native_environment(self, env: dict[str, Any]) -> dict[str, str]:
+        """Return the environment of a shell file: keys as texts, and the access that git needs."""
+        from cm4vllm.engine.run.shell_environment import git_environment, process_environment, shell_keys
+
+        access = git_environment(env)
+        for value in access.values():
+            self.session.vault.learn({"TOKEN": value.partition("Basic ")[2]})  # derived from a secret, hence one itself
+        return {**process_environment(env, shell_keys(self.task.script, self.task.layers, env)), **access}
 
     def _hand_over(self, folder: str) -> None:
         """Write the state for a shell file, and remove what an earlier one left for the engine."""
