@@ -72,7 +72,7 @@ def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):
 
 def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_path):
     package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "cm4vllm", package)  # with its bytecode
     module = package / "common" / "units.py"
     right = module.read_text()
     home.script(
@@ -96,7 +96,7 @@ def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_pa
 
 def test_nor_once_the_data_that_it_was_made_from_changed(home, tmp_path):
     package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "cm4vllm", package)  # with its bytecode
     data = package / "common" / "data.yaml"
     home.script(
         "one",
