@@ -115,19 +115,16 @@ def is_searched(job: Job, scenario: Scenario) -> bool:
 
 def given_target(job: Job, scenario: Scenario) -> float | None:
     """Return the target that the user gave; that of a paced scenario goes by LoadGen's name for it, Server."""
-    settings = job.settings
-    if is_one_by_one(job, scenario):
-        latency = settings.singlestream_target_latency
-        return None if latency is None else 1000 / latency
-    return settings.offline_target_qps if is_at_once(job, scenario) else settings.server_target_qps
+    terms = job.terms(scenario, Mode.PERFORMANCE)
+    target: float | None = getattr(job.settings, terms.target_flag)
+    return 1000 / target if terms.one_by_one and target is not None else target
 
 
 def target_inputs(job: Job, scenario: Scenario, rate: str) -> dict[str, str | MeasuredTarget]:
     """Return the inputs that say what a scenario's runs aim at: as given, or by what the step `rate` measures."""
     given, one_by_one = given_target(job, scenario), is_one_by_one(job, scenario)
     if given is not None:
-        flag = job.terms(scenario, Mode.PERFORMANCE).loadgen_scenario.lower()
-        return {TARGET: str(given), TARGET_SOURCE: f"given by --{flag}_target_{'latency' if one_by_one else 'qps'}"}
+        return {TARGET: str(given), TARGET_SOURCE: f"given by --{job.terms(scenario, Mode.PERFORMANCE).target_flag}"}
     kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
     if is_searched(job, scenario):
         return {TARGET: MeasuredTarget(step=search_name(scenario), found=True, kept_from=kept)}

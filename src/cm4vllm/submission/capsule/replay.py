@@ -172,6 +172,4 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
 
 def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
     found = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
-    if found.one_by_one:
-        return "singlestream_target_latency", str(1000 / rate)
-    return ("offline_target_qps" if found.at_once else "server_target_qps"), str(rate)
+    return found.target_flag, str(1000 / rate if found.one_by_one else rate)
