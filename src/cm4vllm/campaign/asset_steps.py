@@ -71,14 +71,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     if job.quantisation:
         yield from _quantised(job)
     yield from _datasets(job)
-    if job.needs_sentence_model:
-        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
-    if job.benchmark.media is Media.AUDIO:
-        yield Step(
-            name="speech packages",
-            tags="get,speech-packages" if given else "get,speech-packages,_server",
-            gives="readers of audio, and whisper's normaliser, for the scores",
-        )
+    yield from _language_data(job)
     if not given:
         if job.space is not None:
             yield settings_search(job, job.space)
@@ -91,6 +84,18 @@ def asset_steps(job: Job) -> Iterator[Step]:
         inputs={"CM_SUT_DIR": str(job.out / "system")},
         gives="system/system.json, system/machine.json",
     )
+
+
+def _language_data(job: Job) -> Iterator[Step]:
+    """Give what splits texts and reads speech, for the scores."""
+    if job.needs_sentence_model:
+        yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
+    if job.benchmark.media is Media.AUDIO:
+        yield Step(
+            name="speech packages",
+            tags="get,speech-packages" if job.settings.served else "get,speech-packages,_server",
+            gives="readers of audio, and whisper's normaliser, for the scores",
+        )
 
 
 def _quantised(job: Job) -> Iterator[Step]:

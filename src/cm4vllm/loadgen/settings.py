@@ -81,11 +81,7 @@ def run_settings(
     terms = conf.terms
     if dataset.samples < conf.samples:
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
-    interval = options.stream_interval
-    if interval is None:
-        streamed = SERVER_STREAM_INTERVAL if server.dialect is None else 1
-        # A server counts the tokens of transcripts in streams alone.
-        interval = streamed if terms.first_token or terms.media is Media.AUDIO else 0
+    interval = _interval(terms, server) if options.stream_interval is None else options.stream_interval
     _require_usable(terms, server, interval)
     require_workers(options.num_workers)
     settings = RunSettings(
@@ -109,6 +105,13 @@ def run_settings(
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
+
+
+def _interval(terms: Terms, server: ServerRecord) -> int:
+    """Return the tokens of a chunk of an answer, 0 for whole answers."""
+    streamed = SERVER_STREAM_INTERVAL if server.dialect is None else 1
+    # A server counts the tokens of transcripts in streams alone.
+    return streamed if terms.first_token or terms.media is Media.AUDIO else 0
 
 
 def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) -> None:

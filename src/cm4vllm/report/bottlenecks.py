@@ -272,24 +272,28 @@ def _at_once(seen: _Seen) -> _Found | None:
     )
 
 
+def _queue(seen: _Seen) -> _Found:
+    if seen.all_running:
+        return (
+            Cause.QUEUE,
+            "Requests waited for a place: every sequence that the server allows was at work.",
+            "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
+            (*seen.phases, *seen.requests, *seen.limits),
+        )
+    return (
+        Cause.QUEUE,
+        "Requests waited in the server's queue: it was given more than it can serve.",
+        "a lower --server_target_qps",
+        (*seen.phases, *seen.requests, *seen.limits),
+    )
+
+
 def _paced(seen: _Seen) -> _Found | None:
     """Say what bound a run whose queries come at their own times."""
     if (found := _around_the_engine(seen)) is not None:
         return found
     if seen.share(seen.queue) >= MOST:
-        if seen.all_running:
-            return (
-                Cause.QUEUE,
-                "Requests waited for a place: every sequence that the server allows was at work.",
-                "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
-                (*seen.phases, *seen.requests, *seen.limits),
-            )
-        return (
-            Cause.QUEUE,
-            "Requests waited in the server's queue: it was given more than it can serve.",
-            "a lower --server_target_qps",
-            (*seen.phases, *seen.requests, *seen.limits),
-        )
+        return _queue(seen)
     margins = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
     if not margins:
         return None

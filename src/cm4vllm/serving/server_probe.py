@@ -95,13 +95,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     unchecked = []
     version, simulated = _version(site)
     model, note = _model(site, model_name, text=text)
-    length = model.max_model_len or max_model_len
-    if not length:
-        raise ServerUnsuitable(
-            f"the server at {site.endpoint} does not report how long a request may be",
-            cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
-            remedy="give it with --max_model_len=N",
-        )
+    length = _length(site, model, max_model_len)
     dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else _dialect(site, model.name, api) if text else None
     if api is Api.TRANSCRIPTIONS:
         check_transcription(site, model.name)
@@ -133,6 +127,17 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         unchecked=[*unchecked, *note],
         identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
+    )
+
+
+def _length(site: Site, model: Model, given: int) -> int:
+    """Return the tokens that a request may have with its answer, `given` where the server does not report them."""
+    if length := model.max_model_len or given:
+        return length
+    raise ServerUnsuitable(
+        f"the server at {site.endpoint} does not report how long a request may be",
+        cause="its /v1/models has no max_model_len; an answer that was cut would count as complete",
+        remedy="give it with --max_model_len=N",
     )
 
 

@@ -69,16 +69,7 @@ class Request(Value):
     @classmethod
     def of(cls, given: Mapping[str, Any], folder: str, *, from_person: bool = False) -> Request:
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
-        tags, name, repo = given.get("tags"), "", ""
-        parsed = given.get("parsed_artifact")
-        artifact = str(given.get("artifact") or "")
-        if " " in artifact.strip():
-            tags = [*split_tags(tags), *artifact.split()]
-        elif isinstance(parsed, list) and parsed:
-            name = parsed[0][1] or parsed[0][0]
-            repo = (parsed[1][1] or parsed[1][0]) if len(parsed) > 1 else ""
-        elif artifact:
-            name = artifact
+        tags, name, repo = _named(given)
         if not isinstance(tags, (str, list, tuple, bool, type(None))):
             raise UsageError(f"{tags!r} are not tags", remedy="tags are words separated by commas, or a list of words")
         env = _mapping(given, "env")
@@ -141,6 +132,16 @@ _MEANING = (
     "wanted",
     "extra_cache_tags",
 )
+
+
+def _named(given: Mapping[str, Any]) -> tuple[Any, str, str]:
+    """Return the tags that an action's input has, or the name of a script and of its repository."""
+    tags, parsed, artifact = given.get("tags"), given.get("parsed_artifact"), str(given.get("artifact") or "")
+    if " " in artifact.strip():
+        return [*split_tags(tags), *artifact.split()], "", ""
+    if isinstance(parsed, list) and parsed:
+        return tags, parsed[0][1] or parsed[0][0], (parsed[1][1] or parsed[1][0]) if len(parsed) > 1 else ""
+    return tags, artifact, ""
 
 
 def _mapping(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
