@@ -30,8 +30,8 @@ _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 class AssetInputs(Record, frozen=True, kw_only=True):
     """The inputs that say where model and datasets come from.
 
-    `model` is the benchmark, `model_source` the variation that was asked for. `vllm_model_name` is with `api_server` the
-    name that the given server has for its model. `dataset` is "tiny" or "benchmark" where the user says which.
+    `model` is the benchmark, `model_source` the variation that was asked for. With `api_server`, `vllm_model_name` is
+    the name that the given server has for its model. `dataset` is "tiny" or "benchmark" where the user says which.
     """
 
     model: input_types.Benchmark = "llama3.1-8b"
@@ -169,9 +169,7 @@ def sources(inputs: AssetInputs) -> Sources:
     }
     apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
     _require_use(given, apart, benchmark=inputs.model, model_is_missing=stand_in and not asked)
-    tiny_data = inputs.dataset == "tiny" or (
-        (stand_in or model.startswith(_DUMMY)) and inputs.dataset != "benchmark"
-    )
+    tiny_data = inputs.dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and inputs.dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
     variations = {flag: f"_path.{path}" if path else own for flag, path in given.items()}
     return Sources(

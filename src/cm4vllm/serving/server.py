@@ -181,9 +181,8 @@ def _started_on_nodes(
         reports = node_reports(launcher, python, settings.model)
     for difference in require_alike(reports, workers=layout.workers, on_gpus=settings.device != "cpu"):
         warn(difference)
-    head = launcher.nodes[0]
-    address = launcher.address(head)
-    port, *more = reports[head].ports
+    address = launcher.address(launcher.nodes[0])
+    port, *more = reports[launcher.nodes[0]].ports
     endpoint = f"http://{reachable(settings.host)}:{settings.port or port}"
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     for path in (SERVER_FILE, *(path.name for path in folder.glob("s*-*") if path.suffix in (".log", ".jsonl"))):
@@ -192,7 +191,7 @@ def _started_on_nodes(
     options = [layout.options(rank, address, (more[0], more[1])) for rank in range(len(launcher.nodes))]
     started, supervisor = _started_ranks(settings, folder, launcher, reports, [[*words, *rank] for rank in options])
     argv, env = started[0].argv, server_env(settings)
-    return _Starting(settings, folder, endpoint, argv, env, supervisor, began, started_at, tuple(started))
+    return _Starting(settings, folder, endpoint, argv, env, supervisor, began, started_at, started)
 
 
 def _started_ranks(
@@ -201,7 +200,7 @@ def _started_ranks(
     launcher: Launcher,
     reports: Mapping[str, NodeReport],
     argvs: Sequence[list[str]],
-) -> tuple[list[NodeRecord], subprocess.Popen[bytes]]:
+) -> tuple[tuple[NodeRecord, ...], subprocess.Popen[bytes]]:
     """Start a process on each node, with its command line; return their records, and the supervisor of the first."""
     started: list[NodeRecord] = []
     supervisors: list[subprocess.Popen[bytes]] = []
@@ -210,22 +209,15 @@ def _started_ranks(
             address = launcher.address(node)
             interface = reports[node].interfaces.get(address)
             env = {"VLLM_HOST_IP": address, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
-            record, process = start_on_node(
-                launcher,
-                node,
-                argv,
-                {**server_env(settings), **env},
-                folder,
-                secrets=secret_env(settings),
-                grace_s=GRACE_S,
-            )
+            own_env, secrets = {**server_env(settings), **env}, secret_env(settings)
+            record, process = start_on_node(launcher, node, argv, own_env, folder, secrets=secrets, grace_s=GRACE_S)
             own(process)
             supervisors.append(process)
             started.append(replace(record, env=env))
     except BaseException:
         end_supervisors([process.pid for process in supervisors])
         raise
-    return started, supervisors[0]
+    return tuple(started), supervisors[0]
 
 
 def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:

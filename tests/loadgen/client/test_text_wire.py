@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_wire import TextReader, text_completion_body, whole_text
-from cm4vllm.loadgen.client.wire import AnswerError, AnswerLimits, Sampling
+from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling
 from cm4vllm.serving.records import Dialect, Prompts
 
 RECORDED = (Path(__file__).parents[2] / "recorded/transformers-serve.txt").read_text()

@@ -6,16 +6,8 @@ import random
 import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
-from cm4vllm.loadgen.client.wire import (
-    AnswerError,
-    AnswerLimits,
-    Sampling,
-    StreamReader,
-    completion_body,
-    error_message,
-    refusal_words,
-    whole_answer,
-)
+from cm4vllm.loadgen.client.event_stream import AnswerError, error_message, refusal_words
+from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
 from cm4vllm.serving.records import Api
 
 PROMPT = [5, 6, 7]

@@ -7,7 +7,8 @@
     input_changes:
       tp_size: {default: "2"}                 # where it is another one for this script
 
-A script names groups of its inputs, `input_groups: {engine: [max_num_seqs, tp_size]}`, which a reference takes as a whole.
+A script names groups of its inputs, `input_groups: {engine: [max_num_seqs, tp_size]}`; a reference takes a group as a
+whole.
 
 `key` is the environment key that the flag sets, `also` are further names of the flag, `values` all that it takes;
 `type` is text where it is left out. An input with `several: true` takes more than one value, separated by commas.

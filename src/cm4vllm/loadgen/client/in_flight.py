@@ -7,18 +7,11 @@ from array import array
 from typing import Protocol
 
 from cm4vllm.loadgen.client.connection import Connection
+from cm4vllm.loadgen.client.event_stream import AnswerError, refusal_words
 from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
 from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
-from cm4vllm.loadgen.client.wire import (
-    AnswerError,
-    AnswerLimits,
-    FinishReason,
-    StreamReader,
-    most_bytes,
-    refusal_words,
-    whole_answer,
-)
+from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason, StreamReader, most_bytes, whole_answer
 
 __all__ = ["InFlightRequest", "Request"]
 

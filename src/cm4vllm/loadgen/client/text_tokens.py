@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.models import tokenizer_file
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_wire import TextAnswer
-from cm4vllm.loadgen.client.wire import AnswerError
 from cm4vllm.loadgen.records import RunSettings, TextCounts
 from cm4vllm.serving.records import Dialect, Prompts
 

@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cm4vllm.loadgen.client.wire import (
-    AnswerError,
-    AnswerLimits,
-    EventStream,
-    FinishReason,
-    Sampling,
-    drawn,
-    error_message,
-    error_words,
-    finish_reason,
-)
+from cm4vllm.loadgen.client.event_stream import AnswerError, EventStream, error_message, error_words
+from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason, Sampling, drawn, finish_reason
 from cm4vllm.serving.records import Dialect, Prompts
 from cm4vllm.serving.text_servers import text_body
 
