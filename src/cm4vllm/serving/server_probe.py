@@ -95,7 +95,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     unchecked = []
     version, simulated = _version(site)
     model, note = _model(site, model_name, text=text)
-    length = _length(site, model, max_model_len)
+    length = _context(site, model, max_model_len)
     dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else _dialect(site, model.name, api) if text else None
     if api is Api.TRANSCRIPTIONS:
         check_transcription(site, model.name)
@@ -130,7 +130,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     )
 
 
-def _length(site: Site, model: Model, given: int) -> int:
+def _context(site: Site, model: Model, given: int) -> int:
     """Return the tokens that a request may have with its answer, `given` where the server does not report them."""
     if length := model.max_model_len or given:
         return length
