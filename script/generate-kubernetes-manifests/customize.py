@@ -15,10 +15,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     env = i["env"]
     path = write_manifests(read_settings(PodSettings, env), env, Path(env["CM_KUBERNETES_DIR"]).absolute())
-    kserve = Path(env["CM_KSERVE_SOURCE"]) if env.get("CM_KSERVE_SOURCE") else None
-    for sentence in check_objects(
-        list(yaml.safe_load_all(path.read_text(encoding="utf-8"))), kserve, env.get("CM_KUBERNETES_VERSION", "")
-    ):
+    kserve, lws = (Path(env[key]) if env.get(key) else None for key in ("CM_KSERVE_SOURCE", "CM_LWS_SOURCE"))
+    documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    for sentence in check_objects(documents, kserve, env.get("CM_KUBERNETES_VERSION", ""), lws=lws):
         say(sentence)
     say(f"kubectl apply -f {path}")
     env["CM_KUBERNETES_MANIFESTS"] = str(path)

@@ -38,6 +38,7 @@ def run_in_bash(line: str, **env: str) -> list[str]:
             "--api_server=${API_SERVER:?},${API_SERVER_2:?}",
         ),
         ("--ray_address=gpu07.lab.example:6379", "--ray_address=${RAY_ADDRESS:?}"),
+        ("--nodes=gpu07.lab.example,GPU08", "--nodes=${NODES:?}"),
         ("/srv/models/m", "${FILE:?}"),
         ("--extra_args=--chat-template /srv/t.jinja", "--extra_args=--chat-template ${EXTRA_ARGS:?}"),
         ("--env.HF_TOKEN=s3cr", "--env.HF_TOKEN=${HF_TOKEN:?}"),

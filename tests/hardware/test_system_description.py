@@ -15,6 +15,7 @@ from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
 from cm4vllm.hardware.system_description import (
     KEYS,
+    NODES_DIFFER,
     NOT_STATED,
     STATUS_NOT_STATED,
     SystemAsked,
@@ -67,6 +68,30 @@ def test_all_keys_are_there_and_all_are_text(machine):
     assert tuple(description) == KEYS
     assert len(KEYS) == 35
     assert all(isinstance(value, str) for value in description.values())
+
+
+def test_a_server_over_nodes_that_are_alike_is_described_once(machine):
+    description = describe_system(machine, asked(others=[machine]))
+    assert description["number_of_nodes"] == "2"
+    assert description["system_name"].startswith("2-nodes-of-2x")
+    assert "Network cards of a node: " in description["hw_notes"]
+    assert NODES_DIFFER not in description["hw_notes"]
+    one = describe_system(machine, ASKED)
+    same = set(KEYS) - {"number_of_nodes", "system_name", "hw_notes"}
+    assert {key: description[key] for key in same} == {key: one[key] for key in same}
+
+
+def test_nodes_that_differ_are_named_with_their_values(machine):
+    gpus, other = (
+        replace(machine, gpus=EIGHT),
+        replace(machine, gpus=[replace(one, name="NVIDIA H100") for one in EIGHT]),
+    )
+    other = replace(other, memory=replace(other.memory, total_bytes=2 * other.memory.total_bytes))
+    description = describe_system(gpus, asked(used=[gpu.uuid for gpu in EIGHT], others=[other]))
+    notes = description["hw_notes"]
+    assert f"{NODES_DIFFER} host_memory_capacity: 64 GB; 128 GB." in notes
+    assert f"{NODES_DIFFER} accelerator_model_name: NVIDIA H200; NVIDIA H100." in notes
+    assert description["accelerators_per_node"] == "8"
 
 
 def test_a_cpu_system_has_the_text_0_accelerators(machine):

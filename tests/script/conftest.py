@@ -41,7 +41,7 @@ class Running:
     started: set[int] = field(default_factory=set)
 
     def output(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def wait_for(self, text: str, timeout_s: float) -> None:
         """Wait until `text` was printed; remember every process that was started until then."""
@@ -81,6 +81,7 @@ class Cm:
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
+        self.env: dict[str, str] = {}
         self.running: list[Running] = []
 
     def __call__(self, *words: str, timeout_s: float = 120) -> Finished:
@@ -88,18 +89,23 @@ class Cm:
 
     def start(self, *words: str, inside: tuple[str, ...] = ()) -> Running:
         """Start `cm`; `inside` is a command that runs another, such as `ip netns exec NAME`."""
-        log = self.cwd / f"cm-{len(self.running)}.log"
-        with log.open("w") as file:
+        return self.start_program(*inside, str(Path(sys.executable).with_name("cm")), *words)
+
+    def start_program(self, *words: str, log: str = "") -> Running:
+        """Start a program, which may have its messages in a `log` of its own."""
+        own = self.cwd / f"cm-{len(self.running)}.log"
+        with own.open("w") as file:
             process = subprocess.Popen(
-                [*inside, Path(sys.executable).with_name("cm"), *words],
+                words,
                 cwd=self.cwd,
+                env={**os.environ, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=end_with_the_tests,
             )
-        running = Running(process, log)
+        running = Running(process, self.cwd / log if log else own)
         self.running.append(running)
         return running
 

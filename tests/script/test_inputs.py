@@ -211,6 +211,8 @@ def test_a_run_of_a_compliance_test_lists_the_tests_that_can_be_verified():
 # --- the docs ---------------------------------------------------------------------------------------------------------
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-]|-\w)")
+#: The flags of the main job that a file for sbatch is to have, and further ones of sbatch itself.
+IN_QUOTES = re.compile(r"--(?:job|slurm_options)='([^']*)'")
 COMMAND = re.compile(r"cm (?:run|plan|show|docker|dockerfile) script [^`\n]*?--tags=([\w,.#<>/-]+)([^`\n]*)")
 #: Flags of other commands and programs that the docs name: other actions of cm, the benchmarks, vLLM, sbatch, ...
 OTHERS = {
@@ -238,6 +240,8 @@ OTHERS = {
     "nnodes",
     "headless",
     "exclusive",
+    "qos",
+    "constraint",
 }
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]
@@ -250,7 +254,10 @@ def unknown_flags(text: str) -> list[str]:
         words = {word for word in tags.split(",") if word and word[0] not in "_<#-."}
         for script in [script for script in SCRIPTS if words and words <= set(script.tags)]:
             accepted = {*script.input_mapping, *ENGINE_FLAGS}
-            found += [f"{tags} {flag}" for flag in FLAG.findall(rest) if flag not in accepted]
+            own = IN_QUOTES.sub("", rest)
+            found += [f"{tags} {flag}" for flag in FLAG.findall(own) if flag not in accepted]
+            inner = " ".join(IN_QUOTES.findall(rest))
+            found += [f"{tags} --job {flag}" for flag in FLAG.findall(inner) if flag not in MAIN.input_mapping]
     return found
 
 

@@ -163,4 +163,6 @@ def running(fault="", *, unix=None, tls=None):
 if __name__ == "__main__":
     Handler.fault = sys.argv[2] if len(sys.argv) > 2 else ""
     Handler.started = time.monotonic()
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    # As vLLM on one of several nodes, which listens at that node's address.
+    host = os.environ.get("VLLM_HOST_IP", "127.0.0.1")
+    ThreadingHTTPServer((host, int(sys.argv[1])), Handler).serve_forever()

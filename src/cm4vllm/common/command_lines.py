@@ -77,7 +77,8 @@ class _Namer:
         option = re.match(r"(-{0,2}[\w.+,-]+)=", word)
         flag, value = (option[1], word[option.end() :]) if option else (before, word)
         value = _URL.sub(lambda url: self._server(flag, url), value)
-        if _host_of(value) in self._hosts:  # HOST:PORT, as a Ray cluster is named
+        # HOST:PORT, as a Ray cluster is named, or HOST,HOST as nodes are.
+        if _host_of(value) in self._hosts or any(word.lower() in self._hosts for word in value.split(",")):
             value = self._variable(flag, value)
         if _LONE_PATH.fullmatch(value):
             value = self._path(flag, value)

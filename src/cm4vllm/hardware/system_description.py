@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
-from cm4vllm.hardware.detected_summary import modules
+from cm4vllm.hardware.detected_summary import modules, network_lines
 from cm4vllm.hardware.known_hardware import Processor, contradictions, processor, unconfirmed_note
 from cm4vllm.hardware.machine_facts import memory_env, network_env, storage_env
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
@@ -26,6 +26,7 @@ __all__ = [
     "FREE_TEXT",
     "KEYS",
     "NETWORK_KEYS",
+    "NODES_DIFFER",
     "NOT_STATED",
     "STATUS_NOT_STATED",
     "SystemAsked",
@@ -40,6 +41,8 @@ __all__ = [
 NOT_STATED = "not stated"
 #: Said where the submitter states no availability: the checker wants one of three words.
 STATUS_NOT_STATED = "Availability is not stated: status rdi stands only for the checker."
+#: The remark on nodes of one system that are not alike begins so; the key and the value of each node follow.
+NODES_DIFFER = "The nodes differ in"
 _NONE = "N/A"
 
 #: The 35 keys, in the order in which they are written.
@@ -124,6 +127,7 @@ class SystemAsked:
     MIG parts that the server uses by their UUIDs, None where that is not known; empty is the CPU backend. `here` is
     false when the server runs on another machine than this one: then nothing that is detected belongs to it. `stated`
     is what the user's system file says, `confirmed` the keys of it that stand against the table of known hardware.
+    `others` are the second and further nodes of a server over several.
     """
 
     submitter: str
@@ -137,6 +141,7 @@ class SystemAsked:
     rehearsal: bool = False
     stated: Mapping[str, str] = field(default_factory=dict)
     confirmed: Collection[str] = ()
+    others: Sequence[MachineFacts] = ()
 
 
 def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
@@ -199,12 +204,33 @@ def folder_name(description: Mapping[str, str]) -> str:
 
 
 def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
+    """Return what was detected of the server's nodes: what each has, and in the remarks what they do not share."""
+    node = _of_node(facts, asked)
+    notes = [*_notes(facts, asked, serving(facts.gpus, asked.used)), *_of_several(facts, asked)]
+    return {"number_of_nodes": str(1 + len(asked.others)), **node, "hw_notes": _joined(*notes)}
+
+
+def _of_several(facts: MachineFacts, asked: SystemAsked) -> list[str]:
+    """Return the remarks on several nodes: their network cards, and each key in which the nodes differ."""
+    machines = [facts, *asked.others]
+    if len(machines) == 1:
+        return []
+    keys = [_of_node(machine, asked) for machine in machines]
+    cards = "; ".join(dict.fromkeys(", ".join(network_lines(machine.network)) for machine in machines))
+    differing = [key for key in keys[0] if len({node[key] for node in keys}) > 1]
+    return [
+        f"Network cards of a node: {cards}.",
+        *(f"{NODES_DIFFER} {key}: {'; '.join(node[key] or NOT_STATED for node in keys)}." for key in differing),
+    ]
+
+
+def _of_node(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
+    """Return the keys of one node."""
     cpu = facts.cpu
     row = processor(cpu.model_name)
     parts = serving(facts.gpus, asked.used)
     env = memory_env(facts.memory) | storage_env(facts.disks, facts.root_bytes) | network_env(facts.network)
     return {
-        "number_of_nodes": "1",
         "host_processor_model_name": cpu.model_name,
         "host_processors_per_node": str(cpu.sockets),
         "host_processor_core_count": _cores(facts, row),
@@ -219,7 +245,6 @@ def _detected(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "host_network_card_count": env["CM_HOST_NETWORK_CARD_COUNT"] if _has_cards(facts) else "",
         "operating_system": f"{facts.host.os_name} {facts.host.os_version}".strip(),
         "other_software_stack": _software(asked.packages, facts.host, parts),
-        "hw_notes": _joined(*_notes(facts, asked, parts)),
         **accelerator_keys(parts),
     }
 
@@ -337,6 +362,8 @@ def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
     if count == "0" or not model:
         count, model = merged.get("host_processors_per_node", ""), merged.get("host_processor_model_name", "")
     machine = f"{count}x{_model(model)}" if count and model else "unknown-machine"
+    if merged.get("number_of_nodes", "1") != "1":
+        machine = f"{merged['number_of_nodes']}-nodes-of-{machine}"
     return _safe(f"{machine}_vLLM-{asked.vllm}" if asked.vllm else machine)
 
 

@@ -48,8 +48,9 @@ _MEANINGS = {
     "host_processor_frequency": "for example: 2.6 GHz",
     "host_processor_interconnect": "between the processors, for example: UPI",
     "host_memory_configuration": "modules and their speed, for example: 12x 64 GB DDR5-4800",
-    "host_networking": "for example: 100 GbE, or: none, client and server are one machine",
-    "host_networking_topology": "for example: one switch, or: N/A",
+    "host_networking": "what joins the machines: 8x InfiniBand NDR 400 Gbit/s a node, or: none, client and "
+    "server are one machine",
+    "host_networking_topology": "for example: all nodes at one switch, or: N/A",
     "host_network_card_count": "a whole number",
     "accelerator_memory_configuration": "the kind of memory, for example: HBM3e",
     "accelerator_host_interconnect": "for example: PCIe Gen5 x16",

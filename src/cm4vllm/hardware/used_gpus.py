@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 
-__all__ = ["UsedGpu", "visible_gpus"]
+__all__ = ["VISIBLE", "UsedGpu", "visible_gpus"]
+
+#: The variables that choose the GPUs that a program sees; the first that is set counts.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)

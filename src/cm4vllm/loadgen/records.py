@@ -302,10 +302,12 @@ class RunRecord(Record, frozen=True, kw_only=True):
 
     `notice` is REHEARSAL_NOTICE in a rehearsal and empty otherwise. `files` maps each log's name to the SHA-256 it had
     when the run ended, before any truncation. `versions` names the packages that took part. `server_metrics` is None
-    for a server that has no metrics. `pieces` are those in which the answers of an accuracy run came, none where it was
-    made at once. `accepted_restarts` says which servers at --api_server were started again between the first answer of
-    an accuracy run and its last, as --accept_restarted_server accepts. `energy` is that of the counters of this machine
-    in a performance run, None in records of versions that did not read them.
+    for a server that has no metrics. `node_loads` are the loads of the nodes of a server over several, its head first;
+    `machine_load` is that of the client's machine, whether it is one of them or not. `pieces` are those in which the
+    answers of an accuracy run came, none where it was made at once. `accepted_restarts` says which servers at
+    --api_server were started again between the first answer of an accuracy run and its last, as
+    --accept_restarted_server accepts. `energy` is that of the counters of this machine in a performance run, None in
+    records of versions that did not read them.
     """
 
     notice: str
@@ -319,6 +321,7 @@ class RunRecord(Record, frozen=True, kw_only=True):
     client: ClientRecord
     server_metrics: ServerMetrics | None = None
     machine_load: MachineLoad | None = None
+    node_loads: list[MachineLoad] = []
     energy: RunEnergy | None = None
     files: dict[str, str]
     pieces: list[Piece] = []

@@ -15,6 +15,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
+from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
@@ -62,6 +63,7 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     replicas: input_types.Replicas = None
     nodes: input_types.Nodes = ""
     launcher: input_types.NodeLauncher = "auto"
+    install_on_nodes: input_types.InstallOnNodes = False
     python: input_types.VllmPython = ""
     ray_python: input_types.RayPython = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
@@ -120,7 +122,7 @@ def require_access(settings: LaunchSettings) -> Access:
 def require_usable(env: Mapping[str, Any]) -> None:
     """Refuse settings that no server can have, a given address that is none, and servers that have no room here.
 
-    Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse.
+    Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """
     settings = read_settings(LaunchSettings, env)
     if settings.action != "start":
@@ -133,7 +135,8 @@ def require_usable(env: Mapping[str, Any]) -> None:
         require_no_replicas(settings)
         return
     on_cpu = settings.device == "cpu" or (not settings.device and not detect_gpus())
-    if nodes_start(settings, chosen, on_cpu=on_cpu) is not None:
+    if (nodes := nodes_start(settings, chosen, on_cpu=on_cpu)) is not None:
+        require_reachable(nodes.launcher)
         return
     alone = on_cpu and not chosen.ray_address
     for part in placed(chosen, settings.servers, 0, os.environ) if alone else [chosen]:
@@ -162,7 +165,7 @@ def nodes_start(
     sizes = (chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1)
     count = len(launcher.nodes)
     layout = node_layout(count, tp_size=sizes[0], pp_size=sizes[1], dp_size=sizes[2], options=options)
-    return NodesStart(launcher, layout)
+    return NodesStart(launcher, layout, settings.install_on_nodes)
 
 
 def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:

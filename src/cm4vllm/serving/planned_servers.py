@@ -17,6 +17,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving import arguments
+from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_installed, require_sensible
@@ -190,7 +191,8 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
             remedy="leave --device out, or the --adr that chose this vLLM",
         )
-    require_host_memory(server_settings, model, settings.servers)
+    if settings.launcher == "local" or node_count(settings.nodes) == 1:  # else it is the memory of other machines
+        require_host_memory(server_settings, model, settings.servers)
     if _is_known(settings):
         rules = benchmark_terms(settings.round, settings.benchmark)
         server_settings = replace(server_settings, required=rules.server_options)

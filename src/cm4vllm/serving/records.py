@@ -119,8 +119,8 @@ class ServerIdentity(Record, frozen=True, kw_only=True):
 class NodeRecord(Record, frozen=True, kw_only=True):
     """The part of a server on one of several nodes: its command there, and the command of the launcher as a process.
 
-    `env` is what it has beside the server's own. `log` and `events`, the states of its supervisor, are files of this
-    machine.
+    `env` is what it has beside the server's own. `log`, `events` (the states of its supervisor) and `report` (what it
+    said of itself before the start) are files of this machine.
     """
 
     name: str
@@ -129,6 +129,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     log: str = ""
     events: str = ""
+    report: str = ""
     supervisor_pid: int | None = None
 
     @property

@@ -28,6 +28,7 @@ from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
@@ -66,10 +67,11 @@ _memory_before: dict[int, dict[str, GpuMemory]] = {}
 
 @dataclass(frozen=True)
 class NodesStart:
-    """The nodes of each server, and how its workers are distributed over them."""
+    """The nodes of each server, how its workers are distributed over them, and whether they are to be installed."""
 
     launcher: Launcher
     layout: NodeLayout
+    install: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ def _started_on_nodes(
 ) -> _Starting:
     """Compare the nodes, and start the processes of one server on all of them."""
     launcher, layout = nodes.launcher, nodes.layout
+    if nodes.install:
+        copy_to_nodes(launcher, installation(python, settings.model))
     with step(f"asking {len(launcher.nodes)} nodes by {launcher.name}"):
         reports = node_reports(launcher, python, settings.model)
     for difference in require_alike(reports, workers=layout.workers, on_gpus=settings.device != "cpu"):
@@ -213,7 +217,9 @@ def _started_ranks(
             record, process = start_on_node(launcher, node, argv, own_env, folder, secrets=secrets, grace_s=GRACE_S)
             own(process)
             supervisors.append(process)
-            started.append(replace(record, env=env))
+            report = folder / f"report-{node}.json"
+            write_record(report, reports[node])
+            started.append(replace(record, env=env, report=str(report)))
     except BaseException:
         end_supervisors([process.pid for process in supervisors])
         raise

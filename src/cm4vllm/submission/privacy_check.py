@@ -19,7 +19,7 @@ from cm4vllm.rules import tree_layouts
 from cm4vllm.serving.records import NodeRecord
 from cm4vllm.submission.privacy import PrivateWord, private_words, refuse_private
 from cm4vllm.submission.published_program import program_folders, published_files
-from cm4vllm.submission.system_records import MACHINE_FILE
+from cm4vllm.submission.system_records import MACHINE_FILE, NODE_FILES
 
 __all__ = ["inspect_tree", "servers_of", "words_of"]
 
@@ -43,8 +43,8 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 
 def words_of(out: Path) -> list[PrivateWord]:
     """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
-    machine = out / "system" / MACHINE_FILE
-    facts = text_of(machine) if machine.is_file() else ""
+    machines = [out / "system" / MACHINE_FILE, *(out / "system").glob(NODE_FILES)]
+    facts = "\n".join(text_of(machine) for machine in machines if machine.is_file())
     folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]
     return private_words(servers=servers_of(out), serials=set(_UUID.findall(facts)), folders=folders)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.hardware.system_description import (
     STATUS_NOT_STATED,
     SystemAsked,
@@ -29,15 +30,27 @@ from cm4vllm.hardware.system_description import (
     stated_system,
 )
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
+from cm4vllm.serving.clusters.node_report import NodeReport, reports_of
 from cm4vllm.serving.records import ServerRecord, Simulation
 from cm4vllm.submission.campaign_software import SOFTWARE_FILE, detect_software
-from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus
+from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, observed_gpus
 from cm4vllm.submission.privacy import first_private, private_words
 
-__all__ = ["MACHINE_FILE", "SYSTEM_FILE", "SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
+__all__ = [
+    "MACHINE_FILE",
+    "NODE_FILES",
+    "SYSTEM_FILE",
+    "SystemFiles",
+    "SystemSettings",
+    "check_stated",
+    "runs_here",
+    "write_system",
+]
 
 SYSTEM_FILE = "system.json"
 MACHINE_FILE = "machine.json"
+#: The facts of the second and further nodes of a server, * being the number of the node.
+NODE_FILES = "machine-*.json"
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
 _LONGEST_NAME = 100
@@ -81,11 +94,12 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     server = read_record(Path(settings.server_record), ServerRecord) if settings.server_record else None
     if server is not None and server.simulated is not None:
         return _write_simulated(settings, server, server.simulated)
-    facts = detect_machine()
+    reports = reports_of(server) if server is not None else []
+    facts, *others = _machines(reports)
     check_stated(settings.system_file, settings.name)
     file = read_system_file(typed_path(settings.system_file)) if settings.system_file else SystemFile({})
     stated = _stated(file, settings.name)
-    here = server is None or all(runs_here(endpoint) for endpoint in server.endpoints)
+    here = server is None or bool(reports) or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
         submitter=settings.submitter,
         division=settings.division,
@@ -93,7 +107,8 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         vllm=server.version if server and server.software == "vLLM" else "",
         software=server.named if server and server.software else "",
         packages=server.packages if server else {},
-        used=gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server)) if server and here else None,
+        used=_used(server, facts, reports) if server and here else None,
+        others=others,
         here=here,
         rehearsal=settings.execution_mode == "test",
         stated=stated,
@@ -104,7 +119,10 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
     for hint in hints(description):
         say(f"system description: please check: {hint}")
-    write_record(folder / MACHINE_FILE, facts)
+    for path in folder.glob(NODE_FILES):
+        path.unlink()
+    for number, machine in enumerate((facts, *others), 1):
+        write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
     write_record(folder / SOFTWARE_FILE, detect_software(server))
     write_json(folder / SYSTEM_FILE, description)
     blank = None
@@ -113,6 +131,17 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         if not blank.exists():
             write_text(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def _machines(reports: Sequence[NodeReport]) -> list[MachineFacts]:
+    """Return the machines that serve, as the nodes themselves detected them before the start, or this machine."""
+    return [report.machine for report in reports if report.machine is not None] or [detect_machine()]
+
+
+def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
+    if reports:
+        return gpus_of_nodes(server, reports)
+    return gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server))
 
 
 def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation: Simulation) -> SystemFiles:
@@ -132,8 +161,8 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
             "sw_notes": f"{notes} {STATUS_NOT_STATED}",
         }
     )
-    for name in (MACHINE_FILE, SOFTWARE_FILE, _TEMPLATE):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / MACHINE_FILE, folder / SOFTWARE_FILE, folder / _TEMPLATE, *folder.glob(NODE_FILES)):
+        path.unlink(missing_ok=True)
     write_json(folder / SYSTEM_FILE, description)
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,74 @@ def test_llm_d_is_told_once_what_its_own_fields_say():
     assert not {"--tensor-parallel-size", "--port", "--host", "--served-model-name", "2"} & set(words)
     assert words[-2:] == ["--hf-overrides", '{"a b": 1}']
     assert "image" not in container(document)
+
+
+def leader_and_worker(**env):
+    document, service = objects(CM_KUBERNETES_KIND="leader-worker-set", CM_VLLM_SERVER_NODES="2", **env)
+    template = document["spec"]["leaderWorkerTemplate"]
+    pods = [template[name]["spec"]["containers"][0] for name in ("leaderTemplate", "workerTemplate")]
+    return document, service, pods
+
+
+def test_one_server_over_several_pods_is_a_leader_and_workers():
+    sizes = {"CM_VLLM_SERVER_TP_SIZE": "8", "CM_VLLM_SERVER_PP_SIZE": "2"}
+    document, service, (leader, worker) = leader_and_worker(**sizes)
+    assert document["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert [pod["resources"]["limits"] for pod in (leader, worker)] == [{"nvidia.com/gpu": "8"}] * 2
+    end = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "$(VLLM_HOST_IP)", "--master-port", "29500"]
+    assert leader["args"][-8:] == end
+    end[3], end[5] = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
+    assert worker["args"][-9:] == ["--headless", *end]
+    assert "readinessProbe" in leader and "readinessProbe" not in worker
+    selector = service["spec"]["selector"]
+    assert selector == {
+        "leaderworkerset.sigs.k8s.io/name": "model-7b-v1",
+        "leaderworkerset.sigs.k8s.io/worker-index": "0",
+    }
+
+
+def test_the_rank_of_engines_on_a_pod_is_computed_where_it_starts(tmp_path):
+    sizes = {"CM_VLLM_SERVER_DP_SIZE": "4", "CM_VLLM_SERVER_TP_SIZE": "2"}
+    _, _, (leader, worker) = leader_and_worker(**sizes)
+    assert leader["args"][-6:-4] == ["--data-parallel-size-local", "2"]
+    program = tmp_path / "vllm"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    # As Kubernetes replaces variables: $$ stands for a dollar sign.
+    words = [word.replace("$$", "$") for word in (*worker["command"], *worker["args"])]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LWS_WORKER_INDEX": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    assert done[0] == "serve"
+    assert done[done.index("--data-parallel-start-rank") + 1] == "2"
+    assert done[done.index("--data-parallel-size-local") + 1] == "2"
+    _, _, (_, worker) = leader_and_worker(CM_VLLM_SERVER_DP_SIZE="2")
+    assert worker["args"][worker["args"].index("--data-parallel-start-rank") + 1] == "$(LWS_WORKER_INDEX)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("leader-worker-set", "1"), ("leader-worker-set", "a,b"), ("deployment", "2"), ("llm-d", "2")]
+)
+def test_pods_of_one_server_are_a_leader_worker_set_and_a_number(kind, nodes):
+    with pytest.raises(UsageError, match="--nodes"):
+        objects(CM_KUBERNETES_KIND=kind, CM_VLLM_SERVER_NODES=nodes, CM_VLLM_SERVER_TP_SIZE="2")
+
+
+LWS = os.environ.get("LWS_GIT", "")
+
+
+@pytest.mark.parametrize("model", ["owner/name", "pvc://models/llama"])
+@pytest.mark.parametrize("size", ["TP", "DP"])
+def test_a_leader_worker_set_fits_its_definition(model, size):
+    document, service, _ = leader_and_worker(
+        **{"CM_VLLM_SERVER_MODEL_NAME": model, f"CM_VLLM_SERVER_{size}_SIZE": "4", "CM_KUBERNETES_NAME": "m"}
+    )
+    assert "not checked: give a checkout of kubernetes-sigs/lws" in check_objects([document], None)[0]
+    if not LWS:
+        pytest.skip("LWS_GIT does not name a checkout or git directory of kubernetes-sigs/lws")
+    assert all("fits" in sentence for sentence in check_objects([document, service], None, lws=Path(LWS)))
+    document["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
+    with pytest.raises(UsageError, match="does not fit"):
+        check_objects([document], None, lws=Path(LWS))
 
 
 def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():

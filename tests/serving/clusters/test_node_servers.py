@@ -1,6 +1,7 @@
 """One server over several nodes, which are processes of this machine: ready, dead, and ended however its owner ends."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
+from cm4vllm.serving.launch_settings import require_usable
 from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server import NodesStart, death_reason, start_all, stop
 
@@ -42,10 +44,11 @@ def python(tmp_path):
     return path
 
 
-def launch(python, folder, *, nodes=2, launcher=None, **sizes) -> ServerRecord:
-    settings = ServerSettings(model="m", name=peer.MODEL, **sizes)
+def launch(python, folder, *, nodes=2, launcher=None, extra="", **sizes) -> ServerRecord:
     layout = node_layout(nodes, **{"tp_size": 1, "pp_size": 1, "dp_size": 1} | sizes)
     launcher = launcher or LocalLauncher(tuple(f"n{number}" for number in range(1, nodes + 1)))
+    host = launcher.address(launcher.nodes[0])
+    settings = ServerSettings(model="m", name=peer.MODEL, extra=extra, host=host, **sizes)
     start = NodesStart(launcher, layout)
     return start_all(python, [(settings, folder)], timeout_s=30, argv=ARGV, nodes=start)[0]
 
@@ -140,6 +143,85 @@ def test_a_killed_owner_leaves_no_process_on_any_node(python, tmp_path):
     assert gone(processes)
 
 
+def test_a_key_stands_in_no_command_line_and_no_file(python, tmp_path, monkeypatch):
+    secrets = ("k3y-of-the-server-5f1c", "hf_t0kenOfTheHub5f1cAbCdEfGhIjKlMnOp")
+    monkeypatch.setenv("VLLM_API_KEY", secrets[0])
+    record = launch(python, tmp_path / "server", tp_size=2, extra=f"--hf-token={secrets[1]}")
+    try:
+        require_no_word_of(secrets, tmp_path)
+        environ = psutil.Process(record.nodes[1].supervisor_pid).children()[0].environ()
+        assert (environ["VLLM_API_KEY"], environ["HF_TOKEN"]) == secrets
+    finally:
+        stop(record)
+
+
+def require_no_word_of(secrets, folder) -> None:
+    lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    texts = lines + [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
+    assert not [secret for secret in secrets for text in texts if secret in text]
+
+
+#: Starts a server, prints the reason of its end and the seconds until it was known, and ends.
+WATCHING_OWNER = """
+import os, sys, time
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+import test_node_servers as t
+from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
+launcher = chosen_launcher({launcher!r}, {nodes!r}, os.environ)
+record = t.launch(Path({python!r}), Path({folder!r}), launcher=launcher, tp_size=2)
+print("ready", flush=True)
+while (reason := t.death_reason(record)) is None:
+    time.sleep(0.05)
+print(f"ended {{time.time()}} {{reason}}", flush=True)
+t.stop(record)
+"""
+
+
+def killed_once(python, folder, victim, seed, *, launcher="local", nodes="2") -> None:
+    """Start a server over two nodes, kill a part of it, and see that the cause is named and nothing is left."""
+    words = {"python": str(python), "folder": str(folder), "launcher": launcher, "nodes": nodes}
+    code = WATCHING_OWNER.format(tests=str(Path(__file__).parent), **words)
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert any(line == "ready\n" for line in owner.stdout), f"seed {seed}: not ready"
+    record = read_record(folder / "server.json", ServerRecord)
+    port = record.endpoint.rpartition(":")[2]
+    head, worker = sorted(peers(port), key=lambda process: "--headless" in process.cmdline())
+    launchers = [psutil.Process(node.supervisor_pid) for node in record.nodes]
+    begin = time.time()
+    {"head": head, "worker": worker, "launcher": launchers[seed % 2], "cm": psutil.Process(owner.pid)}[victim].kill()
+    line = next((line for line in owner.stdout if line.startswith("ended ")), "")
+    owner.wait(30)
+    owner.stdout.close()
+    if victim != "cm":
+        node = record.nodes[{"head": 0, "worker": 1, "launcher": seed % 2}[victim]].name
+        assert f"on the node {node}:" in line, f"seed {seed}: {victim}: {line}"
+        assert float(line.split()[1]) - begin < 10, f"seed {seed}: {victim}: {line}"
+    deadline = time.monotonic() + 15
+    while left := peers(port):
+        assert time.monotonic() < deadline, f"seed {seed}: {victim}: {left}"
+        time.sleep(0.1)
+
+
+def peers(port) -> list[psutil.Process]:
+    """Return the processes of the small server with a port, on all nodes that are on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if node_peer.__file__ in words and port in words and "/python" in words[0]:
+            found.append(process)
+    return found
+
+
+@pytest.mark.timing
+def test_after_ten_seeded_kills_nothing_is_left_and_the_server_starts_again(python, tmp_path):
+    for seed in range(10):
+        rng = random.Random(seed)
+        victim = rng.choice(["head", "worker", "launcher", "cm"])
+        killed_once(python, tmp_path / f"server-{seed}", victim, seed)
+    stop(launch(python, tmp_path / "again", tp_size=2))
+
+
 def test_a_node_that_cannot_run_cm4vllm_is_named_before_a_start(python, tmp_path):
     class Unreachable(LocalLauncher):
         def words(self, node, program):
@@ -150,6 +232,18 @@ def test_a_node_that_cannot_run_cm4vllm_is_named_before_a_start(python, tmp_path
         launch(python, tmp_path / "server", launcher=Unreachable(("n1", "n2")), tp_size=2)
     assert "Connection refused" in failed.value.cause
     assert not list(tmp_path.glob("server/*.log"))
+
+
+def test_a_node_that_cannot_be_reached_is_named_by_a_plan(tmp_path, monkeypatch):
+    for name, text in {"ssh": "[ $1 = -G ] && echo hostname 127.0.0.1 && exit; echo refused >&2; exit 255"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    env = {"CM_VLLM_SERVER_NODES": "n1,n2", "CM_VLLM_SERVER_TP_SIZE": "2", "CM_MLPERF_DEVICE": "cpu"}
+    with pytest.raises(ServerUnreachable, match="the node n1 in --nodes cannot be reached") as failed:
+        require_usable(env)
+    assert "refused" in failed.value.cause and "BatchMode=yes" in failed.value.remedy
+    require_usable({**env, "CM_VLLM_SERVER_LAUNCHER": "local"})
 
 
 def test_a_node_without_vllm_is_refused(tmp_path):

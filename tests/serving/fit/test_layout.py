@@ -9,6 +9,7 @@ import pytest
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.fit.layout import GIB, Asked, advise, kv_cache_tokens, table
 
 TINY = {
@@ -191,3 +192,34 @@ def test_the_table_says_what_to_serve_with():
         "35,136 bytes a token",
     ):
         assert words in text
+
+
+def test_an_engine_that_fits_a_node_stays_on_it():
+    fit = advise(asked("llama-2-70b-chat-fp8", 16, H100, nodes=2))
+    one = advise(asked("llama-2-70b-chat-fp8", 8, H100))
+    assert (fit.tensor_parallel, fit.pipeline_parallel) == (one.tensor_parallel, one.pipeline_parallel)
+    assert fit.data_parallel == 2 * one.data_parallel
+    assert "2 of 8 GPUs, each engine within a node" in table(asked("llama-2-70b-chat-fp8", 16, H100, nodes=2), fit)
+
+
+def test_what_no_node_holds_has_its_stages_on_several():
+    with pytest.raises(ModelError, match="does not fit 8 x"):
+        advise(asked("llama-3.1-405b-instruct", 8, H100))
+    fit = advise(asked("llama-3.1-405b-instruct", 16, H100, nodes=2))
+    assert (fit.tensor_parallel, fit.pipeline_parallel, fit.data_parallel) == (8, 2, 1)
+    assert "each engine over 2 nodes" in table(asked("llama-3.1-405b-instruct", 16, H100, nodes=2), fit)
+
+
+def test_a_layout_over_nodes_is_one_that_can_be_started():
+    for nodes, each in ((2, 2), (2, 8), (3, 4), (4, 8)):
+        question = asked("llama-2-70b-chat", nodes * each, H100, nodes=nodes)
+        fit = advise(question)
+        layout = node_layout(
+            nodes, tp_size=fit.tensor_parallel, pp_size=fit.pipeline_parallel, dp_size=fit.data_parallel
+        )
+        assert layout.workers <= each
+
+
+def test_what_several_nodes_do_not_hold_names_them():
+    with pytest.raises(ModelError, match="does not fit 4 x 23.6 GiB on 2 nodes"):
+        advise(asked("llama-3.1-405b-instruct", 4, RTX4090, nodes=2))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.hardware.throttling import TIMES
-from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, RunRecord, RunSettings, SelfCheck
+from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, MachineLoad, RunRecord, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
 __all__ = ["Doubt", "client_doubts", "doubts", "headroom", "slowed", "times_the_load"]
@@ -111,6 +111,8 @@ def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
     load = run.machine_load
     if load is None or run.settings.mode is not Mode.PERFORMANCE:
         return
+    for number, node in enumerate(run.node_loads, 1):
+        yield from _slowed_machine(node, f"node {number} of the server")
     if load.others is not None and load.others > OTHERS:
         yield Doubt(
             f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
@@ -118,16 +120,21 @@ def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
             "end them and run again",
             precision=True,
         )
+    yield from _slowed_machine(load, "this machine")
+
+
+def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
+    """Say what kept the processors of a machine from working, or from working as fast as they can."""
     if load.stolen > STOLEN:
         yield Doubt(
-            f"during the run the hypervisor gave {load.stolen:.0%} of this machine's processors to other machines",
+            f"during the run the hypervisor gave {load.stolen:.0%} of the processors of {machine} to other machines",
             "run on one that is not shared",
             precision=True,
         )
     for what, amount in load.throttled.items():
         if "temperature" in what:
             yield Doubt(
-                f"{slowed(what, amount)}: the machine was too hot to run as fast as it can",
+                f"{slowed(what, amount)}: {machine} was too hot to run as fast as it can",
                 "see to its cooling",
                 precision=True,
             )

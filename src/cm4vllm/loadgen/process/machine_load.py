@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from cm4vllm.hardware.machine_samples import processor_seconds
 from cm4vllm.hardware.throttling import throttled, throttling
 from cm4vllm.loadgen.records import MachineLoad
 from cm4vllm.serving.records import ServerRecord
@@ -16,8 +17,6 @@ from cm4vllm.serving.supervisor import descendants
 __all__ = ["MachineMeter"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: proc(5), /proc/stat: user, nice, system, irq and softirq are work; guests are counted in user and nice already.
-_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 #: proc(5), /proc/pid/stat, counted from the field behind the name: utime, stime, cutime, cstime.
 _TIMES = slice(11, 15)
 
@@ -27,16 +26,18 @@ class MachineMeter:
 
     def __init__(self, server: ServerRecord) -> None:
         self._supervisors = tuple(server.supervisors)
-        # Ray starts the workers, not the server: their processes are not known here.
-        self._knows_server = server.owned and server.options.get("distributed-executor-backend") != "ray"
+        # Ray starts the workers, not the server: their processes are not known here. Nor are those of other nodes.
+        elsewhere = any(node.launcher != "local" for node in server.nodes)
+        by_ray = server.options.get("distributed-executor-backend") == "ray"
+        self._knows_server = server.owned and not by_ray and not elsewhere
         self._throttling = throttling()
         self._begin = time.monotonic()
-        self._machine = _machine_s()
+        self._machine = processor_seconds()
         self._own = self._own_s()
 
     def load(self) -> MachineLoad | None:
         """Return what was measured until now; None where the kernel does not say. The client's processes have ended."""
-        before, after = self._machine, _machine_s()
+        before, after = self._machine, processor_seconds()
         if before is None or after is None:
             return None
         return MachineLoad(
@@ -52,16 +53,6 @@ class MachineMeter:
         mine = os.times()
         pids = [pid for supervisor in self._supervisors for pid in (supervisor, *descendants(supervisor))]
         return mine.user + mine.system + mine.children_user + mine.children_system + _processes_s(pids)
-
-
-def _machine_s() -> tuple[float, float] | None:
-    """Return the seconds that the processors were busy since the machine started, and those that were stolen."""
-    try:
-        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-        counts = [int(word) for word in words]
-        return sum(counts[place] for place in _BUSY) / _TICKS, counts[_STEAL] / _TICKS
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _processes_s(pids: Iterable[int]) -> float:

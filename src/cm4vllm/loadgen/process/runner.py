@@ -34,6 +34,7 @@ from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter
 from cm4vllm.loadgen.process.messages import Ended, Failed
+from cm4vllm.loadgen.process.node_samples import NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.process_monitor import (
     Alive,
     MonitoredRun,
@@ -163,6 +164,7 @@ def _measured(
         with (
             gpus_sampled(folder / GPU_SAMPLES_FILE, here=here),
             energy_watched(here=here) as counters,
+            nodes_sampled(settings.server, folder) as nodes,
             sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
         ):
             run = monitored(watch)
@@ -175,7 +177,7 @@ def _measured(
         raise _error(outcome)
     run.clock.require_unset(settings.title)
     accepted = servers.require_same(settings.title, watch.process_starts)
-    record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load())
+    record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load(), nodes)
     return replace(record, accepted_restarts=accepted, energy=_energy(settings, folder, counters))
 
 
@@ -220,6 +222,7 @@ def _record(
     started_at: str,
     metrics: ServerMetrics | None,
     load: MachineLoad | None,
+    nodes: NodeSamples,
 ) -> RunRecord:
     version = loadgen_version(folder)
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
@@ -247,6 +250,7 @@ def _record(
         client=client,
         server_metrics=metrics,
         machine_load=load,
+        node_loads=nodes.loads(),
         files={name: sha256_of(folder / name) for name in logs},
     )
 

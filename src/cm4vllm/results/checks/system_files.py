@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.known_hardware import contradictions
-from cm4vllm.hardware.system_description import KEYS
+from cm4vllm.hardware.system_description import KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
@@ -63,6 +63,8 @@ _OF_ACCELERATORS = frozenset(
 _COUNTS = frozenset({"number_of_nodes", "accelerators_per_node", "host_processors_per_node"})
 #: What the template of an automation states of every machine.
 _TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A"}
+#: A remark on nodes that differ: a key, and the values of the nodes.
+_DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")
 #: Caches are listed in one text, with `,`, `;` or a line between them.
 _CORES = re.compile(r"L1d[^,;\n]*\((\d+) instances?\)")
 
@@ -233,6 +235,29 @@ def numbers(submission: Submission) -> Iterator[Fault]:
                 yield Fault("a quantity has no unit", system.file, key, text, "a unit: GHz, MHz, GB or TB")
             if key in _COUNTS and text and text.lower() not in _NO_ANSWERS and whole_number(value) is None:
                 yield Fault("a count is no whole number", system.file, key, text, "a whole number, as 8")
+
+
+@check(
+    "SYSTEM-NODES",
+    "the nodes of a system are alike, and the description says what joins them",
+    source="src/cm4vllm/hardware/system_description.py: the remark on nodes that differ",
+    remedy="serve from nodes that are alike, and state host_networking in the system file (--system_file)",
+    severity=Severity.WARNING,
+    stage=Stage.TREE,
+)
+def nodes(submission: Submission) -> Iterator[Fault]:
+    for system, stated in described(submission):
+        for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
+            yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+        if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
+            yield Fault(
+                "the description does not say what joins the nodes",
+                system.file,
+                "host_networking",
+                NOT_STATED,
+                "the network between the nodes",
+                severity=Severity.NOTE,
+            )
 
 
 @check(

@@ -1,4 +1,4 @@
-"""vLLM on Kubernetes: one typed description, written as a Deployment, as a KServe InferenceService, or for llm-d."""
+"""vLLM on Kubernetes: one typed description, as a Deployment, a LeaderWorkerSet, a KServe service, or for llm-d."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.arguments import ServerSettings, read_server_settings, secret_env, server_argv
+from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
 
 __all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 
 MANIFEST_FILE = "manifests.yaml"
 
 PORT = 8000
+#: The ports of the leader of several pods: of the groups of their workers, and of data parallelism.
+_GROUP_PORTS = ("29500", "29550")
 #: Where KServe mounts a model; the other kinds mount a claim there as well.
 MODEL_MOUNT = "/mnt/models"
 
@@ -32,8 +35,15 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: Said by an LLMInferenceService's own fields, or by the start command of KServe's template: not among its arguments.
 _SAID_BY_LLM_D = ("--served-model-name", "--host", "--port", "--tensor-parallel-size", "--pipeline-parallel-size")
 
+#: The labels of pods of a LeaderWorkerSet, and of its leader (kubernetes-sigs/lws, leaderworkerset_types.go).
+_LWS, _LWS_GROUP = "leaderworkerset.sigs.k8s.io", "leaderworkerset.x-k8s.io"
+_LEADER = {f"{_LWS}/worker-index": "0"}
+
 #: How long a pod may load, in seconds, where the inputs do not set it.
 _START_TIMEOUT_S = 1800
+
+
+_Kind = Literal["deployment", "leader-worker-set", "kserve", "llm-d"]
 
 
 class PodSettings(Record, frozen=True, kw_only=True):
@@ -43,12 +53,13 @@ class PodSettings(Record, frozen=True, kw_only=True):
     the cluster's device plugin offers GPUs. `start_timeout_s` is how long a pod may load before it is started again.
     """
 
-    kind: Annotated[Literal["deployment", "kserve", "llm-d"], Key("CM_KUBERNETES_KIND")] = "deployment"
+    kind: Annotated[_Kind, Key("CM_KUBERNETES_KIND")] = "deployment"
     model: input_types.VllmModelName
     name: Annotated[str, Key("CM_KUBERNETES_NAME")] = ""
     namespace: Annotated[str, Key("CM_KUBERNETES_NAMESPACE")] = ""
     image: Annotated[str, Key("CM_KUBERNETES_IMAGE")] = ""
     replicas: Annotated[int, Key("CM_KUBERNETES_REPLICAS")] = 1
+    nodes: input_types.Nodes = ""
     pp_size: input_types.PpSize = None
     gpu_resource: Annotated[str, Key("CM_KUBERNETES_GPU_RESOURCE")] = "nvidia.com/gpu"
     cpu: Annotated[str, Key("CM_KUBERNETES_CPU")] = ""
@@ -60,6 +71,11 @@ class PodSettings(Record, frozen=True, kw_only=True):
     def stages(self) -> int:
         """The number of pipeline stages."""
         return 1 if self.pp_size is None else self.pp_size
+
+    @property
+    def pods(self) -> int:
+        """The number of pods that one server is spread over; 0 where it is not a number."""
+        return int(self.nodes or 1) if (self.nodes or "1").isdigit() else 0
 
     @property
     def most_start_s(self) -> float:
@@ -100,7 +116,9 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
         return [_llm_inference_service(pod, server, arguments)]
     if pod.kind == "kserve":
         return [_inference_service(pod, server, arguments)]
-    return [_deployment(pod, server, arguments), _service(pod)]
+    if pod.kind == "leader-worker-set":
+        return [_leader_worker_set(pod, server, arguments), _service(pod, _LEADER | {f"{_LWS}/name": pod.object_name})]
+    return [_deployment(pod, server, arguments), _service(pod, _labels(pod))]
 
 
 def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> Path:
@@ -144,6 +162,13 @@ def _check(pod: PodSettings) -> None:
         )
     if pod.replicas < 1 or pod.stages < 1:
         raise UsageError("--replicas and --pp_size have to be 1 or more")
+    spread = pod.kind == "leader-worker-set"
+    if pod.pods < 1 or (pod.pods > 1) is not spread:
+        raise UsageError(
+            f"--nodes={pod.nodes or 1} does not fit the variation _{pod.kind}",
+            cause="_leader-worker-set spreads one server over 2 or more pods, the other variations over none",
+            remedy="give _leader-worker-set with --nodes=2 or more, or leave --nodes out",
+        )
 
 
 def _server_settings(pod: PodSettings, env: Mapping[str, str]) -> ServerSettings:
@@ -169,7 +194,7 @@ def _labels(pod: PodSettings) -> dict[str, str]:
 
 def _resources(pod: PodSettings, server: ServerSettings) -> dict[str, Any]:
     asked = {key: value for key, value in (("cpu", pod.cpu), ("memory", pod.memory)) if value}
-    gpus = {pod.gpu_resource: str((server.tp_size or 1) * pod.stages)}
+    gpus = {pod.gpu_resource: str(server.workers // pod.pods)}
     return {"limits": {**asked, **gpus}, "requests": {**asked, **gpus}}
 
 
@@ -235,13 +260,60 @@ def _deployment(pod: PodSettings, server: ServerSettings, arguments: list[str]) 
     }
 
 
-def _service(pod: PodSettings) -> dict[str, Any]:
+def _service(pod: PodSettings, selector: Mapping[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(pod),
-        "spec": {"selector": _labels(pod), "ports": [{"name": "http", "port": PORT, "targetPort": PORT}]},
+        "spec": {"selector": dict(selector), "ports": [{"name": "http", "port": PORT, "targetPort": PORT}]},
     }
+
+
+def _leader_worker_set(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:
+    """Return pods that start and end together: the leader, which serves, and the others, with `--headless`.
+
+    The controller gives each pod the variables LWS_LEADER_ADDRESS and LWS_WORKER_INDEX, which Kubernetes puts into
+    the arguments.
+    """
+    layout = node_layout(pod.pods, tp_size=server.tp_size or 1, pp_size=pod.stages, dp_size=server.dp_size or 1)
+    own = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    leader = _pod_spec(pod, server, "vllm", [*arguments, *layout.options(0, "$(VLLM_HOST_IP)", _GROUP_PORTS)])
+    worker = _pod_spec(pod, server, "vllm", arguments)
+    (container,) = worker["containers"]
+    container |= _worker_command(arguments, layout)
+    for name in ("ports", "startupProbe", "readinessProbe"):  # it answers no requests
+        del container[name]
+    for spec in (leader, worker):
+        spec["containers"][0]["env"].append(own)
+    return {
+        "apiVersion": f"{_LWS_GROUP}/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": _metadata(pod),
+        "spec": {
+            "replicas": pod.replicas,
+            "leaderWorkerTemplate": {
+                "size": pod.pods,
+                # vLLM's processes cannot go on when one of them has ended.
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {"metadata": {"labels": _labels(pod)}, "spec": leader},
+                "workerTemplate": {"metadata": {"labels": _labels(pod)}, "spec": worker},
+            },
+        },
+    }
+
+
+def _worker_command(arguments: list[str], layout: NodeLayout) -> dict[str, list[str]]:
+    """Return command and arguments of the pods beside the leader: their rank is computed from their index."""
+    words = layout.options(1, "$(LWS_LEADER_ADDRESS)", _GROUP_PORTS)
+    option = "--node-rank" if layout.crosses else "--data-parallel-start-rank"
+    place, step = words.index(option) + 1, 1 if layout.crosses else layout.engines // layout.nodes
+    if step == 1:
+        words[place] = "$(LWS_WORKER_INDEX)"
+        return {"command": ["vllm", "serve"], "args": [*arguments, *words]}
+    # $$ is a dollar sign for the shell, which Kubernetes does not read as a variable of its own.
+    rank = f"$$((LWS_WORKER_INDEX * {step}))"
+    rest = [*words[: place - 1], *words[place + 1 :]]
+    return {"command": ["sh", "-c"], "args": [f'exec vllm serve "$@" {option} {rank}', "vllm", *arguments, *rest]}
 
 
 def _inference_service(pod: PodSettings, server: ServerSettings, arguments: list[str]) -> dict[str, Any]:

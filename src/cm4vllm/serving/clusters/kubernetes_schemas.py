@@ -14,31 +14,38 @@ from cm4vllm.common.errors import SourceUnavailable, UsageError
 
 __all__ = ["check_objects"]
 
-#: The file of each kind's definition in kserve/kserve.
+_KSERVE, _LWS = "kserve/kserve", "kubernetes-sigs/lws"
+#: The repository with the definition of each kind, and the file of the definition in it.
 _DEFINITIONS = {
-    "InferenceService": "charts/kserve-crd/templates/serving.kserve.io_inferenceservices.yaml",
-    "LLMInferenceService": "charts/kserve-llmisvc-crd/templates/serving.kserve.io_llminferenceservices.yaml",
+    "InferenceService": (_KSERVE, "charts/kserve-crd/templates/serving.kserve.io_inferenceservices.yaml"),
+    "LLMInferenceService": (_KSERVE, "charts/kserve-llmisvc-crd/templates/serving.kserve.io_llminferenceservices.yaml"),
+    "LeaderWorkerSet": (_LWS, "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
 }
+_FLAGS = {_KSERVE: "--kserve_src", _LWS: "--lws_src"}
 
 
-def check_objects(documents: list[dict[str, Any]], kserve: Path | None, version: str = "") -> list[str]:
+def check_objects(
+    documents: list[dict[str, Any]], kserve: Path | None, version: str = "", *, lws: Path | None = None
+) -> list[str]:
     """Check each object and return a sentence for each: by which schema it was checked, or why not.
 
     Kubernetes' own kinds are checked by kubernetes-validate, for the Kubernetes `version` or else the newest that it
-    knows; KServe's by the definitions in `kserve`, a checkout or git directory of kserve/kserve. A field that no schema
-    names is an error.
+    knows; others by the definitions in `kserve` and `lws`, checkouts or git directories of kserve/kserve and
+    kubernetes-sigs/lws. A field that no schema names is an error.
     Raises UsageError for an object that does not fit.
     """
-    said = []
+    said, sources = [], {_KSERVE: kserve, _LWS: lws}
     for document in documents:
         kind = document["kind"]
-        if kind not in _DEFINITIONS:
+        repository, name = _DEFINITIONS.get(kind, ("", ""))
+        source = sources.get(repository)
+        if not repository:
             said.append(_check_builtin(document, version))
-        elif kserve is None:
-            said.append(f"{kind}: not checked: give a checkout of kserve/kserve (--kserve_src)")
+        elif source is None:
+            said.append(f"{kind}: not checked: give a checkout of {repository} ({_FLAGS[repository]})")
         else:
-            _check_custom(document, _definition(kserve, _DEFINITIONS[kind]))
-            said.append(f"{kind}: fits its definition in {kserve}")
+            _check_custom(document, _definition(source, repository, name))
+            said.append(f"{kind}: fits its definition in {source}")
     return said
 
 
@@ -97,19 +104,19 @@ def _strict(schema: Any, *, top: bool = True) -> Any:
     return done
 
 
-def _definition(kserve: Path, name: str) -> Mapping[str, Any]:
-    plain = kserve / name
+def _definition(source: Path, repository: str, name: str) -> Mapping[str, Any]:
+    plain = source / name
     try:
         text = (
             plain.read_text(encoding="utf-8")
             if plain.is_file()
             else subprocess.run(
-                ["git", "-C", str(kserve), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True
+                ["git", "-C", str(source), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True
             ).stdout
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise SourceUnavailable(
-            f"{kserve} has no {name}", remedy="name a checkout or a git directory of kserve/kserve"
+            f"{source} has no {name}", remedy=f"name a checkout or a git directory of {repository}"
         ) from error
     # A chart's template: lines of Helm's own are not YAML.
     text = re.sub(r"(?m)^\s*\{\{.*\}\}\s*$", "", text)

@@ -28,13 +28,13 @@ from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.records import NodeRecord
 from cm4vllm.serving.supervisor import OWN_END
 
-__all__ = ["ended_since", "node_cause", "node_program", "node_reports", "start_on_node"]
+__all__ = ["ended_since", "node_cause", "node_program", "node_reports", "require_reachable", "start_on_node"]
 
 #: Variables of this environment that the server of each node gets, too; those that choose devices are each node's own.
 _CARRIED = re.compile(
     r"(VLLM|NCCL|RCCL|GLOO|UCX|FI|HF|HUGGING_FACE|OMP|TORCH|PYTORCH|TRANSFORMERS|SAFETENSORS)_\w+|https?_proxy|no_proxy"
 )
-_REPORT_S = 120.0
+_REPORT_S, _REACH_S = 120.0, 30.0
 #: What the log of a node says whose peer has ended: the cause is then in the log of the peer.
 _CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|connectFullMesh|broken pipe|remote process exited|"
@@ -49,6 +49,19 @@ def node_program(module: str, *words: str) -> list[str]:
     return ["env", f"PYTHONPATH={source}", sys.executable, "-m", module, *words]
 
 
+def require_reachable(launcher: Launcher) -> None:
+    """See that each node runs a program. Raises ServerUnreachable naming the first that does not, UsageError."""
+    with ThreadPoolExecutor(min(64, len(launcher.nodes)), "nodes") as threads:
+        done = threads.map(lambda node: _output(launcher, node, ["true"], _REACH_S), launcher.nodes)
+        for node, (status, output) in zip(launcher.nodes, done, strict=True):
+            if status:
+                raise ServerUnreachable(
+                    f"the node {node} in --nodes cannot be reached",
+                    cause="\n".join([f"{launcher.name}: {status}", *output.splitlines()[-6:]]),
+                    remedy=f"see that this works without a password: {' '.join(launcher.words(node, ['true']))}",
+                )
+
+
 def node_reports(launcher: Launcher, python: Path, model: str) -> dict[str, NodeReport]:
     """Return the report of each node on itself, by its name; all are asked at the same time.
 
@@ -61,22 +74,28 @@ def node_reports(launcher: Launcher, python: Path, model: str) -> dict[str, Node
 
 
 def _report(launcher: Launcher, node: str, program: Sequence[str]) -> NodeReport:
-    try:
-        done = run(launcher.words(node, program), timeout_s=_REPORT_S)
-        status, output = exit_in_words(done.status), done.output
-    except subprocess.TimeoutExpired:
-        status, output = f"no answer within {_REPORT_S:g} s", ""
-    except OSError as error:
-        status, output = error.strerror or str(error), ""
+    status, output = _output(launcher, node, program, _REPORT_S)
     report = next((line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)), None)
     if report is None:
         raise ServerUnreachable(
             f"the node {node} cannot run cm4vllm",
-            cause="\n".join([f"{launcher.name}: {status}", *output.splitlines()[-6:]]),
+            cause="\n".join([f"{launcher.name}: {status or exit_in_words(0)}", *output.splitlines()[-6:]]),
             remedy="see that this works without a password: "
-            f"{' '.join(launcher.words(node, [sys.executable, '--version']))}",
+            f"{' '.join(launcher.words(node, [sys.executable, '--version']))}; "
+            "--install_on_nodes=yes copies cm4vllm there",
         )
     return msgspec.json.decode(report, type=NodeReport)
+
+
+def _output(launcher: Launcher, node: str, program: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """Run a program on a node; return in words why it failed, empty where it did not, and its output."""
+    try:
+        done = run(launcher.words(node, program), timeout_s=timeout_s)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:g} s", ""
+    except OSError as error:
+        return error.strerror or str(error), ""
+    return "" if done.ok else exit_in_words(done.status), done.output
 
 
 def start_on_node(

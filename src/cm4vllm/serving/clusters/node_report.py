@@ -3,7 +3,7 @@
     python -m cm4vllm.serving.clusters.node_report PYTHON MODEL
 
 prints one line of JSON, a `NodeReport`: the versions in vLLM's environment PYTHON, the digest of cm4vllm's own source,
-the digest of the files of the folder MODEL, the processors and GPUs, and free ports.
+the digest of the files of the folder MODEL, the hardware, and free ports.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.errors import UsageError
-from cm4vllm.common.records import Record
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.records import Record, read_record
+from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.records import GpuFacts, MachineFacts
+from cm4vllm.hardware.used_gpus import VISIBLE, UsedGpu, visible_gpus
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port
+from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["NodeReport", "model_digest", "own_report", "require_alike"]
+__all__ = ["NodeReport", "model_digest", "own_report", "reports_of", "require_alike"]
 
 #: Files of a model up to this size count by their content, larger ones by name and size: weights may be 1 TB.
 _MOST_BYTES = 2**24
@@ -33,7 +36,10 @@ MARK = "cm4vllm-node-report "
 
 
 class NodeReport(Record, frozen=True, kw_only=True):
-    """The state of a node before a start. `interfaces` are its network interfaces by address; `ports` are free."""
+    """The state of a node before a start. `interfaces` are its network interfaces by address; `ports` are free.
+
+    `machine` is its hardware, `gpu_uuids` are the GPUs, or MIG parts, that programs on it see, in their order.
+    """
 
     host: str
     kernel: str = ""
@@ -44,6 +50,8 @@ class NodeReport(Record, frozen=True, kw_only=True):
     cores: int = 0
     memory_bytes: int = 0
     gpus: list[str] = []
+    gpu_uuids: list[str] = []
+    machine: MachineFacts | None = None
     interfaces: dict[str, str] = {}
     ports: list[int] = []
 
@@ -52,6 +60,8 @@ def own_report(python: Path, model: str) -> NodeReport:
     """Return the report of this machine on itself."""
     import psutil
 
+    machine = detect_machine()
+    gpus = _visible(machine.gpus)
     return NodeReport(
         host=socket.gethostname(),
         kernel=platform.release(),
@@ -61,7 +71,9 @@ def own_report(python: Path, model: str) -> NodeReport:
         model=model_digest(Path(model)),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
-        gpus=[gpu.name for gpu in detect_gpus()],
+        gpus=[one.gpu.name for one in gpus],
+        gpu_uuids=[one.uuid for one in gpus],
+        machine=machine,
         interfaces={
             address.address.partition("%")[0]: name
             for name, addresses in psutil.net_if_addrs().items()
@@ -70,6 +82,23 @@ def own_report(python: Path, model: str) -> NodeReport:
         },
         ports=_free_ports(3),
     )
+
+
+def _visible(gpus: Sequence[GpuFacts]) -> list[UsedGpu]:
+    """Return the GPUs that programs on this machine see; all where it is not known which those are."""
+    named = next((os.environ[key] for key in VISIBLE if key in os.environ), None)
+    try:
+        return visible_gpus(gpus, named, os.environ.get("CUDA_DEVICE_ORDER", ""))
+    except CmError:
+        return visible_gpus(gpus, None)
+
+
+def reports_of(server: ServerRecord) -> list[NodeReport]:
+    """Return the reports of the nodes of a server, its head first; none for a server on one machine.
+
+    Raises CmError for a report that cannot be read.
+    """
+    return [read_record(Path(node.report), NodeReport) for node in server.nodes if node.report]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -128,7 +157,7 @@ def require_alike(reports: Mapping[str, NodeReport], *, workers: int, on_gpus: b
             raise UsageError(
                 f"the node {name} has no vLLM at the path of this machine's",
                 cause="its environment of vLLM does not exist there, or has no package vllm",
-                remedy="share the CM home (CM_REPOS) with all nodes by a file system, or install it at the same path",
+                remedy="share the CM home (CM_REPOS) with all nodes by a file system, or give --install_on_nodes=yes",
             )
         if on_gpus and len(report.gpus) < workers:
             raise UsageError(
@@ -140,7 +169,7 @@ def require_alike(reports: Mapping[str, NodeReport], *, workers: int, on_gpus: b
             raise UsageError(
                 f"the nodes differ in the {what}",
                 cause=difference,
-                remedy="install the same on all of them, or share one installation by a file system",
+                remedy="give --install_on_nodes=yes, or share one installation by a file system",
             )
     return [
         f"the nodes differ in {what}: {text}" for what, value in _ALIKE.items() if (text := _difference(reports, value))

@@ -18,6 +18,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
 
 __all__ = ["AdviceSettings", "advice", "asked_of", "require_host_memory"]
@@ -32,7 +33,8 @@ _MODEL_LEN, _BATCHED_TOKENS = 2048, 2048
 class AdviceSettings(Record, frozen=True, kw_only=True):
     """The model and the machine. `model` is a name of the catalogue, a folder or a config.json.
 
-    `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each.
+    `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each. With several
+    `nodes`, a number or names, each has as many.
     """
 
     model: Annotated[str, Key("CM_VLLM_FIT_MODEL")] = ""
@@ -40,6 +42,7 @@ class AdviceSettings(Record, frozen=True, kw_only=True):
     precision: Annotated[str, Key("CM_VLLM_FIT_PRECISION")] = ""
     gpus: Annotated[int | None, Key("CM_VLLM_FIT_GPUS")] = None
     gpu_memory_gib: Annotated[float | None, Key("CM_VLLM_FIT_GPU_MEMORY")] = None
+    nodes: input_types.Nodes = ""
     utilisation: input_types.GpuMemoryUtilization = None
     tp_size: input_types.TpSize = None
     pp_size: input_types.PpSize = None
@@ -101,12 +104,20 @@ def asked_of(settings: AdviceSettings) -> Asked:
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
     gpus, memory = _machine(settings)
+    nodes = node_count(settings.nodes)
+    if nodes > 1 and not gpus:
+        raise UsageError(
+            f"--nodes={settings.nodes} has no GPUs",
+            cause="the advice on the CPU backend is on one machine",
+            remedy="describe each node: --gpus=N of advise,vllm-fit and --gpu_memory=<GiB> of advise,vllm-fit",
+        )
     batched = settings.max_num_batched_tokens
     return Asked(
         name=name,
         architecture=architecture,
         precision=settings.precision or precision,
-        gpus=gpus,
+        gpus=gpus * nodes,
+        nodes=nodes,
         memory_bytes=memory,
         max_model_len=min(longest, architecture.max_positions or longest),
         weight_bytes=_size(folder) if folder and not settings.precision else 0,

@@ -39,7 +39,7 @@ class Asked:
     """The model to serve and the machine. `gpus` 0 is the CPU backend; its `memory_bytes` are the host's free bytes.
 
     `weight_bytes` are the checkpoint's own if it exists, 0 to compute them. `tensor_parallel` and
-    `pipeline_parallel` 0 are chosen. `max_num_seqs` 0 is chosen.
+    `pipeline_parallel` 0 are chosen. `max_num_seqs` 0 is chosen. `gpus` are those of all `nodes`, equally many of each.
     """
 
     name: str
@@ -56,6 +56,17 @@ class Asked:
     max_num_batched_tokens: int = 2048
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
+    nodes: int = 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes
+
+    def engines(self, group: int) -> int:
+        """Return how many engines of `group` GPUs there are: whole ones on each node, or each over several nodes."""
+        if group <= self.gpus_per_node:
+            return self.nodes * (self.gpus_per_node // group)
+        return max(1, self.gpus // group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,11 @@ class Fit:
     kv_bytes_per_token: float
     kv_tokens: int
     max_num_seqs: int
+
+    @property
+    def group(self) -> int:
+        """The number of GPUs of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def used_bytes(self) -> float:
@@ -91,11 +107,11 @@ def advise(asked: Asked) -> Fit:
         return _on_cpu(asked)
     layouts = [_on_gpus(asked, tensor, pipeline) for tensor, pipeline in _layouts(asked)]
     fits = [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len]
-    # Tensor parallelism does what stages do with less waiting: stages only where heads do not divide.
-    fits = [fit for fit in fits if fit.pipeline_parallel == 1] or fits
+    fits = _preferred(asked, fits)
     if not fits:
         raise ModelError(
-            f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB",
+            f"{asked.name} does not fit {asked.gpus} x {asked.memory_bytes / GIB:.1f} GiB"
+            + (f" on {asked.nodes} nodes" if asked.nodes > 1 else ""),
             cause=_arithmetic(asked, layouts[-1])
             if layouts
             else f"{asked.architecture.heads} attention heads cannot be shared by {asked.tensor_parallel} GPUs",
@@ -103,6 +119,17 @@ def advise(asked: Asked) -> Fit:
         )
     enough = [fit for fit in fits if fit.kv_tokens >= ENOUGH_REQUESTS * asked.max_model_len]
     return enough[0] if enough else max(fits, key=lambda fit: fit.kv_tokens * fit.data_parallel)
+
+
+def _preferred(asked: Asked, fits: list[Fit]) -> list[Fit]:
+    """Return those of the layouts whose GPUs wait least for each other.
+
+    An engine is within a node where it fits. Tensor parallelism, which exchanges data in each layer, does what stages
+    do with less waiting within a node; between nodes, stages exchange less.
+    """
+    if within := [fit for fit in fits if fit.group <= asked.gpus_per_node]:
+        return [fit for fit in within if fit.pipeline_parallel == 1] or within
+    return [fit for fit in fits if fit.tensor_parallel <= asked.gpus_per_node] or fits
 
 
 def table(asked: Asked, fit: Fit) -> str:
@@ -119,6 +146,7 @@ def table(asked: Asked, fit: Fit) -> str:
             if asked.gpus
             else "CPU backend, one worker",
         ),
+        *([("nodes", _nodes(asked, fit))] if asked.nodes > 1 else []),
         (
             f"weights on {where}",
             f"{fit.weight_bytes / GIB:9.2f} GiB   {asked.precision}{'' if asked.weight_bytes else ', computed'}",
@@ -137,6 +165,12 @@ def table(asked: Asked, fit: Fit) -> str:
     return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
 
 
+def _nodes(asked: Asked, fit: Fit) -> str:
+    whole = fit.group <= asked.gpus_per_node
+    how = "each engine within a node" if whole else f"each engine over {fit.group // asked.gpus_per_node} nodes"
+    return f"{asked.nodes} of {asked.gpus_per_node} GPUs, {how}"
+
+
 def _flags(asked: Asked, fit: Fit) -> str:
     words = [f"--max-model-len {asked.max_model_len}", f"--max-num-seqs {fit.max_num_seqs}"]
     for option, value in (
@@ -151,9 +185,14 @@ def _flags(asked: Asked, fit: Fit) -> str:
 
 
 def _layouts(asked: Asked) -> Iterator[tuple[int, int]]:
-    """Give tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs."""
-    model = asked.architecture
+    """Give tensor and pipeline sizes, the smallest groups first; heads and layers divide evenly among GPUs.
+
+    A group that does not fit into a node is on all GPUs of several nodes.
+    """
+    model, each = asked.architecture, asked.gpus_per_node
     for size in range(1, asked.gpus + 1):
+        if size > each and (size % each or asked.gpus % size):
+            continue
         for pipeline in range(1, size + 1):
             tensor = size // pipeline
             if tensor * pipeline != size or (asked.tensor_parallel and tensor != asked.tensor_parallel):
@@ -187,7 +226,7 @@ def _fit(asked: Asked, weights: float, working: float, kv_bytes: float, tensor: 
     return Fit(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
-        data_parallel=max(1, asked.gpus // (tensor * pipeline)),
+        data_parallel=asked.engines(tensor * pipeline) if asked.gpus else 1,
         weight_bytes=weights,
         working_bytes=working,
         kv_bytes=kv_bytes,

@@ -1,9 +1,11 @@
 """One server over the nodes of a real launcher: `CLUSTER_NODES=HOST,HOST`, or a number in an allocation of Slurm.
 
 Each node needs the checkout and its environment at the same path. A small server takes the place of vLLM.
+test_namespace_launchers.py runs these tests over nodes that it makes.
 """
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ import test_node_servers
 from test_node_servers import python  # noqa: F401 - a fixture
 
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.process.node_samples import nodes_sampled
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import death_reason, stop
@@ -116,3 +119,35 @@ def test_a_kill_of_the_owner_or_of_a_launcher_leaves_no_process(python, tmp_path
     owner.wait()
     owner.stdout.close()
     wait_until_none_is_left(port_of(record))
+
+
+def test_after_ten_seeded_kills_nothing_is_left_and_the_server_starts_again(python, tmp_path):  # noqa: F811
+    for seed in range(10):
+        victim = random.Random(seed).choice(["head", "worker", "launcher", "cm"])
+        test_node_servers.killed_once(python, tmp_path / f"server-{seed}", victim, seed, launcher="auto", nodes=NODES)
+    record = start(python, tmp_path / "again")
+    stop(record)
+    wait_until_none_is_left(port_of(record))
+
+
+def test_a_key_stands_in_no_command_line_of_a_launcher(python, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("VLLM_API_KEY", "k3y-of-the-server-5f1c")
+    record = start(python, tmp_path / "server")
+    try:
+        test_node_servers.require_no_word_of(["k3y-of-the-server-5f1c"], tmp_path)
+        environs = [process.environ() for process in test_node_servers.peers(port_of(record))]
+        assert [environ["VLLM_API_KEY"] for environ in environs] == ["k3y-of-the-server-5f1c"] * 2
+    finally:
+        stop(record)
+
+
+def test_the_nodes_are_sampled_and_leave_no_process(python, tmp_path):  # noqa: F811
+    record = start(python, tmp_path / "server")
+    try:
+        with nodes_sampled(record, tmp_path) as nodes:
+            time.sleep(3)
+        assert [load.busy >= 0 for load in nodes.loads()] == [True, True]
+    finally:
+        stop(record)
+    words = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in words if "cm4vllm.hardware.machine_samples" in line]

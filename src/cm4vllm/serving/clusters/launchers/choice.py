@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
-from cm4vllm.serving.clusters.launchers.slurm import slurm_launcher
-from cm4vllm.serving.clusters.launchers.ssh import ssh_launcher
+from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher, slurm_launcher
+from cm4vllm.serving.clusters.launchers.ssh import SshLauncher, ssh_launcher
+from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["chosen_launcher"]
+__all__ = ["chosen_launcher", "launcher_of", "node_count"]
 
 
 def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> Launcher | None:
@@ -36,6 +37,20 @@ def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> La
             remedy="give --nodes=HOST,HOST for ssh; --launcher=local starts processes of this machine, for a rehearsal",
         )
     return ssh_launcher(names)
+
+
+def node_count(nodes: str) -> int:
+    """Return how many `nodes`, a number or names with commas between, are. Raises UsageError."""
+    return _asked(nodes)[1]
+
+
+def launcher_of(server: ServerRecord) -> Launcher | None:
+    """Return the launcher that started a server over other machines; None for a server on this machine."""
+    names = tuple(node.name for node in server.nodes)
+    kind = server.nodes[0].launcher if server.owned and server.nodes else ""
+    if kind == "slurm":
+        return SlurmLauncher(names)
+    return SshLauncher(names) if kind == "ssh" else None
 
 
 def _asked(nodes: str) -> tuple[tuple[str, ...], int]:

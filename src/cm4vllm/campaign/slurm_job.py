@@ -1,0 +1,140 @@
+"""The recipe `generate,slurm-job`: a file for sbatch that runs the whole main job in an allocation."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cm4vllm.common import input_types
+from cm4vllm.common.command_lines import stored_command
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import typed_path, writable_folder, write_text
+from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key
+
+__all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_batch_file"]
+
+#: The tags of the main job, where `--job` has none.
+MAIN_JOB = "run-mlperf,inference,_vllm"
+#: Slurm ends a job at its time limit. So long before, in s, `cm` gets SIGTERM and ends in order.
+_WARNING_S = 60
+#: Variables of the environment that the job needs as they are here.
+_KEPT = ("CM_REPOS",)
+
+
+class SlurmJobSettings(Record, frozen=True, kw_only=True):
+    """The batch file: `job` has the flags of the main job as a shell reads them, `options` further ones of sbatch."""
+
+    job: Annotated[str, Key("CM_SLURM_JOB")] = ""
+    nodes: input_types.Nodes = ""
+    file: Annotated[str, Key("CM_SLURM_JOB_FILE")] = "cm4vllm.sbatch"
+    name: Annotated[str, Key("CM_SLURM_JOB_NAME")] = "cm4vllm"
+    time: Annotated[str, Key("CM_SLURM_TIME")] = ""
+    partition: Annotated[str, Key("CM_SLURM_PARTITION")] = ""
+    account: Annotated[str, Key("CM_SLURM_ACCOUNT")] = ""
+    gpus: Annotated[int | None, Key("CM_SLURM_GPUS")] = None
+    options: Annotated[str, Key("CM_SLURM_OPTIONS")] = ""
+
+
+def job_words(settings: SlurmJobSettings) -> list[str]:
+    """Return the words of the main job, after `cm run script`. Raises UsageError for a text that is not one."""
+    words = _split(settings.job, "--job")
+    if alone := [word for word in words if not word.startswith("--")]:
+        raise UsageError(
+            f"--job has {alone[0]!r}, which is not a flag",
+            remedy="put all flags of the main job into --job, each as --NAME=VALUE",
+        )
+    if given := [word for word in words if re.match(r"--(nodes|launcher)(=|$)", word)]:
+        raise UsageError(
+            f"{given[0]} is given in --job",
+            cause="the nodes of the job are those of its allocation, which srun starts the server on",
+            remedy="give --nodes beside --job",
+        )
+    if not any(word.startswith("--tags=") for word in words):
+        words.insert(0, f"--tags={MAIN_JOB}")
+    count = _count(settings)
+    return [*words, *([f"--nodes={settings.nodes if _names(settings) else count}"] if count > 1 else []), "--quiet"]
+
+
+def batch_text(settings: SlurmJobSettings, *, folder: Path, program: Path, environ: Mapping[str, str]) -> str:
+    """Return the file: it runs `program`, a `cm`, in `folder`. Raises UsageError for options that cannot be written."""
+    kept = [f"export {name}={shlex.quote(environ[name])}" for name in _KEPT if environ.get(name)]
+    command = stored_command(["cm", "run", "script", *job_words(settings)]).replace(" --", " \\\n    --")
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in _options(settings)),
+            "",
+            "# Submitted again after it has ended early, the job goes on: finished steps are kept.",
+            f"cd {shlex.quote(str(folder))} || exit",
+            *kept,
+            f'export PATH={shlex.quote(str(program.parent))}:"$PATH"',
+            f"exec {command}",
+            "",
+        ]
+    )
+
+
+def write_batch_file(settings: SlurmJobSettings, text: str) -> Path:
+    """Write the file and return its path."""
+    path = typed_path(settings.file).absolute()
+    writable_folder(path.parent)
+    write_text(path, text)
+    return path
+
+
+def _options(settings: SlurmJobSettings) -> list[str]:
+    """Return the options of sbatch. The nodes are the job's alone: others on them would change what is measured."""
+    names = _names(settings)
+    own = {
+        "job-name": settings.name,
+        "nodes": str(_count(settings)),
+        "nodelist": ",".join(names),
+        "ntasks-per-node": "1",
+        "gpus-per-node": "" if settings.gpus is None else str(settings.gpus),
+        "time": settings.time,
+        "partition": settings.partition,
+        "account": settings.account,
+        "output": f"{settings.name}-%j.log",
+        "signal": f"B:TERM@{_WARNING_S}",
+    }
+    words = [f"--{option}={value}" for option, value in own.items() if value]
+    for word in words:
+        if re.search(r"\s", word):
+            raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
+    return [*words, "--exclusive", *_further(settings.options)]
+
+
+def _further(text: str) -> Sequence[str]:
+    words = _split(text, "--slurm_options")
+    if wrong := [word for word in words if not word.startswith("-") or "\n" in word]:
+        raise UsageError(
+            f"{wrong[0]!r} in --slurm_options is not an option of sbatch",
+            remedy="put further options of sbatch into --slurm_options, each as --NAME=VALUE",
+        )
+    return [shlex.quote(word) for word in words]
+
+
+def _names(settings: SlurmJobSettings) -> list[str]:
+    text = settings.nodes.strip()
+    return [] if not text or text.isdigit() else [name.strip() for name in text.split(",")]
+
+
+def _count(settings: SlurmJobSettings) -> int:
+    names = _names(settings)
+    if names and not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        raise UsageError(f"--nodes={settings.nodes} is not usable", remedy="give a number, or NODE,NODE")
+    count = len(names) or int(settings.nodes or 1)
+    if count < 1:
+        raise UsageError(f"--nodes={settings.nodes} is not usable", remedy="give 1 or more")
+    return count
+
+
+def _split(text: str, flag: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} cannot be read", cause=str(error), remedy="quote it as in a shell") from error

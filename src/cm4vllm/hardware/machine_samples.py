@@ -1,0 +1,92 @@
+"""Samples of the machine that this program runs on: work of its processors, and its GPUs.
+
+    python -m cm4vllm.hardware.machine_samples
+
+prints a line of JSON, a `MachineSample`, every 2 s and a last one when its standard input ends. A launcher runs it on
+each node of a server over several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.records import Record
+from cm4vllm.hardware import nvml
+from cm4vllm.hardware.gpu_samples import INTERVAL_S, GpuSample, look_at_gpus
+from cm4vllm.hardware.throttling import throttling
+
+__all__ = ["MachineSample", "processor_seconds", "read_machine_samples"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+#: proc(5), /proc/stat: user, nice, system, irq and softirq are work; guests are counted in user and nice already.
+_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
+
+
+class MachineSample(Record, frozen=True, kw_only=True):
+    """A machine, `at_s` seconds after the first sample.
+
+    `busy_s` are the seconds that its processors have worked since it started, `stolen_s` those that the hypervisor gave
+    to others meanwhile, None where the kernel does not say. `throttled` has the counters of hardware/throttling.py.
+    """
+
+    at_s: float
+    processors: int
+    busy_s: float | None = None
+    stolen_s: float | None = None
+    throttled: dict[str, float] = {}
+    gpus: list[GpuSample] = []
+
+
+def processor_seconds() -> tuple[float, float] | None:
+    """Return the seconds that the processors were busy since the machine started, and those that were stolen."""
+    try:
+        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        counts = [int(word) for word in words]
+        return sum(counts[place] for place in _BUSY) / _TICKS, counts[_STEAL] / _TICKS
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_machine_samples(path: Path) -> list[MachineSample]:
+    """Return the samples of a file, oldest first. Lines that are none, as of a login shell, are left out."""
+    samples = []
+    for line in bytes_of(path).splitlines() if path.exists() else []:
+        with contextlib.suppress(msgspec.DecodeError):
+            samples.append(msgspec.json.decode(line, type=MachineSample))
+    return samples
+
+
+def main(interval_s: float = INTERVAL_S) -> int:
+    """Print samples until standard input ends."""
+    begin, ended = time.monotonic(), False
+    with nvml.opened() as library:
+        while True:
+            busy, stolen = processor_seconds() or (None, None)
+            sample = MachineSample(
+                at_s=round(time.monotonic() - begin, 3),
+                processors=os.cpu_count() or 1,
+                busy_s=busy,
+                stolen_s=stolen,
+                throttled=throttling(),
+                gpus=look_at_gpus(library) if library is not None else [],
+            )
+            try:
+                os.write(sys.stdout.fileno(), msgspec.json.encode(sample) + b"\n")
+            except OSError:  # the launcher has ended
+                return 1
+            if ended:
+                return 0
+            readable, _, _ = select.select([sys.stdin], [], [], interval_s)
+            ended = bool(readable) and not os.read(sys.stdin.fileno(), 4096)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
