@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -69,9 +70,12 @@ environment = server_run.official_environment
 server_run.official_environment = lambda folder: {**environment(folder), "MLPP_DEBUG": "1"}  # shorter pauses
 simulated_site._raise_loopback()
 threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
-import subprocess
-client = subprocess.Popen(sys.argv[3:])
-threading.Thread(target=lambda: __import__("os")._exit(client.wait()), daemon=True).start()
+import os, signal, subprocess
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def run_client():
+    client = subprocess.run(sys.argv[3:])
+    os.kill(os.getpid(), signal.SIGTERM) if client.returncode == 0 else os._exit(client.returncode)
+threading.Thread(target=run_client, daemon=True).start()
 serve(ServerSettings(source=sys.argv[1], ptd=sys.argv[2], ntp_server=LOOPBACK, device_type=0, device_port="SIMULATED",
                      port=4999))
 """
@@ -97,7 +101,8 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
     begin = time.monotonic()
     command = ["unshare", "-Urn", sys.executable, "-c", SERVE, str(source), str(ptd), *waiting]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 143, done.stdout + done.stderr  # ended as `cm` is, which raises at a signal
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
     session = PowerSession(tmp_path / "session")
     files = [path for path in session.folder.rglob("*") if path.is_file()]
     assert unmeasured(session) == () and session.simulated and len(files) == 12

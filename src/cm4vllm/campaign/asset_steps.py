@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.campaign.search_steps import settings_search
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Condition, Need, Product, Step
+from cm4vllm.campaign.steps import Check, Condition, Duration, Need, Product, Step
 from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]
@@ -35,8 +35,10 @@ def steps_before(job: Job) -> Iterator[Step]:
         yield Step(
             name="power preflight",
             tags=f"run,mlperf,power,client,_preflight{simulated},{variation}",
-            gives=f"a session of {'20 s' if simulated else '70 s'} without a measurement, for its clocks, ports, "
-            "channels and private words",
+            gives="a session without a measurement, for its clocks, ports, channels and private words",
+            duration=Duration(
+                seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
+            ),
             condition=None if again else Condition(need=Need.NO_SESSION, of=places),
         )
     for name in job.graders:

@@ -6,6 +6,11 @@ All of their Python files are hashed into each session, and the checkers of a ro
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
@@ -13,11 +18,13 @@ from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.rules import PowerPrograms
 
-__all__ = ["CLIENT", "SERVER", "official_environment", "provide"]
+__all__ = ["CLIENT", "SERVER", "official_environment", "provide", "server_running"]
 
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.
 CLIENT, SERVER = "ptd_client_server/client.py", "ptd_client_server/server.py"
+#: How long the server may take to give the analyzer its ranges back, in s.
+_END_S = 15.0
 _PARTS = ("ptd_client_server", "compliance")
 _REMEDY = (
     "give a checkout or a git directory of mlcommons/power-dev that holds the commit: --power_src=DIR\n"
@@ -56,3 +63,36 @@ def official_environment(folder: Path) -> dict[str, str]:
     env = {"PATH": str(folder / "no-programs"), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
     env |= {"HOME": str(folder), "TMPDIR": str(folder)}
     return env | {name: value for name in ("PYTHONPATH",) if (value := os.environ.get(name))}
+
+
+@contextmanager
+def server_running(
+    source: str, conf: Path, env: Mapping[str, str] | None = None, *, output: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the official server through the block, in the folder of its configuration. However that ends, so does it.
+
+    What it prints goes to `output`, or to where this process prints.
+    """
+    words = [sys.executable, "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
+    log = output.open("wb") if output else None
+    try:
+        server = subprocess.Popen(
+            words,
+            cwd=conf.parent,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log else None,
+        )
+    finally:
+        if log is not None:
+            log.close()
+    try:
+        yield server
+    finally:
+        server.send_signal(signal.SIGINT)  # nothing where it has ended
+        try:
+            server.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()

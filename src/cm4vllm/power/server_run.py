@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import configparser
 import socket
-import subprocess
-import sys
 from typing import Annotated
 
 from cm4vllm.common import input_types
@@ -17,7 +15,7 @@ from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.making import several_analyzers
-from cm4vllm.power.programs import SERVER, official_environment
+from cm4vllm.power.programs import official_environment, server_running
 from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.serving.ports import free_port, port_holder
@@ -73,8 +71,7 @@ def serve(settings: ServerSettings) -> None:
     with scratch_folder("cm4vllm-power-") as folder:
         path = folder / "server.conf"
         path.write_text(text, encoding="utf-8")
-        words = [sys.executable, "-m", "cm4vllm.power.launched", f"{settings.source}/{SERVER}", "-c", str(path)]
-        with subprocess.Popen(words, cwd=folder, env=official_environment(folder), stdin=subprocess.DEVNULL) as server:
+        with server_running(settings.source, path, official_environment(folder)) as server:
             status = server.wait()
     raise RunFailed(
         "the power server ended",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -24,14 +23,14 @@ from pathlib import Path
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.power.clocks import LOOPBACK, serve_time
-from cm4vllm.power.programs import SERVER
+from cm4vllm.power.programs import server_running
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.samples import SIMULATED
 from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
 
 __all__: list[str] = []
 
-_START_S, _END_S = 60.0, 15.0
+_START_S = 60.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
@@ -48,19 +47,9 @@ def main(folder: Path, source: Path, section: str, command: Sequence[str]) -> in
     )
     path = folder / "server.conf"
     path.write_text(config_text(config), encoding="utf-8")
-    words = [sys.executable, "-m", "cm4vllm.power.launched", str(source / SERVER), "-c", str(path)]
-    with (folder / "server-output.txt").open("wb") as log:
-        server = subprocess.Popen(words, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-    try:
+    with server_running(str(source), path, output=folder / "server-output.txt") as server:
         _await_port(config.port, server)
         return subprocess.run(command, cwd=folder, check=False).returncode
-    finally:
-        server.send_signal(signal.SIGINT)
-        try:
-            server.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def _raise_loopback() -> None:
