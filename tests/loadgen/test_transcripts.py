@@ -33,8 +33,8 @@ TEXTS = [text.capitalize() for text in tone_speech.sentences(SAMPLES, 1, evaluat
 class Peer:
     """A server of transcripts: it knows clips by their bytes, and counts a token for each word and one for the end."""
 
-    def __init__(self, known, *, status=200, usage=True, counted=0):
-        self.known, self.status, self.usage, self.counted = known, status, usage, counted
+    def __init__(self, known, *, status=200, usage=True, counted=0, most=1 << 30):
+        self.known, self.status, self.usage, self.counted, self.most = known, status, usage, counted, most
         self.forms = []
 
     def answer(self, body):
@@ -57,7 +57,8 @@ class Peer:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 form = self.headers["Content-Type"].startswith("multipart/form-data; boundary=")
-                answers = form and self.path == "/v1/audio/transcriptions" and peer.status == 200
+                path = self.path == "/v1/audio/transcriptions"
+                answers = form and path and peer.status == 200 and len(peer.forms) < peer.most
                 sent = peer.answer(body) if answers else b'{"detail":"Not Found"}'
                 self.send_response(200 if answers else 404)
                 self.send_header("Content-Length", str(len(sent)))
@@ -139,6 +140,21 @@ def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path)
     assert first[0] == found.terms.labels.index(TEXTS[entry["qsl_idx"]][0].lower())
     assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
     assert record.client.finish_reasons.stop == SAMPLES
+
+
+def test_an_accuracy_run_that_was_stopped_asks_for_the_remaining_transcripts(settings, clips, tmp_path):
+    folder = tmp_path / "run"
+    with Peer(clips[1], most=10) as peer:
+        found = settings(peer.endpoint, max_in_flight=1)
+        with pytest.raises(RunFailed):
+            run(found, folder, keep_answers=True)
+        peer.most = SAMPLES
+        record = run(found, folder, keep_answers=True)
+    assert len(peer.forms) == SAMPLES
+    logged = {index: text for index, text, _ in read_label_log(folder / ACCURACY_LOG, found.terms.labels)}
+    assert logged == {index: text.lower() for index, text in enumerate(TEXTS)}
+    assert (record.client.kept, [piece.answers for piece in record.pieces]) == (10, [10, SAMPLES - 10])
+    assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
 
 
 def test_a_request_asks_as_the_reference_does(settings, clips, tmp_path):

@@ -171,16 +171,16 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     require_given(output_dir=inputs.output_dir, **inputs.records)
     folder, settings = inputs.folder, settings_of(inputs, audit_config)
     writable_folder(folder.parent)
-    # The answers themselves are known where LoadGen gets their tokens.
-    tokens = settings.terms.logged is Logged.TOKENS
-    on_answers = watch(settings) if watch is not None and settings.mode is Mode.ACCURACY and tokens else None
+    # They are shown while they come where LoadGen gets their token ids.
+    shown = settings.mode is Mode.ACCURACY and settings.terms.logged is Logged.TOKENS
+    on_answers = watch(settings) if watch is not None and shown else None
     record = run(
         settings,
         folder,
         pythonpath=inputs.pythonpath,
         alive=partial(death_reason, settings.server),
         on_answers=on_answers,
-        keep_answers=inputs.keep_answers and tokens,
+        keep_answers=inputs.keep_answers,
         accept_restarted=inputs.accept_restarted_server,
     )
     inputs.forget_generated_conf()

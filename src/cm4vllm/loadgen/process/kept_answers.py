@@ -14,7 +14,6 @@ import hashlib
 import os
 import threading
 import time
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,9 +37,10 @@ SYNC_S = 2.0
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens of one whole answer, and whether it ended at its greatest length."""
+    """One whole answer: what LoadGen logs of it, its number of tokens, and whether it ended at its greatest length."""
 
-    tokens: array[int]
+    data: bytes
+    tokens: int
     at_length: bool
 
 
@@ -68,13 +68,19 @@ class Begun:
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An answer: its sample, `s` seconds after the first query of its piece, its tokens, and their digest."""
+    """An answer: its sample, `s` seconds after the first query of its piece, its data as hexadecimal, and a digest."""
 
     sample: int
     s: float
     at_length: bool
-    tokens: list[int]
+    tokens: int
+    data: str
     digest: str
+
+    @property
+    def answer(self) -> Answer:
+        """The answer itself. Raises ValueError."""
+        return Answer(bytes.fromhex(self.data), self.tokens, self.at_length)
 
 
 def file_of(folder: Path) -> Path:
@@ -123,7 +129,7 @@ def kept_answers(path: Path) -> dict[int, Answer]:
     answers: dict[int, Answer] = {}
     for line in _whole_bytes(path).splitlines():
         if (answer := _answer(line)) is not None:
-            answers.setdefault(answer.sample, Answer(array("i", answer.tokens), answer.at_length))
+            answers.setdefault(answer.sample, answer.answer)
     return answers
 
 
@@ -176,21 +182,22 @@ class AnswerWriter:
         """Count the seconds from now on."""
         self._begin = time.monotonic()
 
-    def write(self, answers: Iterable[tuple[int, array[int], bool]]) -> None:
-        """Append answers: sample, tokens, whether it ended at its greatest length. Raises DiskFull, NotWritable."""
+    def write(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        """Append answers, each with its sample. Raises DiskFull, NotWritable."""
         s = round(time.monotonic() - self._begin, 3)
         data = b"".join(
             msgspec.json.encode(
                 _Line(
                     sample=sample,
                     s=s,
-                    at_length=at_length,
-                    tokens=tokens.tolist(),
-                    digest=_digest(sample, tokens, at_length),
+                    at_length=answer.at_length,
+                    tokens=answer.tokens,
+                    data=answer.data.hex(),
+                    digest=_digest(sample, answer),
                 )
             )
             + b"\n"
-            for sample, tokens, at_length in answers
+            for sample, answer in answers
         )
         with translated_os_errors("write", self._path):
             if self._failure is not None:
@@ -242,11 +249,12 @@ def _begin(line: bytes) -> _Begin | None:
 def _answer(line: bytes) -> _Line | None:
     """Return the answer of a line; None for one that is none, or whose digest is another."""
     try:
-        answer = msgspec.json.decode(line, type=_Line)
-        return answer if answer.digest == _digest(answer.sample, array("i", answer.tokens), answer.at_length) else None
-    except (msgspec.MsgspecError, OverflowError):
+        found = msgspec.json.decode(line, type=_Line)
+        return found if found.digest == _digest(found.sample, found.answer) else None
+    except (msgspec.MsgspecError, ValueError):
         return None
 
 
-def _digest(sample: int, tokens: array[int], at_length: bool) -> str:
-    return hashlib.sha256(b"%d %d " % (sample, at_length) + tokens.tobytes()).hexdigest()[:16]
+def _digest(sample: int, answer: Answer) -> str:
+    head = b"%d %d %d " % (sample, answer.at_length, answer.tokens)
+    return hashlib.sha256(head + answer.data).hexdigest()[:16]

@@ -46,7 +46,7 @@ class Reporter:
         self._failed_once = failed_once
         self._times = times
         # Filled in one thread and emptied in another, and a list would lose or repeat what comes in between.
-        self._kept: deque[tuple[int, array[int]]] = deque()
+        self._kept: deque[tuple[int, KeptAnswer]] = deque()
         self._indices = indices
         self._writer = writer
         # Answers that are kept are given in LoadGen's thread, while others come in the reading thread.
@@ -54,9 +54,10 @@ class Reporter:
 
     def given(self, answers: Sequence[tuple[int, KeptAnswer]]) -> None:
         """These queries were answered in an earlier piece of the run."""
+        held = [array("B", answer.data) for _, answer in answers]  # its bytes stay in place until LoadGen has them
         whole = [
-            (key, *answer.tokens.buffer_info(), answer.at_length, len(answer.tokens) * _INT_BYTES)
-            for key, answer in answers
+            (key, data.buffer_info()[0] if data else 0, answer.tokens, answer.at_length, len(data))
+            for (key, answer), data in zip(answers, held, strict=True)
         ]
         self.first_tokens([(key, address, 1) for key, address, *_ in whole])
         self._report(whole, new=False)
@@ -99,17 +100,17 @@ class Reporter:
         self._loadgen.QuerySamplesComplete(responses)
         self._times.completed(now_ns, answers)
         self.completed_count += len(responses)
-        self._kept.extend((sample, tokens) for sample, tokens, _ in kept)
+        self._kept.extend(kept)
 
-    def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, array[int], bool]]:
-        """Return sample, tokens and end of each answer whose tokens are known; nothing where none are kept."""
+    def _with_samples(self, answers: Sequence[WholeAnswer]) -> list[tuple[int, KeptAnswer]]:
+        """Return the sample of each answer of which more than a count is known; nothing where none are kept."""
         indices = self._indices
         if indices is None:
             return []
         samples = [indices.pop(key) for key, *_ in answers]
         return [
-            (sample, array("i", ctypes.string_at(address, count * _INT_BYTES)), at_length)
-            for sample, (_, address, count, at_length, _) in zip(samples, answers, strict=True)
+            (sample, KeptAnswer(ctypes.string_at(address, size), count, at_length))
+            for sample, (_, address, count, at_length, size) in zip(samples, answers, strict=True)
             if address
         ]
 
@@ -124,6 +125,6 @@ class Reporter:
         if self.failed_count == 1:
             self._failed_once(cause)
 
-    def take(self) -> list[tuple[int, array[int]]]:
-        """Return the answers (sample and tokens) that came since the last call, of those that are kept."""
+    def take(self) -> list[tuple[int, KeptAnswer]]:
+        """Return the answers, each with its sample, that came since the last call, of those that are kept."""
         return [self._kept.popleft() for _ in range(len(self._kept))]

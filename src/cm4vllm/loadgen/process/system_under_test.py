@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import traceback
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -126,7 +127,7 @@ class SystemUnderTest:
         for sample in samples:
             answer = self._kept[sample.index]
             self._kept_counts.update(
-                answers=1, prompt=records[sample.index][2], completion=len(answer.tokens), length=answer.at_length
+                answers=1, prompt=records[sample.index][2], completion=answer.tokens, length=answer.at_length
             )
         if samples:
             self._reporter.given([(sample.id, self._kept[sample.index]) for sample in samples])
@@ -191,7 +192,7 @@ class SystemUnderTest:
 
     def _send_answers(self) -> None:
         if (answers := self._reporter.take()) and self._shows_answers:
-            self._send(Answers(answers=[(sample, tokens.tolist()) for sample, tokens in answers]))
+            self._send(Answers(answers=[(sample, array("i", answer.data).tolist()) for sample, answer in answers]))
 
     def _on_first_failure(self, cause: str) -> None:
         self._send(FirstFailure(cause=cause))
