@@ -263,15 +263,15 @@ def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
 @pytest.mark.parametrize(
     ("api", "words", "without"),
     [
-        (Api.GENERATE, ("/v1/completions -H", "--api_server=http://a --api=generate"), "-F file"),
+        (Api.GENERATE, ("/v1/completions -H", "--api_server=http://a --model=b --api=generate"), "-F file"),
         (
             Api.TRANSCRIPTIONS,
-            ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=whisper"),
+            ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=b"),
             "--api=",
         ),
     ],
 )
 def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words, without):
     record = ServerRecord(endpoint="http://a", api=api, model_name="m", max_model_len=1, version="", owned=True)
-    shown = use_words(record)
+    shown = use_words(record, "b")
     assert all(word in shown for word in words) and without not in shown

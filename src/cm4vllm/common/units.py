@@ -11,6 +11,7 @@ __all__ = [
     "Samples",
     "SamplesPerSecond",
     "Seconds",
+    "TokensPerSample",
     "TokensPerSecond",
     "size_text",
 ]
@@ -35,6 +36,10 @@ class SamplesPerSecond(Quantity):
 
 class TokensPerSecond(Quantity):
     unit = "tokens/s"
+
+
+class TokensPerSample(Quantity):
+    unit = "tokens/sample"
 
 
 class Milliseconds(Quantity):

@@ -162,6 +162,7 @@ CSV_COLUMNS = (
     "unit",
     "samples_per_second",
     "tokens_per_second",
+    "tokens_per_sample",
     "target_qps",
     "ttft_p99_ms",
     "ttft_limit_ms",
@@ -210,7 +211,10 @@ def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
         "valid": result.valid,
         "reasons": "; ".join(result.reasons),
         "target_qps": result.target_qps,
-        **{name: values.get(name) for name in ("samples_per_second", "tokens_per_second", "samples")},
+        **{
+            name: values.get(name)
+            for name in ("samples_per_second", "tokens_per_second", "tokens_per_sample", "samples")
+        },
         "duration_s": values.get("duration"),
         "accuracy": ", ".join(f"{score.metric}: {score.value:.12g}" for score in result.accuracy),
         "accuracy_target": ", ".join(

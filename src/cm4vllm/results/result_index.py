@@ -59,8 +59,8 @@ class IndexRow(Record, frozen=True, kw_only=True):
     mean of the run where an analyzer recorded it, read from `power_field` of `power_file`; `energy_mj` is the energy of
     a query, which is published in its place where results are compared by a latency. `codes` counts the findings of the
     result by `severity CODE`. `folder` is the system's folder in results/, `system` its name as the description states
-    it, which other systems may have, too. `samples_per_second` stands beside a figure in tokens/s: two engines may
-    count other tokens of the same answers.
+    it, which other systems may have, too. `samples_per_second` and `tokens_per_sample` stand beside a figure in
+    tokens/s: two engines may count other tokens of the same answers.
     """
 
     round: str
@@ -91,6 +91,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
     energy_mj: float | None = None
     folder: str = ""
     samples_per_second: float | None = None
+    tokens_per_sample: float | None = None
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -321,6 +322,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         codes=_code_counts(result, found),
         folder=result.system,
         samples_per_second=cell_of(part.figures.get("samples_per_second") if part else None)[2],
+        tokens_per_sample=cell_of(part.figures.get("tokens_per_sample") if part else None)[2],
     )
     texts = {name: value for name in row.__struct_fields__ if isinstance(value := getattr(row, name), str)}
     return replace(row, **{name: spelled_out(value) for name, value in texts.items()})

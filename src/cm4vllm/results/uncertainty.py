@@ -54,6 +54,7 @@ _STUDENT = 2.861 / 2.576 / math.sqrt(1 - 1 / PARTS)
 COMPARED = (
     "samples_per_second",
     "tokens_per_second_per_user",
+    "tokens_per_sample",
     *(f"{kind}_{word}" for kind in ("ttft", "tpot") for word in ("mean", "p50", "p99")),
     *(f"latency_{word}" for word in ("p50", "p90", "p99")),
 )
@@ -177,6 +178,8 @@ def from_samples(figure: Figure, rows: npt.NDArray[np.void]) -> tuple[Interval |
     if figure.unit.endswith("/s"):
         amounts = rows["tokens"] if "tokens" in figure.name else np.ones(len(rows))
         found = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=0)
+    elif figure.name == "tokens_per_sample":
+        found = mean(float(figure.value), rows["tokens"].astype(float), seed=0)
     else:
         values = client_values("" if kind == "latency" else kind.upper(), rows)
         if values is None:

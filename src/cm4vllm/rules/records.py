@@ -178,7 +178,8 @@ class Terms(Record, frozen=True, kw_only=True):
     `user_conf` holds settings that the round's mlperf.conf lacks. `min_duration_ms` is the least configured duration.
     `stops` end the answers to some samples. Benchmarks of other than language models have no lengths of answers.
     `media` is what a sample carries beside its prompt. `token_latencies` says that LoadGen counts tokens. `logged` is
-    the form of the answers in the accuracy log, `labels` the characters that it numbers.
+    the form of the answers in the accuracy log, `labels` the characters that it numbers. `mean_tokens` is the mean
+    length of the answers of the benchmark's own model in tokens, 0 where it is not known.
     """
 
     round: str
@@ -210,6 +211,7 @@ class Terms(Record, frozen=True, kw_only=True):
     token_latencies: bool = True
     logged: Logged = Logged.TOKENS
     labels: str = ""
+    mean_tokens: float = 0.0
 
     @property
     def paced(self) -> bool:

@@ -232,6 +232,12 @@ class GenerationEntry(Entry, frozen=True, kw_only=True):
     reasoning_effort: str = ""
 
 
+class AnswerEntry(Entry, frozen=True, kw_only=True):
+    """The mean tokens of an answer of the benchmark's own model, where no target states them."""
+
+    mean_tokens: int
+
+
 class LengthsEntry(Entry, frozen=True, kw_only=True):
     """The least and the most new tokens of an answer, as divisions state them that have the rule LENGTHS."""
 
@@ -326,6 +332,7 @@ class Family(Record, frozen=True, kw_only=True):
     limits: tuple[LimitsEntry, ...] = ()
     user_conf: tuple[UserConfEntry, ...] = ()
     generation: tuple[GenerationEntry, ...] = ()
+    answers: tuple[AnswerEntry, ...] = ()
     closed_lengths: tuple[LengthsEntry, ...] = ()
     columns: tuple[ColumnEntry, ...] = ()
     stop_sequences: tuple[StopEntry, ...] = ()

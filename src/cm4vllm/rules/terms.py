@@ -55,6 +55,8 @@ __all__ = [
 
 #: The rule by which a division states the lengths of answers.
 _LENGTHS = "LENGTHS"
+#: The metric by which a target states the length of answers.
+_TOKENS_PER_SAMPLE = "TOKENS_PER_SAMPLE"
 
 
 class _Cell(NamedTuple):
@@ -222,6 +224,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         token_latencies=family.token_latencies,
         logged=logged.form,
         labels=logged.labels,
+        mean_tokens=_mean_tokens(family, accuracy_targets(round_name, benchmark, scenario), cell),
     )
 
 
@@ -240,6 +243,15 @@ def _stops(family: Family, cell: _Cell) -> tuple[StopSequence, ...]:
         StopSequence(tokens=one.tokens, text=one.text, where=one.where)
         for one in matching(family.stop_sequences, *cell)
     )
+
+
+def _mean_tokens(family: Family, targets: Sequence[AccuracyTarget], cell: _Cell) -> float:
+    """Return the mean length of an answer: the middle of the range that a target states, or as its entry has it."""
+    for target in targets:
+        if target.metric == _TOKENS_PER_SAMPLE:
+            both = target.lower is not None and target.upper is not None
+            return ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
+    return next((one.mean_tokens for one in matching(family.answers, *cell)), 0)
 
 
 def issues_equally(round_name: str, benchmark: str) -> bool:

@@ -58,7 +58,7 @@ def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
 def attend(settings: LaunchSettings, path: str) -> None:
     """Wait in the foreground for the server that was started, unless it is for a run that goes on."""
     if path and settings.action == "start" and not settings.background:
-        wait_in_foreground(path)
+        wait_in_foreground(path, settings.benchmark)
 
 
 def launch(settings: LaunchSettings, env: Mapping[str, str]) -> tuple[ServerRecord, Path]:
@@ -127,16 +127,18 @@ def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     return replace(first, replicas=[member.endpoint for member in members], members=members)
 
 
-def use_words(record: ServerRecord) -> str:
-    """Return how one of our servers is asked by hand and by the main job, with the place of its log."""
+def use_words(record: ServerRecord, benchmark: str) -> str:
+    """Return how one of our servers is asked by hand and by the main job of a benchmark, with the place of its log."""
     # The variable, not its value: the line is shown, and copied.
     key = f' -H "Authorization: Bearer ${OWN_KEY_VARIABLE}"' if record.access.key_env else ""
     asked = f"""-H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
-    path, flags = "/v1/completions", f"--api={record.api}"
+    path, flags = "/v1/completions", f"--model={benchmark}"
     if record.api is Api.TRANSCRIPTIONS:
         asked = f"-F model={record.model_name} -F language=en -F file=@clip.wav"
-        path, flags = record.api.path, "--model=whisper"
+        path = record.api.path
+    else:
+        flags += f" --api={record.api}"
     return f"""
     curl {record.endpoint}{path}{key} {asked}
 
@@ -146,13 +148,13 @@ def use_words(record: ServerRecord) -> str:
 """
 
 
-def wait_in_foreground(path: str) -> None:
+def wait_in_foreground(path: str, benchmark: str) -> None:
     """Tell how the server of a record is used, and wait for Ctrl-C. Raises ServerDied when the server ends before."""
     record = read_record(Path(path), ServerRecord)
     if not record.owned:
         return
     say("it runs until Ctrl-C. From another terminal:")
-    say_text(use_words(record))
+    say_text(use_words(record, benchmark))
     try:
         while (reason := server.death_reason(record)) is None:
             time.sleep(_LOOK_S)

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cm4vllm.common.units import Milliseconds, Quantity, Queries, Samples, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.common.units import (
+    Milliseconds,
+    Quantity,
+    Queries,
+    Samples,
+    SamplesPerSecond,
+    Seconds,
+    TokensPerSample,
+    TokensPerSecond,
+)
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 
 __all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "undefined"]
@@ -119,7 +128,7 @@ def _short(name: str) -> str:
 
 
 def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[LoggedFigure]:
-    """Give the number of samples, and how long the run lasted, to the six digits of LoadGen's rates.
+    """Give the number of samples, the tokens of one, and how long the run lasted, to the six digits of LoadGen's rates.
 
     Offline is one query, whose latency is the duration; elsewhere LoadGen divides one sample less by the time.
     """
@@ -128,8 +137,14 @@ def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[Logged
         return
     samples = queries * (each or 1)
     yield LoggedFigure("samples", Samples(samples), "result_query_count, generated_samples_per_query")
-    rate = logged.get("samples_per_second")
+    rate, tokens = logged.get("samples_per_second"), logged.get("tokens_per_second")
+    duration: LoggedFigure | None = None
     if log.is_defined("result_samples_per_second") and log.is_defined("result_max_latency_ns"):
-        yield LoggedFigure("duration", Seconds(log.number("result_max_latency_ns") / 1e9), "result_max_latency_ns")
+        duration = LoggedFigure("duration", Seconds(log.number("result_max_latency_ns") / 1e9), "result_max_latency_ns")
     elif rate is not None and rate.value:
-        yield LoggedFigure("duration", Seconds((samples - 1) / rate.value), f"result_query_count, {rate.key}")
+        duration = LoggedFigure("duration", Seconds((samples - 1) / rate.value), f"result_query_count, {rate.key}")
+    if duration is not None:
+        yield duration
+    if duration is not None and tokens is not None and samples:
+        each_has = TokensPerSample(tokens.value * duration.value / samples)
+        yield LoggedFigure("tokens_per_sample", each_has, f"{tokens.key}, {duration.key}, result_query_count")

@@ -128,13 +128,8 @@ def _most_connections() -> int:
 
 
 def expected_tokens(settings: RunSettings) -> int:
-    """Return the tokens to be expected of an answer: as many as the reference's, or as many as may be."""
-    for target in settings.terms.targets:
-        if target.metric == "TOKENS_PER_SAMPLE":
-            both = target.lower is not None and target.upper is not None
-            middle = ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
-            return min(settings.max_tokens, round(middle))
-    return settings.max_tokens
+    """Return the tokens to be expected of an answer: as many as the benchmark's model gives, or as many as may be."""
+    return min(settings.max_tokens, round(settings.terms.mean_tokens) or settings.max_tokens)
 
 
 def _closed(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, _: float) -> float:
