@@ -28,14 +28,23 @@ KV_FP8 = {
     "symmetric": True,
     "observer": "static_minmax",
 }
-IGNORED = ["lm_head"]
 TOOLS = ("llmcompressor", "compressed-tensors", "torch", "transformers")
-#: Of the source's folder, what is not weights or their index: tokenizer, chat template, generation defaults.
-KEPT = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json", "vocab.json", "merges.txt")
+#: Of the source's folder, what is not weights or their index: tokenizer, reader of audio, chat template, defaults.
+KEPT = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "normalizer.json",
+    "preprocessor_config.json",
+    "chat_template*",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+)
 
 
-def modifiers(preset: str, algorithm: str, kv_fp8: bool) -> list[Any]:
-    """Return llm-compressor's recipe."""
+def modifiers(preset: str, algorithm: str, kv_fp8: bool, ignored: list[str]) -> list[Any]:
+    """Return llm-compressor's recipe; the layers `ignored` keep their weights."""
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
@@ -43,7 +52,23 @@ def modifiers(preset: str, algorithm: str, kv_fp8: bool) -> list[Any]:
     if not preset:
         return [QuantizationModifier(kv_cache_scheme=kv)]
     modifier = {"round-to-nearest": QuantizationModifier, "gptq": GPTQModifier}[algorithm]
-    return [modifier(targets="Linear", scheme=preset, ignore=IGNORED, kv_cache_scheme=kv)]
+    return [modifier(targets="Linear", scheme=preset, ignore=ignored, kv_cache_scheme=kv)]
+
+
+def loaded(folder: Path) -> Any:
+    """Return the model in a folder, as the class that its config.json names."""
+    import torch
+    import transformers
+
+    named = transformers.AutoConfig.from_pretrained(folder).architectures or [""]
+    kind = getattr(transformers, named[0], transformers.AutoModelForCausalLM)
+    return kind.from_pretrained(folder, dtype="auto", device_map="auto" if torch.cuda.is_available() else None)
+
+
+def heads(model: Any) -> list[str]:
+    """Return the name of the layer that makes scores of tokens: it is never quantised."""
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if module is head]
 
 
 def quantised_layers(model: Any) -> list[str]:
@@ -69,12 +94,10 @@ def main() -> None:
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(
-        arguments.model, dtype="auto", device_map="auto" if torch.cuda.is_available() else None
-    )
+    model = loaded(arguments.model)
+    ignored = heads(model)
     calibration: dict[str, Any] = {}
     if arguments.samples is not None:
         samples = json.loads(arguments.samples.read_text())
@@ -85,14 +108,14 @@ def main() -> None:
             "max_seq_length": max(map(len, samples)),
             "shuffle_calibration_samples": False,
         }
-    oneshot(model=model, recipe=modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8), **calibration)
+    oneshot(model=model, recipe=modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8, ignored), **calibration)
     layers = quantised_layers(model)
     model.save_pretrained(arguments.output, save_compressed=True)
     for pattern in KEPT:
         for path in arguments.model.glob(pattern):
             shutil.copyfile(path, arguments.output / path.name)
     versions = {name: importlib.metadata.version(name) for name in TOOLS}
-    print(json.dumps({"layers": layers, "ignored": IGNORED, "tools": versions}), flush=True)
+    print(json.dumps({"layers": layers, "ignored": ignored, "tools": versions}), flush=True)
 
 
 if __name__ == "__main__":

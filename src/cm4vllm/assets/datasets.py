@@ -65,6 +65,12 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     """Have the dataset and write its record to `folder`. Raises DatasetError, ModelError, DownloadError, DiskFull."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
     require_text(benchmark)
+    if settings.calibration and not catalogue().benchmark(settings.benchmark).calibration:
+        raise DatasetError(
+            f"{settings.benchmark} has no calibration set",
+            cause="none is published for it",
+            remedy="quantise by a scheme that needs none: --quantize=fp8-dynamic of run-mlperf,inference",
+        )
     model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
     source = settings.source or ("tiny" if model is None or model.is_stand_in or model.is_dummy else "mlcommons")
     if source == "tiny":

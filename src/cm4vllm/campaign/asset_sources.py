@@ -169,6 +169,12 @@ def sources(inputs: AssetInputs) -> Sources:
     }
     apart = {"performance_dataset": known.performance_dataset, "compliance_dataset": known.compliance_dataset}
     _require_use(given, apart, benchmark=inputs.model, model_is_missing=stand_in and not asked)
+    if inputs.calibration_path and not known.calibration:
+        raise UsageError(
+            f"--calibration_path is given, but {inputs.model} has no calibration set",
+            cause="no set is published for it, and no scheme uses samples of its kind",
+            remedy="leave it out",
+        )
     tiny_data = inputs.dataset == "tiny" or ((stand_in or model.startswith(_DUMMY)) and inputs.dataset != "benchmark")
     own = _TINY if tiny_data else _BENCHMARK
     variations = {flag: f"_path.{path}" if path else own for flag, path in given.items()}
@@ -198,7 +204,7 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
             cause="the server is started for one of them",
             remedy="leave one out; with --api_server the name is that under which the model is served",
         )
-    if model.startswith(_DUMMY):
+    if model.startswith(_DUMMY) and not inputs.rehearse:
         _require_dummies(inputs.model, tiny)
     return asked, model
 
@@ -209,7 +215,7 @@ def _require_dummies(benchmark: str, stand_in: str) -> None:
         raise UsageError(
             f"random weights cannot stand for the model of {benchmark}",
             cause="the folder that is made for them has no reader of media",
-            remedy=f"leave _dummy and --rehearse out: {stand_in} is trained here in a minute",
+            remedy=f"leave _dummy out: {stand_in} is trained here in a minute",
         )
 
 
@@ -245,10 +251,11 @@ def _of_name(name: str, *, served: bool) -> str:
     return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"
 
 
-def asked_quantisation(asked: str, *, served: bool) -> str:
+def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
     """Return the variations of quantize,ml-model that --quantize=`asked` stands for, empty for none.
 
-    `served` says that a server runs already, with its model. Raises UsageError.
+    `served` says that a server runs already, with its model. Raises UsageError, also for a scheme whose scales come
+    from a calibration set where the benchmark has none.
     """
     words = [word.strip() for word in asked.split(",") if word.strip()]
     names = [word.removeprefix("_") for word in words]
@@ -268,4 +275,17 @@ def asked_quantisation(asked: str, *, served: bool) -> str:
         )
     if chosen:
         require_scheme(QuantizationSettings(scheme=chosen[0], kv_fp8=KV_FP8 in names))
+    _require_calibration(asked, names, benchmark)
     return ",".join(f"_{name}" if name == KV_FP8 else f"_scheme.{name}" for name in names)
+
+
+def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
+    """Raise UsageError where a scheme computes its scales from a calibration set and the benchmark has none."""
+    calibrated = [name for name in names if name == KV_FP8 or schemes()[name].calibrated]
+    if calibrated and not catalogue().benchmark(benchmark).calibration:
+        without = [name for name, scheme in schemes().items() if scheme.preset and not scheme.calibrated]
+        raise UsageError(
+            f"--quantize={asked} cannot be used for {benchmark}",
+            cause=f"{calibrated[0]} computes its scales from a calibration set, and none is published for {benchmark}",
+            remedy=f"use a scheme that needs none: {' or '.join(without)}",
+        )

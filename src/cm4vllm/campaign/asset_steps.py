@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
+from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.search_steps import settings_search
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Check, Condition, Duration, Need, Product, Step
@@ -102,15 +103,18 @@ def _language_data(job: Job) -> Iterator[Step]:
 
 def _quantised(job: Job) -> Iterator[Step]:
     """Give the steps that quantise the model."""
-    yield Step(
-        name="calibration set",
-        tags=f"get,dataset,_calibration,{job.sources.calibration}",
-        gives="the calibration set's file and its record",
-        brings=job.sources.calibration_brings,
-    )
+    calibrated = bool(catalogue().benchmark(job.benchmark.name).calibration)
+    if calibrated:
+        yield Step(
+            name="calibration set",
+            tags=f"get,dataset,_calibration,{job.sources.calibration}",
+            gives="the calibration set's file and its record",
+            brings=job.sources.calibration_brings,
+        )
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
+        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:

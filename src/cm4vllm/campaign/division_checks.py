@@ -136,7 +136,7 @@ def _model(facts: _Facts) -> _Found:
             + (_NOT_TOLD if over_network(job.division) else ""),
             "" if over_network(job.division) else f"leave --api_server out; {remedy}",
         )
-    elif source == "tiny":
+    elif source == catalogue().benchmark(job.benchmark.name).stand_in:
         yield "the model is the stand-in, a tiny model that is trained here", remedy
     elif job.sources.dummy:
         yield "the model has random weights (_dummy)", remedy
@@ -154,8 +154,8 @@ def _model(facts: _Facts) -> _Found:
 
 def _calibration(facts: _Facts) -> _Found:
     sources = facts.job.sources
-    if facts.job.quantisation:
-        name = catalogue().benchmark(facts.job.benchmark.name).calibration
+    name = catalogue().benchmark(facts.job.benchmark.name).calibration
+    if facts.job.quantisation and name:
         yield from _published_file(sources.calibration, name, "calibration set", "--calibration_path")
 
 

@@ -241,7 +241,7 @@ class Job:
             tests=compliance_tests(settings.compliance, benchmark, division, category),
             sources=found,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
-            quantisation=asked_quantisation(settings.quantize, served=bool(settings.api_server)),
+            quantisation=asked_quantisation(settings.quantize, benchmark.name, served=bool(settings.api_server)),
             rerun=reruns(settings.rerun)[1],
             rerun_all=reruns(settings.rerun)[0],
             serve=Address.parse(settings.serve) if settings.serve else None,
