@@ -9,6 +9,7 @@ that prompts made here have other lengths than with the model's own. Token ids o
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def known_model(name: str) -> str:
 
 def require_layers(model: str, layers: int | None) -> None:
     """Refuse a number of layers that a model of the catalogue does not have. Raises UsageError."""
-    whole = int(catalogue().model(model).config["num_hidden_layers"])
+    whole = _layers(model)
     if layers is not None and not 0 < layers <= whole:
         raise UsageError(
             f"--dummy_layers={layers} is not usable",
@@ -64,7 +65,7 @@ def dummy_name(model: str, layers: int | None) -> str:
 
 def words_of(model: str, layers: int | None) -> str:
     """Say which architecture a dummy has."""
-    whole = catalogue().model(model).config["num_hidden_layers"]
+    whole = _layers(model)
     return f"architecture of {model}" + (f", {layers} of its {whole} layers" if layers is not None else "")
 
 
@@ -78,7 +79,7 @@ def make(model: str, layers: int | None, folder: Path) -> None:
         DUMMY_MARK: words_of(model, layers),
     }
     if layers is not None:
-        config["num_hidden_layers"] = layers
+        config[_layers_key(config)] = layers
     longest = read_architecture(config).max_positions
     with staged_folder(folder) as staging:
         write_json(staging / "config.json", config)
@@ -93,6 +94,16 @@ def make(model: str, layers: int | None, folder: Path) -> None:
                 "clean_up_tokenization_spaces": False,
             },
         )
+
+
+def _layers(model: str) -> int:
+    """Return the layers of a model of the catalogue: those that generate tokens."""
+    config = catalogue().model(model).config
+    return int(config[_layers_key(config)])
+
+
+def _layers_key(config: Mapping[str, Any]) -> str:
+    return next(key for key in ("num_hidden_layers", "decoder_layers") if key in config)
 
 
 def _tokenizer(size: int) -> str:

@@ -93,7 +93,7 @@ def _language_data(job: Job) -> Iterator[Step]:
     """Give what splits texts and reads speech, for the scores."""
     if job.needs_sentence_model:
         yield Step(name="sentence model", tags="get,nltk-data", gives="nltk's sentence model, for the scores")
-    if job.benchmark.media is Media.AUDIO:
+    if job.benchmark.media is Media.AUDIO and not job.settings.rehearse:
         yield Step(
             name="speech packages",
             tags="get,speech-packages" if job.settings.served else "get,speech-packages,_server",

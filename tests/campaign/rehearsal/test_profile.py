@@ -61,6 +61,12 @@ def test_the_server_has_the_published_means():
     assert 1000 * (found.done - found.issued)[whole].mean() == pytest.approx(LATENCY_MS, rel=0.07)
 
 
+def test_the_server_of_transcripts_has_the_published_rate():
+    found = served("2xl40s-whisper", np.zeros(20_000))
+    assert found.tokens.mean() == pytest.approx(74.97, rel=0.02)
+    assert len(found.tokens) / found.done.max() == pytest.approx(48.6421, rel=0.03)
+
+
 def test_lengths_lie_between_their_points():
     lengths = Lengths(shares=[0, 0.5, 1], tokens=[1, 101, 1001])
     assert [lengths.of(share) for share in (0, 0.25, 0.5, 0.75, 0.9999)] == [1, 51, 101, 551, 1001]

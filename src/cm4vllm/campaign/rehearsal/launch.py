@@ -21,7 +21,8 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import GREATEST, Key, env_keys, read_settings, require_above_zero
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
-from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
+from cm4vllm.serving.launch_settings import LaunchSettings
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described
 from cm4vllm.serving.records import Api, Simulation
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -73,7 +74,8 @@ def act(env: Mapping[str, str]) -> dict[str, str]:
     profile = read_profile(settings.profile)
     simulation = simulation_of(env)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
-    planned = _planned(settings, profile)
+    asked = replace(read_settings(LaunchSettings, env), benchmark=profile.benchmark)
+    planned = _planned(settings, profile, asked_api(asked, None))
     if settings.action == "describe":
         path = folder / PLANNED_FILE
         write_record(path, replace(described(planned), simulated=simulation, packages={}))
@@ -114,9 +116,9 @@ def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
     return settings
 
 
-def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
+def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned:
     name = read_record(Path(settings.model_record), ModelRecord).name if settings.model_record else profile.benchmark
-    part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=Api.COMPLETIONS)
+    part = ServerSettings(device="simulated", model=name, name=name, port=settings.port, api=api)
     sequences = settings.max_num_seqs or profile.server.max_num_seqs
     tokens = settings.max_num_batched_tokens or profile.server.max_num_batched_tokens
     words = [
@@ -124,6 +126,7 @@ def _planned(settings: SimulatedSettings, profile: Profile) -> Planned:
         str(_START),
         f"--profile={settings.profile}",
         f"--served-model-name={name}",
+        f"--api={api}",
         "--port={port}",
         f"--seed={settings.seed}",
         f"--max-num-seqs={sequences}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import sys
 import zlib
 from array import array
@@ -26,9 +27,12 @@ from cm4vllm.campaign.rehearsal.faults import FAULT_FILE, Faults, Kind
 from cm4vllm.campaign.rehearsal.metrics import Counts, metrics_page
 from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common.settings import GREATEST
+from cm4vllm.serving.records import Api
 
 __all__ = ["SimulatedServer", "answer_to", "main"]
 
+#: A field of a form that asks for a transcript: the most tokens of the answer.
+_MOST = re.compile(rb'name="max_completion_tokens"\r\n\r\n(\d+)\r\n')
 #: Token ids of answers are below this.
 _VOCABULARY = 700
 _SLOWER = 10
@@ -47,7 +51,10 @@ def answer_to(prompt: list[int], count: int) -> list[int]:
 
 @dataclass
 class _Query:
-    """A request under way. `interval` is that of its chunks in tokens, 0 for a whole answer."""
+    """A request under way. `interval` is that of its chunks in tokens, 0 for a whole answer.
+
+    A `transcript` is text without token ids; the tokenizer of random weights reads each letter as a token.
+    """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -56,6 +63,7 @@ class _Query:
     at_length: bool
     interval: int
     came: float
+    transcript: bool = False
     scheduled: float = 0.0
     first: float = 0.0
     sent: int = 0
@@ -74,7 +82,9 @@ class SimulatedServer:
         faults: Faults = Faults(),  # noqa: B008 - it is frozen
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        api: Api = Api.COMPLETIONS,
     ) -> None:
+        self._path, self._transcribes = api.path, api is Api.TRANSCRIPTIONS
         self._profile, self._model, self._seed, self._faults = profile, model, seed, faults
         self._system = profile.paged(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._batch = Batch(self._system, step_factors(np.random.default_rng(seed), profile.server.noise))
@@ -180,10 +190,15 @@ class SimulatedServer:
 
     def _send_chunk(self, query: _Query, made: int) -> None:
         """Send the tokens that came since the last chunk; with the last ones the end of the stream."""
-        choice: dict[str, Any] = {"index": 0, "text": "w", "token_ids": query.tokens[query.sent : made]}
+        choice: dict[str, Any] = {"index": 0}
+        if query.transcript:
+            choice["delta"] = {"content": "w" * (made - query.sent)}
+        else:
+            choice |= {"text": "w", "token_ids": query.tokens[query.sent : made]}
         data = b""
         if not query.sent:
-            choice["prompt_token_ids"] = query.prompt
+            if not query.transcript:
+                choice["prompt_token_ids"] = query.prompt
             data = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         query.sent = made
         ended = made == len(query.tokens)
@@ -221,11 +236,15 @@ class SimulatedServer:
             _send(writer, self._metrics())
         elif path == "/v1/models":
             _send(writer, {"data": [{"id": self._model, "max_model_len": self._profile.server.max_model_len}]})
-        elif path != "/v1/completions":
+        elif path != self._path:
             _send(writer, {"detail": "Not Found"}, status="404 Not Found")
         elif self._has(Kind.RUBBISH):
             choice = {"text": "?", "token_ids": [1, 2], "finish_reason": "stop"}
             _send(writer, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 7}})
+        elif self._transcribes:
+            most = _MOST.search(body)
+            asked = {"prompt": [zlib.crc32(body)], "stream": True, "max_tokens": int(most[1]) if most else 16}
+            await self._complete(asked, reader, writer)
         else:
             await self._complete(msgspec.json.decode(body), reader, writer)
 
@@ -254,7 +273,8 @@ class SimulatedServer:
         )
         interval = int(asked.get("stream_interval", 1)) if asked.get("stream") else 0
         came = asyncio.get_running_loop().time()
-        query = _Query(reader, writer, prompt, answer_to(prompt, count), count == most, interval, came)
+        tokens = answer_to(prompt, count)
+        query = _Query(reader, writer, prompt, tokens, count == most, interval, came, self._transcribes)
         self._queries[self._batch.add(counted, count)] = query
         self._came.set()
         await query.whole.wait()
@@ -300,6 +320,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--port", type=partial(_within, 0, 65535), required=True)
     parser.add_argument("--seed", type=partial(_within, 0, GREATEST), default=0)
     parser.add_argument("--faults", default="")
+    parser.add_argument("--api", type=Api, default=Api.COMPLETIONS)
     parser.add_argument("--max-num-seqs", type=partial(_within, 1, GREATEST))
     parser.add_argument("--max-num-batched-tokens", type=partial(_within, 1, GREATEST))
     options = parser.parse_args(arguments)
@@ -310,6 +331,7 @@ def main(arguments: list[str]) -> None:
         faults=Faults.parse(options.faults, Path(path) if (path := os.environ.get(FAULT_FILE)) else None),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        api=options.api,
     )
     asyncio.run(server.serve(options.host, options.port))
 
