@@ -1,39 +1,71 @@
-"""whisper from the command line: the whole job on the tiny whisper and the real vLLM, and what a plan refuses."""
+"""whisper from the command line: whole jobs on the tiny whisper and the real vLLM, and what plan and probe refuse."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
 import wave
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
-from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
+from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
+from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.server_probe import Site
+from cm4vllm.serving.transcripts import FORM, transcription_form
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.
 FIRST_START_S = 1200
 SAMPLES = 1633
+#: Transcripts that are compared with those of transformers.
+COMPARED = 256
+#: What the official checkers say of a run that is shorter than the rules ask, and of nothing else.
+SHORT = ("Test duration", "minimum", "sample_count", "cover", "contains errors", "results", "compliance")
 
 
-def manifest(folder, *, silent, seconds=tone_speech.CLIP_S, count=SAMPLES):
+def write_clip(path, sound, rate=tone_speech.RATE_HZ, channels=1):
+    """Write 16-bit samples, those of `channels` in turn."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(sound)
+
+
+def manifest(folder, *, silent):
     """Write a manifest as the reference's, with the texts of the stand-in's dataset, and return its path."""
     (folder / "dev-all-repack").mkdir(parents=True)
     entries = []
-    for number, text in enumerate(tone_speech.sentences(count, EVALUATION_SEED, evaluation=True)):
+    for number, text in enumerate(tone_speech.sentences(SAMPLES, EVALUATION_SEED, evaluation=True)):
         name = f"dev-all-repack/{number}.wav"
-        sound = bytes(seconds * tone_speech.RATE_HZ * 2) if silent else tone_speech.clip(text).tobytes()
-        with wave.open(str(folder / name), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(tone_speech.RATE_HZ)
-            file.writeframes(sound)
-        entries.append({"transcript": text, "files": [{"fname": name, "speed": 1}], "original_duration": seconds})
+        write_clip(folder / name, bytes(tone_speech.CLIP_S * tone_speech.RATE_HZ * 2) if silent else sound_of(text))
+        entries.append(entry(name, text, tone_speech.CLIP_S))
     path = folder / "dev-all-repack.json"
     path.write_text(json.dumps(entries))
     return path
 
 
-def job(cm, *flags, tags=""):
+def entry(name, text, seconds=0.1):
+    return {"transcript": text, "files": [{"fname": name, "speed": 1}], "original_duration": seconds}
+
+
+def sound_of(text):
+    return tone_speech.clip(text).tobytes()
+
+
+def job(cm, *flags, tags=",_vllm"):
     return cm.main_job("--model=whisper", "--submitter=Tester", *flags, tags=tags, timeout_s=FIRST_START_S)
 
 
@@ -42,36 +74,260 @@ def accuracy(folder):
     return scores["values"]["accuracy"]
 
 
+def run_of(folder, mode):
+    return json.loads(next(Path(folder).glob(f"test/runs/*/*/Offline/{mode}/run.json")).read_text())
+
+
+@pytest.fixture(scope="module")
+def packages(start_cm):
+    """The folder of the packages for speech."""
+    done = start_cm()("run", "script", "--tags=get,speech-packages,_server", "--quiet", "-j", timeout_s=FIRST_START_S)
+    assert done.code == 0, done.output
+    return Path(json.loads(done.output[done.output.index("{") :])["new_env"]["CM_SPEECH_PACKAGES"])
+
+
+@pytest.fixture
+def reference_score(official_file, packages, tmp_path):
+    """Give what speech2text/accuracy_eval.py prints of a log, with the package that its authors use."""
+    for name in ("accuracy_eval.py", "helpers.py", "legacy_helpers.py", "manifest.py"):
+        (tmp_path / name).write_text(official_file("b66003e1", f"speech2text/{name}"))
+    (tmp_path / "whisper.py").write_text(f"__path__ = [{str(packages / 'whisper')!r}]\n")  # without PyTorch
+
+    def score(log, references):
+        flags = [f"--log_dir={log}", f"--dataset_dir={references.parent}", f"--manifest={references}"]
+        done = subprocess.run(
+            [sys.executable, "accuracy_eval.py", *flags],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(packages)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return score
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-2")
-def test_the_whole_job_and_the_same_with_silence_in_place_of_the_clips(cm):
-    done = job(cm, "--compliance=TEST01", "--output_dir=results")
+@pytest.mark.parametrize("round_name", ["5.1", "6.0", "6.1"])
+def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_path, round_name):
+    source = f"--inference_src={inference_git}"
+    done = job(cm, "--compliance=TEST01", "--output_dir=results", source, tags=f",_vllm,_r{round_name}")
     assert done.code == 0, done.output
     out = cm.cwd / "results"
     assert accuracy(out) > 98
-    run = json.loads(next(out.glob("test/runs/*/*/Offline/performance/run.json")).read_text())
-    words = run["settings"]["server"]["argv"]
+    words = run_of(out, "performance")["settings"]["server"]["argv"]
     assert words[words.index("--mm-processor-cache-gb") + 1] == "0"
-    assert run["server_metrics"]["media_cache_hits"] == 0
-    tree = next(out.glob("test/submission/open/Tester/compliance/*/*/Offline/TEST01"), None) or next(
-        out.glob("test/submission/open/Tester/results/*/*/Offline/TEST01")
-    )
+    assert run_of(out, "performance")["server_metrics"]["media_cache_hits"] == 0
+    home = out / "test/submission/open/Tester"
     for name in ("verify_accuracy.txt", "verify_performance.txt"):
-        assert "TEST PASS" in (tree / name).read_text()
+        assert "TEST PASS" in next(home.rglob(f"TEST01/{name}")).read_text()
+    checkers = json.loads((out / "test/checker.json").read_text())
+    assert checkers["runs"] and not any(run["crashed"] for run in checkers["runs"])
+    assert [error for run in checkers["runs"] for error in run["errors"] if not any(w in error for w in SHORT)] == []
+    texts = tone_speech.sentences(SAMPLES, EVALUATION_SEED, evaluation=True)
+    references = tmp_path / "references.json"
+    references.write_text(json.dumps([entry("none.wav", text) for text in texts]))
+    folder = next((out / "test").glob("runs/*/*/Offline/accuracy"))
+    assert reference_score(folder, references) == (folder / "accuracy.txt").read_text()
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_with_silence_in_place_of_the_clips_the_score_falls(cm):
     path = manifest(cm.cwd / "silent", silent=True)
-    silent = job(cm, f"--dataset_path={path}", "--output_dir=silence", tags=",_tiny,_accuracy-only")
-    assert silent.code == 0, silent.output
+    done = job(cm, f"--dataset_path={path}", "--output_dir=silence", tags=",_vllm,_tiny,_accuracy-only")
+    assert done.code == 0, done.output
     assert accuracy(cm.cwd / "silence") < 50
 
 
-def test_the_plan_refuses_clips_that_are_too_long_and_a_simulated_server(cm):
-    path = manifest(cm.cwd / "long", silent=True, seconds=31, count=2)
-    job(cm, "--plan", f"--dataset_path={path}", tags=",_tiny").refused_with(
-        DatasetError.exit_code, "has 2 samples", "the benchmark's dataset has 1633"
+@pytest.fixture(scope="module")
+def by_hand(start_cm):
+    """A whisper that run,vllm-server has started, as its record."""
+    cm = start_cm()
+    server = cm.start("run", "script", "--tags=run,vllm-server", "--model=whisper", "--quiet")
+    server.wait_for("it runs until Ctrl-C", FIRST_START_S)
+    assert "--model=whisper" in server.output()
+    yield read_record(cm.cwd / "vllm-server" / SERVER_FILE, ServerRecord)
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.finish().code == 0, server.output()
+    server.no_orphans()
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_a_server_that_runs_is_measured_with_exact_counts(cm, by_hand):
+    done = job(cm, f"--api_server={by_hand.endpoint}", "--output_dir=results", "--run_checker=no")
+    assert done.code == 0, done.output
+    out = cm.cwd / "results"
+    assert accuracy(out) > 98
+    record, folder = run_of(out, "accuracy"), next((out / "test").glob("runs/*/*/Offline/accuracy"))
+    labels = terms("v6.1", "whisper", Scenario.OFFLINE, Mode.ACCURACY).labels
+    logged = [count for _, _, count in read_label_log(folder / ACCURACY_LOG, labels)]
+    text, ended = record["client"]["text"], record["client"]["finish_reasons"]["stop"]
+    assert not record["settings"]["server"]["owned"]
+    # The server counts the end token, which is in no text.
+    assert sum(logged) == text["server_tokens"] == text["tokenizer_tokens"] + ended == record["client"]["reported_tokens"]
+    assert (text["answers"], text["apart"]) == (len(logged), 0)
+
+
+TRANSFORMERS = """
+import json, sys, wave
+import numpy as np, torch
+from tokenizers import Tokenizer
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+torch.set_num_threads(1)
+folder, paths = sys.argv[1], json.load(sys.stdin)
+model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+extractor = WhisperFeatureExtractor.from_pretrained(folder)
+tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+start = [tokenizer.token_to_id(f"<|{word}|>") for word in ("startoftranscript", "en", "transcribe", "notimestamps")]
+end = tokenizer.token_to_id("<|endoftext|>")
+sound = [np.frombuffer(wave.open(path).readframes(10**9), np.int16).astype(np.float32) / 32768 for path in paths]
+features = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
+with torch.no_grad():
+    heard = model.model.encoder(features)
+    ids = torch.tensor([start] * len(paths))
+    for _ in range(200):
+        following = model(encoder_outputs=heard, decoder_input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)
+        following[(ids == end).any(1)] = end
+        ids = torch.cat([ids, following], 1)
+        if (ids == end).any(1).all():
+            break
+answers = [row[len(start) : row.index(end)] if end in row else row[len(start) :] for row in ids.tolist()]
+print(json.dumps([[tokenizer.decode(answer), len(answer)] for answer in answers]))
+"""
+
+
+def transcript(site, model, path):
+    """The text that a server gives of a clip, and the tokens that it counts."""
+    form = transcription_form(model, path.read_bytes(), {"temperature": "0", "max_completion_tokens": "200"})
+    connection = site.connect(120)
+    connection.request("POST", Api.TRANSCRIPTIONS.path, form, {"Content-Type": FORM})
+    with connection.getresponse() as response:
+        lines = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: {")]
+    connection.close()
+    events = [json.loads(line) for line in lines]
+    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    return text, next(event["usage"]["completion_tokens"] for event in reversed(events) if event.get("usage"))
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, vllm_python, tmp_path):
+    texts = tone_speech.sentences(COMPARED, EVALUATION_SEED, evaluation=True)
+    paths = [tmp_path / f"{number}.wav" for number in range(COMPARED)]
+    for path, text in zip(paths, texts, strict=True):
+        write_clip(path, sound_of(text))
+    write_clip(tmp_path / "silence.wav", tone_speech.silence().tobytes())
+    model = by_hand.argv[by_hand.argv.index("serve") + 1]
+    done = subprocess.run(
+        [vllm_python, "-c", TRANSFORMERS, model],
+        input=json.dumps(list(map(str, paths))),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    job(cm, "--plan", "--rehearse=4xh100-llama2-70b-fp8").refused_with(UsageError.exit_code, "not for --model=whisper")
-    job(cm, "--plan", tags=",_dummy").refused_with(
+    expected = json.loads(done.stdout)
+    site = Site(by_hand.endpoint)
+    with ThreadPoolExecutor(16) as pool:
+        given = list(pool.map(lambda path: transcript(site, by_hand.model_name, path), paths))
+        silent = list(pool.map(lambda _: transcript(site, by_hand.model_name, tmp_path / "silence.wav")[0], paths))
+    assert [text.strip() for text, _ in given] == [text.strip() for text, _ in expected]
+    assert [count for _, count in given] == [count + 1 for _, count in expected]  # and the end token
+    assert word_error_rate([text for text, _ in given], texts) < 0.02
+    assert word_error_rate(silent, texts) > 0.5
+
+
+@pytest.fixture
+def caching(by_hand, tmp_path):
+    """The endpoint of the same server without the setting by which it keeps no clip between queries."""
+    words = [str(word) for word in by_hand.argv]
+    at = words.index("--mm-processor-cache-gb")
+    del words[at : at + 2]
+    port = int(by_hand.endpoint.rpartition(":")[2]) + 1
+    words[words.index("--port") + 1] = str(port)
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            words, env={**os.environ, **by_hand.env}, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        endpoint = f"http://127.0.0.1:{port}"
+        wait_until_healthy(server, endpoint, tmp_path / "server.log")
+        yield endpoint
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def wait_until_healthy(server, endpoint, log, seconds=FIRST_START_S):
+    ended = threading.Event()
+    for _ in range(seconds):
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{endpoint}/health", timeout=5):
+                return
+        except OSError:
+            ended.wait(1)
+    pytest.fail(f"not ready after {seconds} s:\n{log.read_text()[-3000:]}")
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_repeated_clips_out_of_a_cache_make_a_result_invalid(cm, caching):
+    flags = ("--output_dir=results", "--offline_target_qps=100", "--max_test_duration=6", "--run_checker=no")
+    done = job(cm, f"--api_server={caching}", *flags, tags=",_vllm,_performance-only")
+    record = run_of(cm.cwd / "results", "performance")
+    assert record["client"]["completed"] > record["settings"]["samples"]
+    assert record["server_metrics"]["media_cache_hits"] > 0
+    assert "Offline is INVALID" in done.output and "vllm:mm_cache_hits_total" in done.output, done.output
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+@pytest.mark.parametrize("scheme", ["int8", "fp8-dynamic"])
+def test_a_quantised_model_is_served_and_scored(cm, scheme):
+    flags = (f"--quantize={scheme}", "--output_dir=results", "--run_checker=no")
+    done = job(cm, *flags, tags=",_vllm,_accuracy-only")
+    assert done.code == 0, done.output
+    assert accuracy(cm.cwd / "results") > 95
+    model = run_of(cm.cwd / "results", "accuracy")["settings"]["model"]
+    assert model["quantization"]["scheme"] == scheme
+    assert "proj_out" in model["quantization"]["ignored"]
+
+
+def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(cm):
+    for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
+        done = job(cm, "--plan", f"--quantize={scheme}")
+        done.refused_with(UsageError.exit_code, "none is published for whisper", "fp8-dynamic or int8")
+    done = job(cm, "--plan", "--quantize=int8")
+    assert done.code == 0, done.output
+    assert "get,dataset,_calibration" not in done.output
+
+
+def test_a_machine_that_serves_whisper_is_rehearsed(cm):
+    done = cm.main_job("--rehearse=2xl40s-whisper", "--output_dir=results", timeout_s=300)
+    assert done.code == 0, done.output
+    record = run_of(cm.cwd / "results", "performance")
+    assert record["settings"]["benchmark" if "benchmark" in record["settings"] else "terms"]
+    assert record["settings"]["server"]["simulated"]["profile"] == "2xl40s-whisper"
+    assert record["client"]["text"]["apart"] == 0
+    assert "SIMULATED" in done.output
+
+
+def test_the_plan_refuses_another_machines_times_and_random_weights(cm):
+    job(cm, "--plan", "--rehearse=4xh100-llama2-70b-fp8", tags=",_vllm").refused_with(
+        UsageError.exit_code, "not for --model=whisper"
+    )
+    job(cm, "--plan", tags=",_vllm,_dummy").refused_with(
         UsageError.exit_code, "random weights cannot stand for the model of whisper"
     )
 
@@ -82,3 +338,81 @@ def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
     for word in ("get,ml-model,_catalogue.whisper-large-v3", "get,speech-packages", "dev-all-repack.json"):
         assert word in done.output
     assert "_tiny" not in done.output
+
+
+@pytest.mark.parametrize(
+    "extra", ["--mm-processor-cache-gb 4", "--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"]
+)
+def test_no_extra_argument_lets_a_server_keep_clips(cm, extra):
+    job(cm, "--plan", f"--extra_args={extra}").refused_with(
+        UsageError.exit_code, "cannot be given in --extra_args", "answers may not be reused between queries"
+    )
+
+
+#: What is wrong with one clip of a dataset, as seconds, Hz and channels; None for one that is missing.
+WRONG = {
+    "30 s at most": (31, tone_speech.RATE_HZ, 1),
+    "2 channels of 16 bits at 48000 Hz": (1, 48_000, 2),
+    "no such file": None,
+}
+
+
+@pytest.mark.parametrize("cause", WRONG)
+def test_the_plan_refuses_a_clip_that_the_reference_does_not_have(cm, cause):
+    (cm.cwd / "clips").mkdir()
+    write_clip(cm.cwd / "clips/right.wav", bytes(3200))
+    if WRONG[cause] is not None:
+        seconds, rate, channels = WRONG[cause]
+        write_clip(cm.cwd / "clips/wrong.wav", bytes(seconds * rate * channels * 2), rate, channels)
+    names = ["clips/right.wav"] * (SAMPLES - 1) + ["clips/wrong.wav"]
+    path = cm.cwd / "dev-all-repack.json"
+    path.write_text(json.dumps([entry(name, "salt") for name in names]))
+    done = job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny")
+    done.refused_with(DatasetError.exit_code, cause, "wrong.wav", "speech2text/download_dataset.sh")
+
+
+def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_another_checksum(cm):
+    write_clip(cm.cwd / "right.wav", bytes(3200))
+    path = cm.cwd / "dev-all-repack.json"
+    path.write_text(json.dumps([entry("right.wav", "salt")] * 2))
+    job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny").refused_with(
+        DatasetError.exit_code, "has 2 samples", "the benchmark's dataset has 1633"
+    )
+    path.write_text(json.dumps([entry("right.wav", "salt")] * SAMPLES))
+    flags = ("--division=closed", "--execution_mode=valid", "--vllm_model_name=whisper-large-v3")
+    job(cm, "--plan", f"--dataset_path={path}", *flags).refused_with(
+        UsageError.exit_code, "dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"
+    )
+
+
+class _TextOnly(BaseHTTPRequestHandler):
+    """A server of OpenAI's format that lists a model and takes no audio."""
+
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "m", "max_model_len": 448, "owned_by": "somebody"}]}).encode()
+        self._answer(200 if self.path == "/v1/models" else 404, body)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(404, b'{"detail":"Not Found"}')
+
+    def _answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_without_audio_ends_the_job_before_anything_else(cm):
+    with ThreadingHTTPServer(("127.0.0.1", 0), _TextOnly) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        done = job(cm, f"--api_server={endpoint}", "--vllm_model_name=m", "--output_dir=results", tags=",_vllm,_tiny")
+        server.shutdown()
+    done.refused_with(
+        ServerUnsuitable.exit_code, "gives no transcripts of audio", "answers HTTP 404", "get,speech-packages"
+    )
+    assert not list(cm.cwd.glob("results/test/runs/*"))

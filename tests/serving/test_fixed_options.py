@@ -25,6 +25,8 @@ FORMS = [
     "--spec-tokens=3",
     "--enable-prefix-caching",
     "--mm-processor-cache-gb",
+    "--mm_processor_cache_gb 4",
+    "--mm-proc=4",
     "--enable_prefix_caching",
     "--enable-prefix-cach",
     "--enable_prefix_c",
