@@ -25,6 +25,7 @@ __all__ = ["LoopbackSettings", "main"]
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _PROMPT = re.compile(rb'"(?:prompt|token_ids)":\[([\d,]*)\]')
+_FORM, _HEAD_BYTES = b"multipart/form-data", 1024
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -93,7 +94,8 @@ class _Talk(asyncio.Protocol):
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
-        self._data = b""
+        self._data = bytearray()
+        self._needed = 0  # bytes of the request, as soon as they are known
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,12 +103,18 @@ class _Talk(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        head, end, body = self._data.partition(b"\r\n\r\n")
-        length = _LENGTH.search(head) if end else None
-        if length is None or len(body) < int(length[1]):
+        if not self._needed:
+            end = self._data.find(b"\r\n\r\n")
+            head = bytes(self._data[:end]) if end >= 0 else b""
+            if (length := _LENGTH.search(head)) is None:
+                return
+            self._needed = end + 4 + int(length[1])
+        if len(self._data) < self._needed:
             return
-        self._data = b""
-        prompt = _PROMPT.search(body)
+        # A form carries a file, in which no prompt is looked for.
+        prompt = None if _FORM in self._data[:_HEAD_BYTES] else _PROMPT.search(bytes(self._data))
+        self._data.clear()
+        self._needed = 0
         self._engine.answer(self._transport, prompt[1].count(b",") + 1 if prompt else 0)
 
 
