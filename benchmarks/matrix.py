@@ -33,7 +33,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cm4vllm.assets import dummy
-from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
@@ -58,10 +58,14 @@ _PROMPT = 2048
 
 @dataclass(frozen=True)
 class Model:
-    """What is served: `tag` chooses it in the main job, `name` is that of the server."""
+    """What is served: `tag` chooses it in the main job, `name` is that of the server.
+
+    `benchmark` is the one whose stand-in it is, empty for random weights.
+    """
 
     tag: str
     name: str
+    benchmark: str = ""
 
 
 def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
@@ -77,8 +81,10 @@ def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
 
 def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
     """Return what serves a cell."""
-    if not true_lengths:
-        return Model("_tiny", TINY_NAME)
+    stand_in = catalogue().benchmark(cell.benchmark).stand_in
+    if not true_lengths or stand_in != "tiny":
+        of = cell.benchmark if stand_in != "tiny" else "llama3.1-8b"
+        return Model(f"_{stand_in}", f"cm4vllm-{stand_in}", of)
     known = dummy.known_model(cell.benchmark)
     return Model(f"_dummy.{known}", dummy.dummy_name(known, layers))
 
@@ -87,8 +93,8 @@ def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
 def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> Iterator[str]:
     """Serve a model as run,vllm-server does, and give its URL. Raises RuntimeError where it does not start."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = []
-    if model.name != TINY_NAME:
+    words = [f"--model={model.benchmark}"]
+    if not model.benchmark:
         made = subprocess.run(
             [CM, "run", "script", f"--tags=get,ml-model,{model.tag}", "--quiet", "--out=json", *asked],
             capture_output=True,

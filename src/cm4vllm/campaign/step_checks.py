@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cm4vllm.assets.models import TINY_NAME
+from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common.errors import UsageError
@@ -19,9 +19,9 @@ __all__ = ["CHECKS"]
 
 
 def _require_stand_in(env: Mapping[str, str]) -> None:
-    """Raise UsageError unless a server for which no model was named serves the stand-in."""
+    """Raise UsageError unless a server for which no model was named serves a stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    if server.model_name != TINY_NAME:
+    if server.model_name not in (TINY_NAME, TINY_WHISPER_NAME):
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
             cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
