@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
+from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.assets import catalogue as catalogue_module
 from cm4vllm.campaign import division_checks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
@@ -106,6 +107,17 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     monkeypatch.setattr(division_checks, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
+
+
+def test_clips_count_if_they_are_those_that_are_published(tmp_path):
+    for name, text in (("b", b"2"), ("a", b"1")):
+        (tmp_path / "clips").mkdir(exist_ok=True)
+        (tmp_path / "clips" / f"{name}.wav").write_bytes(text)
+    lines = "".join(f"{hashlib.md5(text).hexdigest()}  clips/{name}.wav\n" for name, text in (("a", b"1"), ("b", b"2")))
+    expected = f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+    assert digest_of_clips(tmp_path, "clips/") == expected
+    (tmp_path / "clips" / "a.wav").write_bytes(b"3")
+    assert digest_of_clips(tmp_path, "clips/") != expected
 
 
 def test_a_folder_is_compared_with_the_published_digests(root, tmp_path, monkeypatch):

@@ -7,16 +7,18 @@ transcript. The manifest is that of mlcommons/inference speech2text (utils/repac
 
 from __future__ import annotations
 
+import hashlib
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, writable_folder
 
-__all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "require_clips", "write_clips"]
+__all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "digest_of_clips", "require_clips", "write_clips"]
 
 #: The tokens of whisper's prompt: <|startoftranscript|><|en|><|transcribe|><|notimestamps|>.
 PROMPT_TOKENS = 4
@@ -46,6 +48,13 @@ def check_clips(manifest: Path, samples: int, longest_s: float) -> list[tuple[st
             remedy="give the whole dataset; --test_query_count shortens a rehearsal",
         )
     return [_row(manifest, number, entry, longest_s) for number, entry in enumerate(entries)]
+
+
+def digest_of_clips(folder: Path, inside: str) -> str:
+    """Return the digest of all clips in `folder`/`inside`: that of their lines of MD5 and name, sorted by name."""
+    paths = sorted((folder / inside).glob("*.wav"), key=lambda path: path.name)
+    lines = (f"{digest_of(path, 'md5').removeprefix('md5:')}  {inside}{path.name}\n" for path in paths)
+    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
 
 
 def _row(manifest: Path, number: int, entry: Mapping[str, Any], longest_s: float) -> tuple[str, float, str]:

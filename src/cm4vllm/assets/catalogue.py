@@ -55,7 +55,8 @@ class CatalogueDataset(Record, frozen=True, kw_only=True):
     """A dataset file of one of MLCommons' manifests, with the digest published for it.
 
     `samples` is None where no count is published. `tokenizer` names the model whose tokens it holds, empty for one of
-    clips: these are the files of the manifest whose names begin with `clips`.
+    clips: these are the files of the manifest whose names begin with `clips`, and `clips_digest` is the digest of their
+    lines in it, sorted by name.
     """
 
     mlcommons: str
@@ -65,6 +66,7 @@ class CatalogueDataset(Record, frozen=True, kw_only=True):
     sources: dict[str, str]
     tokenizer: str = ""
     clips: str = ""
+    clips_digest: str = ""
     samples: int | None = None
 
 

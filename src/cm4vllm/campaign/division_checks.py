@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.resumed_download import digest_of
@@ -185,6 +186,11 @@ def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
         found = digest_of(typed_path(location), known.digest.partition(":")[0])
         if found != known.digest:
             yield f"the {what} {Path(location).name} has {found}; {known.file} is published with {known.digest}", remedy
+        elif known.clips and digest_of_clips(typed_path(location).parent, known.clips) != known.clips_digest:
+            yield (
+                f"the clips beside {Path(location).name} are not those that are published with it",
+                f"leave {flag} out, or give all files of {known.mlcommons}",
+            )
 
 
 def _speculation(facts: _Facts) -> _Found:
