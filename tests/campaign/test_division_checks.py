@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
-from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.assets import catalogue as catalogue_module
+from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.campaign import division_checks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
 from cm4vllm.campaign.schedule import schedule
