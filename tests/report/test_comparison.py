@@ -99,6 +99,8 @@ def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(
     assert p99 and p99.verdict is Verdict.UNKNOWN and "an interval needs 1,000" in p99.why
     same = row(found, "Offline", "tokens per second").cells[1].shift
     assert same and same.verdict is Verdict.SAME
+    length = row(found, "Server", "tokens per sample")
+    assert (length.unit, length.better) == ("tokens/sample", "") and length.cells[0].interval
     lines = [line for line in as_text(found) if line.startswith("ttft p50")]
     assert "+100.0%" in lines[0] and lines[0].endswith("worse: real")
 

@@ -239,6 +239,7 @@ def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None
         result, record = m.performance, m.accuracy.record
         expected += [rate(result.tokens_per_second) + " tokens/s", rate(result.samples_per_second) + " samples/s"]
         expected += [number(result.samples), number(record.samples), number(record.tokens)]
+        expected.append(f" of {number(round(result.figures.value('tokens_per_sample') or 0, 2))} tokens")
         if result.scheduled_samples_per_second is not None:
             expected.append(rate(result.scheduled_samples_per_second) + " samples/s")
         for latency in m.performance.latencies:

@@ -108,7 +108,8 @@ def main() -> None:
             "max_seq_length": max(map(len, samples)),
             "shuffle_calibration_samples": False,
         }
-    oneshot(model=model, recipe=modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8, ignored), **calibration)
+    recipe = modifiers(arguments.preset, arguments.algorithm, arguments.kv_fp8, ignored)
+    oneshot(model=model, recipe=recipe, **calibration)
     layers = quantised_layers(model)
     model.save_pretrained(arguments.output, save_compressed=True)
     for pattern in KEPT:

@@ -7,6 +7,7 @@ import pytest
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS, read_detail_log
+from cm4vllm.loadgen.logs.figures import figures
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.rules import Scenario, round_terms
 
@@ -48,6 +49,12 @@ def test_a_published_offline_result_has_tokens_and_samples_apart(published):
     assert (result.samples, result.queries) == (24576, 1)
     assert result.duration == pytest.approx(7795.34, abs=0.01)
     assert result.ttft_p99 is result.tpot_p99 is result.scheduled_samples_per_second is None
+
+
+@pytest.mark.parametrize(("name", "tokens"), [(H100, 294.1), (L40S, 292.9)])
+def test_the_tokens_of_a_sample_follow_from_the_rate_of_tokens(published, name, tokens):
+    found = figures(read_detail_log(published / name / "performance/run_1" / DETAIL_LOG))["tokens_per_sample"]
+    assert (found.value.unit, round(float(found.value), 1)) == ("tokens/sample", tokens)
 
 
 def test_an_accuracy_log_that_was_truncated_for_submission_is_refused(published):

@@ -60,7 +60,8 @@ def test_what_is_torn_or_changed_or_of_other_settings_is_not_kept(tmp_path):
     assert begin_piece(path, "a").kept == 0
     write(path, 1, 2)
     whole = path.read_bytes()
-    path.write_bytes(whole.replace(answer_to(2).data.hex().encode(), answer_to(3).data.hex().encode()) + b'{"sample":5,"s":')
+    changed = whole.replace(answer_to(2).data.hex().encode(), answer_to(3).data.hex().encode())
+    path.write_bytes(changed + b'{"sample":5,"s":')
     assert kept_answers(path) == {1: answer_to(1)}
     assert begin_piece(path, "a").kept == 1
     write(path, 2)

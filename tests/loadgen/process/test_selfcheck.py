@@ -71,6 +71,8 @@ def test_the_expected_length_is_the_middle_of_the_benchmarks_bounds(make_setting
     assert expected_tokens(settings) == 128
     long = terms("v6.1", "llama2-70b-99.9", Scenario.SERVER, Mode.PERFORMANCE)
     assert expected_tokens(replace(settings, terms=long, max_tokens=1024)) == 294
+    speech = terms("v6.1", "whisper", Scenario.OFFLINE, Mode.PERFORMANCE)
+    assert expected_tokens(replace(settings, terms=speech, max_tokens=200)) == 76
 
 
 def test_the_check_begins_with_the_workers_that_the_machines_limits_ask_for(checked):
