@@ -136,7 +136,8 @@ def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[Logged
     if queries is None:
         return
     samples = queries * (each or 1)
-    yield LoggedFigure("samples", Samples(samples), "result_query_count, generated_samples_per_query")
+    counted = "result_query_count, generated_samples_per_query"
+    yield LoggedFigure("samples", Samples(samples), counted)
     rate, tokens = logged.get("samples_per_second"), logged.get("tokens_per_second")
     duration: LoggedFigure | None = None
     if log.is_defined("result_samples_per_second") and log.is_defined("result_max_latency_ns"):
@@ -147,4 +148,5 @@ def _derived(log: DetailLog, logged: dict[str, LoggedFigure]) -> Iterator[Logged
         yield duration
     if duration is not None and tokens is not None and samples:
         each_has = TokensPerSample(tokens.value * duration.value / samples)
-        yield LoggedFigure("tokens_per_sample", each_has, f"{tokens.key}, {duration.key}, result_query_count")
+        keys = dict.fromkeys([tokens.key, *duration.key.split(", "), *counted.split(", ")])
+        yield LoggedFigure("tokens_per_sample", each_has, ", ".join(keys))
