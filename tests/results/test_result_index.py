@@ -33,6 +33,7 @@ def test_every_value_is_the_one_of_its_file_and_field(published: Index, neural_m
         log = read_detail_log(neural_magic.parents[1] / row.file)
         assert row.value == log.number(row.field)
         assert row.per_accelerator == pytest.approx(log.number(row.field) / row.accelerators)
+        assert row.tokens_per_sample == pytest.approx(row.value / row.samples_per_second, rel=1e-4)
 
 
 def test_accelerators_of_one_product_have_one_name_and_are_counted(published: Index) -> None:
