@@ -264,11 +264,7 @@ def test_a_model_without_weights_is_served_with_random_ones(tmp_path, python):
     ("api", "words", "without"),
     [
         (Api.GENERATE, ("/v1/completions -H", "--api_server=http://a --model=b --api=generate"), "-F file"),
-        (
-            Api.TRANSCRIPTIONS,
-            ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=b"),
-            "--api=",
-        ),
+        (Api.TRANSCRIPTIONS, ("/v1/audio/transcriptions -F model=m", "--api_server=http://a --model=b"), "--api="),
     ],
 )
 def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words, without):
