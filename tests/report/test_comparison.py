@@ -153,6 +153,8 @@ def test_every_figure_of_the_object_is_in_loadgens_log(two) -> None:
             for root, cell in zip(two, figure["values"], strict=True):
                 if cell is None or not cell["file"].endswith(DETAIL_LOG):
                     continue
+                if figure["unit"] == "tokens/sample":  # computed of several
+                    continue
                 logged = [read_detail_log(root / cell["file"]).number(key) for key in cell["field"].split(", ")]
                 assert any(cell["value"] == pytest.approx(value / scale) for value in logged for scale in (1, 1e6))
                 checked += 1

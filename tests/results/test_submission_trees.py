@@ -47,7 +47,11 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
     for result in submission.results:
         assert result.performance and result.accuracy
         log = log_of(root / result.performance.log)
-        read = [one for one in result.performance.figures.values() if one.name not in ("samples", "duration")]
+        figures = result.performance.figures
+        tokens = figures.value("tokens_per_second") * figures.value("duration") / figures.value("samples")
+        assert figures.value("tokens_per_sample") == pytest.approx(tokens, rel=1e-12)
+        derived = ("samples", "duration", "tokens_per_sample")
+        read = [one for one in figures.values() if one.name not in derived]
         for figure in read:
             assert figure.value == logged(figure, log), str(figure.source)
         seen += len(read)
