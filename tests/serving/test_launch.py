@@ -221,7 +221,7 @@ from cm4vllm.serving.launch import end, launch, wait_in_foreground
 from cm4vllm.serving.launch_settings import LaunchSettings
 _, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
 try:
-    wait_in_foreground(str(path))
+    wait_in_foreground(str(path), "llama3.1-8b")
 finally:
     end(str(path))
 """
