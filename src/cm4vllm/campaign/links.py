@@ -155,7 +155,7 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
     if media_of(read_settings(LaunchSettings, env)) is Media.AUDIO:
         variant["CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES"] = "yes"
-    if inputs.model_record or (inputs.name and not inputs.model_source):
+    if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
         return variant
     model = inputs.sources().model
     check_source(model, inputs.dummy_layers)
