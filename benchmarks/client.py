@@ -211,19 +211,19 @@ def workers(bench: Bench) -> Iterator[Figure]:
 
     def case(count: int) -> Case:
         def measure() -> Result:
-            with mock(core=cores[-1], tokens=64) as one, mock(core=cores[-2 if enough else -1], tokens=64) as two:
-                told = replace(task, port=one.port, more_ports=[two.port], workers=count)
+            with mock(core=cores[-1], tokens=64) as first, mock(core=cores[-2 if enough else -1], tokens=64) as two:
+                told = replace(task, port=first.port, more_ports=[two.port], workers=count)
                 return perform("ours", "alone", told, places[count])
 
         return measure
 
     measured = interleaved({str(count): case(count) for count in places}, bench.rounds)
-    one, two = ([result.qps * 64 for result in measured[count]] for count in ("1", "2"))
-    yield figure("one worker", one, "tokens/s")
+    single, two = ([result.qps * 64 for result in measured[count]] for count in ("1", "2"))
+    yield figure("one worker", single, "tokens/s")
     yield figure("two workers", two, "tokens/s")
     yield figure(
         "two workers / one" + ("" if enough else ", cores shared"),
-        ratios(two, one),
+        ratios(two, single),
         "x",
         at_least=1.7 if enough else None,
     )
@@ -306,10 +306,10 @@ def _cpu_ratios(over: list[Result], under: list[Result]) -> list[float]:
 
 
 def _has_aiohttp() -> bool:
-    found = importlib.util.find_spec("aiohttp") is not None
-    if not found:
+    installed = importlib.util.find_spec("aiohttp") is not None
+    if not installed:
         not_installed("aiohttp", "pip install -r benchmarks/requirements.txt")
-    return found
+    return installed
 
 
 def main() -> int:
@@ -339,7 +339,7 @@ def main() -> int:
     )
     for program in ("mock_vllm", "floor"):
         compiled(program)
-    return report([found for name in told.only.split(",") for found in GROUPS[name](bench)], told.json)
+    return report([result for name in told.only.split(",") for result in GROUPS[name](bench)], told.json)
 
 
 if __name__ == "__main__":

@@ -64,17 +64,17 @@ def main() -> int:
     print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
     wrong = 0
     for seed in range(options.first, options.first + options.rounds):
-        one = _tried(seed, kind, faults)
-        wrong += bool(one.wrong)
-        print(_row(one), flush=True)
+        trial = _tried(seed, kind, faults)
+        wrong += bool(trial.wrong)
+        print(_row(trial), flush=True)
     return report([figure("trials with something wrong", [wrong], "trials", at_most=0)], options.json)
 
 
-def _row(one: Trial) -> str:
-    when = f"{one.moment_s:.1f} s" + (f", {one.share:.0%} of {one.run}" if one.run else "")
-    wrong = " ".join("; ".join(one.wrong).split()) or "-"
-    hit = one.hit.replace("vllm.entrypoints.cli.main", "vllm") or "-"
-    return _line((one.seed, one.name, when, one.step or "-", hit, one.code, one.attempts, wrong))
+def _row(trial: Trial) -> str:
+    when = f"{trial.moment_s:.1f} s" + (f", {trial.share:.0%} of {trial.run}" if trial.run else "")
+    wrong = " ".join("; ".join(trial.wrong).split()) or "-"
+    hit = trial.hit.replace("vllm.entrypoints.cli.main", "vllm") or "-"
+    return _line((trial.seed, trial.name, when, trial.step or "-", hit, trial.code, trial.attempts, wrong))
 
 
 def _line(cells: Iterable[object]) -> str:

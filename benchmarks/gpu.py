@@ -94,18 +94,18 @@ def detected(hour: Hour) -> Iterator[Figure]:
     yield from compared(detect_gpus(), said)
 
 
-def compared(found: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
-    """Give the figures of the GPUs `found` beside what nvidia-smi `said`, a line of CSV for each."""
+def compared(gpus: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
+    """Give the figures of the GPUs `gpus` beside what nvidia-smi `said`, a line of CSV for each."""
     listed = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines()) if row]
     print(
-        f"detected: {', '.join(gpu.name for gpu in found) or 'no GPU'}; nvidia-smi: "
+        f"detected: {', '.join(gpu.name for gpu in gpus) or 'no GPU'}; nvidia-smi: "
         f"{', '.join(row[0] for row in listed)}"
     )
     same = [
         gpu.name == name and gpu.driver == driver and abs(gpu.memory_bytes / MIB - float(memory)) < 1
-        for gpu, (name, memory, driver) in zip(found, listed, strict=False)
+        for gpu, (name, memory, driver) in zip(gpus, listed, strict=False)
     ]
-    whole = max(len(found), len(listed), 1)
+    whole = max(len(gpus), len(listed), 1)
     yield figure("GPUs detected as nvidia-smi lists them", [sum(same) / whole], "share", at_least=1)
 
 
@@ -132,12 +132,12 @@ def server(hour: Hour) -> Iterator[Figure]:
         through = hour.times(lambda: hour.real.through_loadgen(running, task))
     yield figure("Server, queries/s asked for", [qps], "queries/s")
     for name, made in (("in process", alone), ("through LoadGen", through)):
-        yield figure(f"Server, {name}", [one.rate for one in made], "tokens/s")
-        yield figure(f"Server, {name}, TTFT p99", [one.ttft_p99 for one in made], "ms")
-        yield figure(f"Server, {name}, TPOT p99", [one.tpot_p99 for one in made], "ms")
+        yield figure(f"Server, {name}", [run.rate for run in made], "tokens/s")
+        yield figure(f"Server, {name}, TTFT p99", [run.ttft_p99 for run in made], "ms")
+        yield figure(f"Server, {name}, TPOT p99", [run.tpot_p99 for run in made], "ms")
     yield figure(
         "Server, through LoadGen / in process",
-        ratios([one.rate for one in through], [one.rate for one in alone]),
+        ratios([run.rate for run in through], [run.rate for run in alone]),
         "x",
         at_least=WANTED,
     )
@@ -150,13 +150,13 @@ def parallel(hour: Hour) -> Iterator[Figure]:
         return
     if hour.real.device != "cpu":
         yield from _beside(f"Offline, tensor parallel {hour.gpus}", hour, replace(hour.real, gpus=hour.gpus))
-    one = hour.served(hour.real)
+    rate = hour.served(hour.real)
     many = replace(hour.real, samples=hour.real.samples * hour.gpus)
     with many.replicas(hour.gpus) as servers:
         task = replace(many.task, api="generate", in_flight=many.task.in_flight * hour.gpus)
         made = hour.times(lambda: many.through_loadgen(servers[0], task, servers[1:]))
     yield figure(f"Offline, {hour.gpus} replicas", [each.rate for each in made], "tokens/s")
-    yield figure(f"Offline, {hour.gpus} replicas / one server", ratios([each.rate for each in made], one), "x")
+    yield figure(f"Offline, {hour.gpus} replicas / one server", ratios([each.rate for each in made], rate), "x")
 
 
 PARTS: dict[str, Part] = {"detected": detected, "offline": offline, "server": server, "fp8": fp8, "parallel": parallel}
@@ -206,12 +206,12 @@ def main() -> int:
             gpus,
             asked.share,
         )
-        found = []
+        figures = []
         for name in asked.only.split(","):
-            for one in PARTS[name](hour):
-                print(f"{one.name}: {one.value:,.4g} {one.unit}", flush=True)
-                found.append(one)
-        return report(found, asked.json)
+            for part_figure in PARTS[name](hour):
+                print(f"{part_figure.name}: {part_figure.value:,.4g} {part_figure.unit}", flush=True)
+                figures.append(part_figure)
+        return report(figures, asked.json)
 
 
 if __name__ == "__main__":

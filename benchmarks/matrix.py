@@ -70,13 +70,13 @@ class Model:
 
 def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
     """Return the cells whose names fit one of the patterns, newest round first."""
-    found = [
+    all_cells = [
         Cell(round=round_name, benchmark=benchmark, scenario=scenario)
         for round_name in reversed(round_names())
         for benchmark in runnable_benchmarks(round_name)
         for scenario in benchmark_terms(round_name, benchmark).scenarios
     ]
-    return [cell for cell in found if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
+    return [cell for cell in all_cells if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
 
 
 def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
@@ -125,8 +125,8 @@ def served(model: Model, asked: Sequence[str], folder: Path, longest: int) -> It
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
-        if found := re.search(r"--api_server=(http://\S+)", log.read_text(errors="replace")):
-            return found[1]
+        if match := re.search(r"--api_server=(http://\S+)", log.read_text(errors="replace")):
+            return match[1]
         time.sleep(1)
     raise RuntimeError(f"the server did not start:\n{error_of(log.read_text(errors='replace'))}")
 
@@ -198,15 +198,17 @@ def commit() -> str:
 
 def outcome(ran: Ran, out: Path) -> Ran:
     """Read what a cell left: the run's figures, and whether it ended in a tree, as all but random weights do."""
-    found = sorted(out.glob(f"runs/*/*/{ran.cell.scenario}/performance/{RUN_FILE}"))
-    if not found:
+    records = sorted(out.glob(f"runs/*/*/{ran.cell.scenario}/performance/{RUN_FILE}"))
+    if not records:
         return replace(ran, error=f"no {RUN_FILE} of a performance run")
-    settings = read_record(found[0], RunRecord).settings
+    settings = read_record(records[0], RunRecord).settings
     if not settings.model.is_dummy and not (out / "submission").is_dir():
         return replace(ran, error="no submission tree")
-    made = read_performance(found[0].parent)
+    made = read_performance(records[0].parent)
     length = float(made.tokens_per_second) / float(made.samples_per_second)
-    published = next((one.reference for one in settings.terms.targets if one.metric == "TOKENS_PER_SAMPLE"), None)
+    published = next(
+        (target.reference for target in settings.terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None
+    )
     return replace(
         ran,
         tokens_per_second=round(float(made.tokens_per_second), 1),
@@ -216,17 +218,17 @@ def outcome(ran: Ran, out: Path) -> Ran:
 
 def error_of(text: str) -> str:
     """Return the error that a command ended with, in one line."""
-    _, found, message = text.rpartition("CM error:")
-    return " ".join((message if found else text[-300:]).split()) or "it ended without a message"
+    _, separator, message = text.rpartition("CM error:")
+    return " ".join((message if separator else text[-300:]).split()) or "it ended without a message"
 
 
 def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
     """Give the figures of the cells that ran, and the share of those that ran or were refused."""
-    for one in ran:
-        if not one.error:
-            yield figure(f"{one.cell.name}, time", [one.took_s], "s")
-            yield figure(f"{one.cell.name}, tokens/s", [one.tokens_per_second], "tokens/s")
-    yield figure("cells that did not fail", [sum(not one.failed for one in ran) / len(ran)], "share", at_least=1)
+    for done in ran:
+        if not done.error:
+            yield figure(f"{done.cell.name}, time", [done.took_s], "s")
+            yield figure(f"{done.cell.name}, tokens/s", [done.tokens_per_second], "tokens/s")
+    yield figure("cells that did not fail", [sum(not done.failed for done in ran) / len(ran)], "share", at_least=1)
 
 
 def parsed() -> argparse.Namespace:
@@ -281,15 +283,17 @@ def run_cells(asked: argparse.Namespace) -> Cells:
         return model_of(cell, asked.dummy_layers, true_lengths=asked.true_lengths)
 
     def is_kept(cell: Cell) -> bool:
-        one = kept.ran.get(cell.name)
-        return bool(one and not one.error and one.command == shown(command(cell, model(cell), "", folder, more)))
+        earlier = kept.ran.get(cell.name)
+        return bool(
+            earlier and not earlier.error and earlier.command == shown(command(cell, model(cell), "", folder, more))
+        )
 
     todo = [cell for cell in asked.cells_asked if asked.again or not is_kept(cell)]
-    for one, group in groupby(sorted(todo, key=lambda cell: model(cell).name), model):
+    for served_model, group in groupby(sorted(todo, key=lambda cell: model(cell).name), model):
         together = list(group)
-        with served(one, layers, folder / one.name, max(map(longest, together))) as url:
+        with served(served_model, layers, folder / served_model.name, max(map(longest, together))) as url:
             for cell in together:
-                done = run(cell, one, url, folder, more)
+                done = run(cell, served_model, url, folder, more)
                 kept = kept.with_one(done, asked.cells)
                 ended = f"{'refused: ' if done.refused else ''}{done.error}"
                 print(

@@ -70,9 +70,9 @@ class Cells(Record, frozen=True, kw_only=True):
         """Return what a file keeps, nothing where there is none."""
         return read_record(path, cls) if path.is_file() else cls()
 
-    def with_one(self, one: Ran, path: Path) -> Cells:
+    def with_one(self, ran: Ran, path: Path) -> Cells:
         """Return these cells and one more, and keep them in a file."""
-        cells = Cells(ran={**self.ran, one.cell.name: one})
+        cells = Cells(ran={**self.ran, ran.cell.name: ran})
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, cells)
         return cells
@@ -81,11 +81,11 @@ class Cells(Record, frozen=True, kw_only=True):
 def page(cells: Sequence[Cell], ran: Mapping[str, Ran]) -> str:
     """Return docs/matrix.md: all cells, those that did not run too."""
     here = [ran[cell.name] for cell in cells if cell.name in ran]
-    good = sum(not one.error for one in here)
+    good = sum(not cell_run.error for cell_run in here)
     lines = [
         _HEAD,
-        f"{len(cells)} cells: {good} ran, {sum(one.failed for one in here)} FAILED, "
-        f"{sum(one.refused for one in here)} refused, {len(cells) - len(here)} not run.\n",
+        f"{len(cells)} cells: {good} ran, {sum(cell_run.failed for cell_run in here)} FAILED, "
+        f"{sum(cell_run.refused for cell_run in here)} refused, {len(cells) - len(here)} not run.\n",
         table(cells, ran),
         "",
         *_where(here),
@@ -103,7 +103,7 @@ def table(cells: Sequence[Cell], ran: Mapping[str, Ran]) -> str:
     words = {(cell.benchmark, cell.scenario, cell.round): _word(ran.get(cell.name)) for cell in cells}
     for benchmark in sorted({cell.benchmark for cell in cells}):
         for scenario in Scenario:
-            row = [words.get((benchmark, scenario, one), "-") for one in rounds]
+            row = [words.get((benchmark, scenario, round_name), "-") for round_name in rounds]
             if set(row) != {"-"}:
                 lines.append(f"| {benchmark} | {scenario} | " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -117,16 +117,18 @@ def _word(ran: Ran | None) -> str:
 
 def reasons(ran: Sequence[Ran]) -> Iterator[str]:
     """Give why cells did not run, each in a paragraph."""
-    for one in ran:
-        if one.error:
-            yield f"\n{one.cell.name} {_word(one)}: {one.error}"
+    for cell_run in ran:
+        if cell_run.error:
+            yield f"\n{cell_run.cell.name} {_word(cell_run)}: {cell_run.error}"
 
 
 def _where(ran: Sequence[Ran]) -> Iterator[str]:
     """Give the dates, the machines and the commands."""
-    for machine, group in groupby(sorted(ran, key=lambda one: (one.machine, one.date)), lambda one: one.machine):
+    for machine, group in groupby(
+        sorted(ran, key=lambda cell_run: (cell_run.machine, cell_run.date)), lambda cell_run: cell_run.machine
+    ):
         some = list(group)
-        commits = ", ".join(sorted({f"`{one.commit}`" for one in some}))
+        commits = ", ".join(sorted({f"`{cell_run.commit}`" for cell_run in some}))
         said = f"Run from {some[0].date} to {some[-1].date} on {machine}, cm4vllm at {commits}, the last as"
         yield textwrap.fill(said, 120, break_on_hyphens=False)
         command = textwrap.wrap(
@@ -136,14 +138,14 @@ def _where(ran: Sequence[Ran]) -> Iterator[str]:
 
 
 def _factors(ran: Sequence[Ran]) -> Iterator[str]:
-    found: dict[str, set[str]] = {}
-    for one in ran:
-        if not one.error:
-            found.setdefault(one.cell.benchmark, set()).add(one.factor)
-    if found:
+    factors_of: dict[str, set[str]] = {}
+    for cell_run in ran:
+        if not cell_run.error:
+            factors_of.setdefault(cell_run.cell.benchmark, set()).add(cell_run.factor)
+    if factors_of:
         yield "Mean length of the answers as a share of the length that the rules publish for the benchmark's model:\n"
         yield "| benchmark | share |\n|---|---|"
-    for benchmark, factors in sorted(found.items()):
+    for benchmark, factors in sorted(factors_of.items()):
         shares = sorted(factors - {""})
         text = shares[0] if len(shares) == 1 else f"{shares[0]} to {shares[-1]}" if shares else "no length is published"
         yield f"| {benchmark} | {text} |"

@@ -90,8 +90,8 @@ def speed(shape: str, words: int, rounds: int) -> list[Figure]:
     prose = Prose(words)
     pairs = [prose.pair(words) for _ in range(OUR_PAIRS)]
     few = pairs[:PLAIN_PAIRS]
-    expected, found = plain(few), ours(few)
-    off = [abs(a - b) for type_ in TYPES for a, b in zip(found[type_], expected[type_], strict=True)]
+    expected, computed = plain(few), ours(few)
+    off = [abs(a - b) for type_ in TYPES for a, b in zip(computed[type_], expected[type_], strict=True)]
     measured = interleaved(
         {"plain": partial(seconds_a_pair, plain, few), "ours": partial(seconds_a_pair, ours, pairs)}, rounds
     )

@@ -152,18 +152,18 @@ def outcome(case: Case) -> Outcome:
     offline = offline_rate(case.system, seed=case.full.seed)
     true, prober = truth(case, offline), SimulatedProber(case.system, case.limits, case.full, case.drift)
     try:
-        found = search(prober, queueing_estimate(offline, case.limits), SearchPlan(case.limits))
+        search_outcome = search(prober, queueing_estimate(offline, case.limits), SearchPlan(case.limits))
     except CmError:
         return Outcome(0.0, 0.0, 0, prober.clock_s / FULL_S, 0)
-    repeats = sum(valid(case, found.rate, 100 + number) for number in range(REPEATS))
+    repeats = sum(valid(case, search_outcome.rate, 100 + number) for number in range(REPEATS))
     return Outcome(
-        found.rate,
-        found.rate / true if found.confirmed else 0.0,
+        search_outcome.rate,
+        search_outcome.rate / true if search_outcome.confirmed else 0.0,
         repeats,
         prober.clock_s / FULL_S,
-        len(found.probes),
-        found.interval.low / true if found.interval else None,
-        found.interval.high / true if found.interval else None,
+        len(search_outcome.probes),
+        search_outcome.interval.low / true if search_outcome.interval else None,
+        search_outcome.interval.high / true if search_outcome.interval else None,
     )
 
 
@@ -237,25 +237,30 @@ def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> 
     candidates = SPACE.candidates({})
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
     bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)
-    found = halve(candidates, bench, HalvingPlan(60 * MINUTES))
+    chosen_settings = halve(candidates, bench, HalvingPlan(60 * MINUTES))
 
     def true(candidate: Candidate) -> float:
         made = configured(system, candidate)
         return true_score(made, limits, seed) if made else 0.0
 
-    scores = [true(one) for one in candidates]
-    chosen, others = scores[found.best.number], rivals(found.evaluations, found.best.number)
-    bounded = [(one.most, scores[one.number] / chosen) for one in others if one.most is not None]
+    scores = [true(candidate) for candidate in candidates]
+    chosen, others = (
+        scores[chosen_settings.best.number],
+        rivals(chosen_settings.evaluations, chosen_settings.best.number),
+    )
+    bounded = [(other.most, scores[other.number] / chosen) for other in others if other.most is not None]
     return SettingsOutcome(
         part=chosen / max(scores),
-        tried=chosen / max([chosen, *(scores[one.number] for one in others)]),
+        tried=chosen / max([chosen, *(scores[other.number] for other in others)]),
         gain=chosen / scores[0],
-        said=(found.best.score or 0.0) / (found.as_it_is.score or 1.0) if found.as_it_is else 0.0,
+        said=(chosen_settings.best.score or 0.0) / (chosen_settings.as_it_is.score or 1.0)
+        if chosen_settings.as_it_is
+        else 0.0,
         bound=max([1.0, *(most for most, _ in bounded)]) if len(bounded) == len(others) else None,
         bounded=len(bounded),
         within=sum(ratio <= most * EQUAL for most, ratio in bounded),
         others=len(others),
-        cost=sum(one.took_s for one in found.evaluations) / 60,
+        cost=sum(evaluation.took_s for evaluation in chosen_settings.evaluations) / 60,
     )
 
 
@@ -263,26 +268,30 @@ def settings_main(count: int, first: int) -> list[Figure]:
     """Print each outcome of the search over server settings; return its figures."""
     made = []
     for system, limits, seed in settings_systems(count, first):
-        made.append(one := settings_outcome(system, limits, seed))
-        bound = "no bound" if one.bound is None else f"up to {one.bound:.3f} times as much"
+        made.append(outcome := settings_outcome(system, limits, seed))
+        bound = "no bound" if outcome.bound is None else f"up to {outcome.bound:.3f} times as much"
         print(
-            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {one.part:.3f} of the best"
-            f"{'' if one.part >= 1 - NEAR else ' MISSED'}, {one.gain:.3f} times the server as it is (said: "
-            f"{one.said:.3f}); another tried one does {1 / one.tried:.3f} times as much, by the records {bound}"
-            f"{'' if one.covered else ' NOT COVERED'}, {one.within} of {one.others} within theirs; "
-            f"{one.cost:.1f} of {MINUTES:g} minutes",
+            f"settings {seed} ({'Server' if limits else 'Offline'}): chosen does {outcome.part:.3f} of the best"
+            f"{'' if outcome.part >= 1 - NEAR else ' MISSED'}, {outcome.gain:.3f} times the server as it is (said: "
+            f"{outcome.said:.3f}); another tried one does {1 / outcome.tried:.3f} times as much, by the records {bound}"
+            f"{'' if outcome.covered else ' NOT COVERED'}, {outcome.within} of {outcome.others} within theirs; "
+            f"{outcome.cost:.1f} of {MINUTES:g} minutes",
             flush=True,
         )
-    bounds = [one.bound for one in made if one.bound is not None]
-    others, bounded = sum(one.others for one in made), sum(one.bounded for one in made)
+    bounds = [outcome.bound for outcome in made if outcome.bound is not None]
+    others, bounded = sum(outcome.others for outcome in made), sum(outcome.bounded for outcome in made)
     return [
-        figure("settings within 3 % of the best", [sum(one.part >= 1 - NEAR for one in made) / len(made)], "share"),
-        figure("settings: chosen / best", [one.part for one in made], "x"),
-        figure("settings: chosen / as it is", [one.gain for one in made], "x"),
-        figure("settings: longest search", [max(one.cost for one in made)], "minutes", at_most=MINUTES),
-        figure("settings: best tried one within the bound", [sum(one.covered for one in made) / len(made)], "share"),
+        figure(
+            "settings within 3 % of the best", [sum(outcome.part >= 1 - NEAR for outcome in made) / len(made)], "share"
+        ),
+        figure("settings: chosen / best", [outcome.part for outcome in made], "x"),
+        figure("settings: chosen / as it is", [outcome.gain for outcome in made], "x"),
+        figure("settings: longest search", [max(outcome.cost for outcome in made)], "minutes", at_most=MINUTES),
+        figure(
+            "settings: best tried one within the bound", [sum(outcome.covered for outcome in made) / len(made)], "share"
+        ),
         figure("settings: other candidates with a bound", [bounded / others], "share"),
-        figure("settings: of these within it", [sum(one.within for one in made) / max(1, bounded)], "share"),
+        figure("settings: of these within it", [sum(outcome.within for outcome in made) / max(1, bounded)], "share"),
         *([figure("settings: bound, where all have one", bounds, "x")] if bounds else []),
     ]
 
@@ -299,35 +308,37 @@ def main() -> int:
     kinds: dict[str, list[Outcome]] = {}
     asked = cases(options.drift or options.rounds, options.first)
     for case in map(drifting, asked) if options.drift else asked:
-        kinds.setdefault(case.kind, []).append(one := outcome(case))
+        kinds.setdefault(case.kind, []).append(trial := outcome(case))
         print(
-            f"{case.kind} {case.full.seed}: {f'found {one.found:.4g}' if one.ratio else 'no run passed'}, "
-            f"{one.ratio:.3f} of the true rate{'' if one.near else ' MISSED'}, {one.interval}; "
-            f"cost {one.cost:.2f} full-length runs, {one.probes} probes; {one.repeats} of {REPEATS} repeats valid",
+            f"{case.kind} {case.full.seed}: {f'found {trial.found:.4g}' if trial.ratio else 'no run passed'}, "
+            f"{trial.ratio:.3f} of the true rate{'' if trial.near else ' MISSED'}, {trial.interval}; "
+            f"cost {trial.cost:.2f} full-length runs, {trial.probes} probes; {trial.repeats} of {REPEATS} repeats valid",
             flush=True,
         )
-    every = [one for found in kinds.values() for one in found]
+    every = [trial for outcomes in kinds.values() for trial in outcomes]
     print(
-        f"within {NEAR:.0%}: {sum(one.near for one in every)} of {len(every)}; a full-length run passed at the rate "
-        f"found: {sum(bool(one.ratio) for one in every)} of {len(every)}; the interval holds the true rate: "
-        f"{sum(one.covered for one in every)} of {len(every)}; repeats with other noise valid: "
-        f"{sum(one.repeats for one in every)} of {REPEATS * len(every)}"
+        f"within {NEAR:.0%}: {sum(trial.near for trial in every)} of {len(every)}; a full-length run passed at the rate "
+        f"found: {sum(bool(trial.ratio) for trial in every)} of {len(every)}; the interval holds the true rate: "
+        f"{sum(trial.covered for trial in every)} of {len(every)}; repeats with other noise valid: "
+        f"{sum(trial.repeats for trial in every)} of {REPEATS * len(every)}"
     )
     figures = [
         figure(
             "within 3 % of the true rate",
-            [sum(one.near for one in every) / len(every)],
+            [sum(trial.near for trial in every) / len(every)],
             "share",
             at_least=None if options.drift else MOST_SYSTEMS,
         ),
-        figure("within 5 % of the true rate", [sum(abs(one.ratio - 1) <= 0.05 for one in every) / len(every)], "share"),
-        figure("interval holds the true rate", [sum(one.covered for one in every) / len(every)], "share"),
-        figure("dearest search", [max(one.cost for one in every)], "full-length runs", at_most=MOST_COST),
+        figure(
+            "within 5 % of the true rate", [sum(abs(trial.ratio - 1) <= 0.05 for trial in every) / len(every)], "share"
+        ),
+        figure("interval holds the true rate", [sum(trial.covered for trial in every) / len(every)], "share"),
+        figure("dearest search", [max(trial.cost for trial in every)], "full-length runs", at_most=MOST_COST),
     ]
-    for kind, found in kinds.items():
+    for kind, outcomes in kinds.items():
         figures += [
-            figure(f"{kind}: found / true rate", [one.ratio for one in found], "x"),
-            figure(f"{kind}: cost", [one.cost for one in found], "full-length runs"),
+            figure(f"{kind}: found / true rate", [trial.ratio for trial in outcomes], "x"),
+            figure(f"{kind}: cost", [trial.cost for trial in outcomes], "full-length runs"),
         ]
     return report(figures, options.json)
 

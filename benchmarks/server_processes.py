@@ -36,7 +36,7 @@ EXECUTORS = {"three processes (mp)": "mp", "two processes (uni)": "uni"}
 
 def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRecord) -> dict[str, float]:
     """Start a server with this executor, make an Offline and a Server run, and return their figures."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = ServerSettings(
             model=model.path,
@@ -64,14 +64,14 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
                 made = run_settings(conf, model=model, dataset=dataset, server=record)
                 run(made, Path(folder) / scenario)
                 result = read_performance(Path(folder) / scenario)
-                found[f"{scenario} tokens/s"] = float(result.tokens_per_second)
+                figures[f"{scenario} tokens/s"] = float(result.tokens_per_second)
                 for name in ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99"):
                     if (value := getattr(result, name)) is not None:
-                        found[f"{scenario} {name}"] = float(value)
-            found["start s"] = record.ready_after_s or 0.0
+                        figures[f"{scenario} {name}"] = float(value)
+            figures["start s"] = record.ready_after_s or 0.0
         finally:
             server.stop(record)
-    return found
+    return figures
 
 
 def main() -> int:
@@ -84,27 +84,27 @@ def main() -> int:
     model, dataset = read_record(options.model, ModelRecord), read_record(options.dataset, DatasetRecord)
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in EXECUTORS}
 
-    def one(name: str) -> float:
+    def timed_start(name: str) -> float:
         rounds[name].append(measured(EXECUTORS[name], options.vllm, model, dataset))
         return 0.0
 
-    cases: dict[str, Callable[[], float]] = {name: partial(one, name) for name in EXECUTORS}
+    cases: dict[str, Callable[[], float]] = {name: partial(timed_start, name) for name in EXECUTORS}
     interleaved(cases, options.rounds)
     default, other = rounds.values()
     figures = []
-    for what in default[0]:
+    for measure in default[0]:
         for name, results in rounds.items():
             figures.append(
                 figure(
-                    f"{what}, {name}",
-                    [result[what] for result in results],
-                    "s" if what == "start s" else "tokens/s" if "tokens" in what else "ms",
+                    f"{measure}, {name}",
+                    [result[measure] for result in results],
+                    "s" if measure == "start s" else "tokens/s" if "tokens" in measure else "ms",
                 )
             )
         figures.append(
             figure(
-                f"{what}, two processes / three",
-                ratios([result[what] for result in other], [result[what] for result in default]),
+                f"{measure}, two processes / three",
+                ratios([result[measure] for result in other], [result[measure] for result in default]),
                 "x",
             )
         )

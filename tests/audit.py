@@ -48,14 +48,14 @@ class Outcome:
 def outcome(name: str, report: Mapping[str, Any]) -> Outcome:
     """Read pip-audit's JSON report of a requirements file."""
     vulnerable, not_audited, audited = [], [], 0
-    for one in report["dependencies"]:
-        if reason := one.get("skip_reason"):
-            not_audited.append(f"{one['name']}: {reason}")
+    for package in report["dependencies"]:
+        if reason := package.get("skip_reason"):
+            not_audited.append(f"{package['name']}: {reason}")
             continue
         audited += 1
-        for found in one["vulns"]:
-            fixed = ", ".join(found["fix_versions"]) or "no version yet"
-            vulnerable.append(f"{one['name']} {one['version']}: {found['id']}, fixed in {fixed}")
+        for vulnerability in package["vulns"]:
+            fixed = ", ".join(vulnerability["fix_versions"]) or "no version yet"
+            vulnerable.append(f"{package['name']} {package['version']}: {vulnerability['id']}, fixed in {fixed}")
     return Outcome(name, audited, vulnerable, not_audited)
 
 
@@ -79,7 +79,7 @@ def audit(command: Sequence[str], requirements: Path) -> Outcome:
 
 def status(outcomes: Iterable[Outcome], *, strict: bool) -> int:
     """Return the exit status for what was found."""
-    return int(any(one.vulnerable or (strict and one.not_audited) for one in outcomes))
+    return int(any(outcome.vulnerable or (strict and outcome.not_audited) for outcome in outcomes))
 
 
 def kept_outcomes(path: Path, digest: str) -> list[Outcome]:
@@ -90,7 +90,7 @@ def kept_outcomes(path: Path, digest: str) -> list[Outcome]:
         return []
     if kept.get("digest") != digest or not 0 <= time.time() - kept["at"] < DAY_S:
         return []
-    return [Outcome(**one) for one in kept["outcomes"]]
+    return [Outcome(**fields) for fields in kept["outcomes"]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -106,10 +106,10 @@ def main(argv: Sequence[str]) -> int:
     if not outcomes:
         outcomes = [audit([str(given.tool)], path) for path in given.requirements]
         if given.kept:
-            kept = {"digest": digest, "at": time.time(), "outcomes": [asdict(one) for one in outcomes]}
+            kept = {"digest": digest, "at": time.time(), "outcomes": [asdict(outcome) for outcome in outcomes]}
             given.kept.write_text(json.dumps(kept), encoding="utf-8")
-    for one in outcomes:
-        print(one.words)
+    for outcome in outcomes:
+        print(outcome.words)
     return status(outcomes, strict=given.strict)
 
 

@@ -33,19 +33,19 @@ def answering(tags: tuple[str, ...]) -> list[str]:
 
 def graph() -> dict[str, dict[str, str]]:
     """Return the recipes that each recipe declares: '' for a dependency without conditions, else 'maybe'."""
-    found: dict[str, dict[str, str]] = {name: {} for name in SCRIPTS if name not in LEFT_OUT}
-    for name, edges in found.items():
+    edges_of: dict[str, dict[str, str]] = {name: {} for name in SCRIPTS if name not in LEFT_OUT}
+    for name, edges in edges_of.items():
         for place, _, _, _, dependency in dependencies_of(SCRIPTS[name]):
             for other in answering(tuple(plain_tags(dependency))):
                 if other not in LEFT_OUT:
                     maybe = "maybe" if place or _is_conditional(dependency) else ""
                     edges[other] = edges.get(other, maybe) and maybe
-    return found
+    return edges_of
 
 
 def _is_conditional(dependency: Dependency) -> bool:
-    one = dependency.conditions
-    return any((one.enable_all, one.enable_any, one.skip_all, one.skip_any))
+    conditions = dependency.conditions
+    return any((conditions.enable_all, conditions.enable_any, conditions.skip_all, conditions.skip_any))
 
 
 def steps() -> set[str]:
@@ -60,19 +60,19 @@ def rows(edges: dict[str, dict[str, str]], steps: set[str]) -> list[list[str]]:
     targets = {other for others in edges.values() for other in others}
     linked = {name: others for name, others in edges.items() if others or name in targets}
     level = floors(linked)
-    found = [[name for name in linked if level[name] == floor] for floor in range(max(level.values()) + 1)]
+    linked_rows = [[name for name in linked if level[name] == floor] for floor in range(max(level.values()) + 1)]
     alone = sorted(name for name in steps if name not in linked)
-    return [*found, *(alone[at : at + ROW] for at in range(0, len(alone), ROW))]
+    return [*linked_rows, *(alone[at : at + ROW] for at in range(0, len(alone), ROW))]
 
 
 def lines(script: ScriptMeta) -> list[str]:
     """Return the tags of a recipe in lines of LINE characters."""
-    found = [""]
+    written = [""]
     for word in script.title().split(","):
-        if found[-1] and len(f"{found[-1]}{word},") > LINE:
-            found.append("")
-        found[-1] += f"{word},"
-    return [line if number < len(found) else line[:-1] for number, line in enumerate(found, 1)]
+        if written[-1] and len(f"{written[-1]}{word},") > LINE:
+            written.append("")
+        written[-1] += f"{word},"
+    return [line if number < len(written) else line[:-1] for number, line in enumerate(written, 1)]
 
 
 def picture() -> str:

@@ -11,11 +11,11 @@ __all__ = ["missing_command", "need"]
 
 def need(*names: str) -> str:
     """Return the path of the first of these commands that is installed; skip the test where none is."""
-    found = next(filter(None, map(shutil.which, names)), "")
-    return found or pytest.skip(f"{names[0]} not found on PATH")
+    path = next(filter(None, map(shutil.which, names)), "")
+    return path or pytest.skip(f"{names[0]} not found on PATH")
 
 
 def missing_command(reason: str) -> str:
     """Return the command that a skipped test lacks, empty where it was skipped for another reason."""
-    found = re.search(r"(\S+) not found on PATH", reason)
-    return found[1] if found else ""
+    match = re.search(r"(\S+) not found on PATH", reason)
+    return match[1] if match else ""

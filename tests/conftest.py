@@ -177,20 +177,20 @@ def official_file(inference_git):
 def neural_magic():
     """The published v4.1 submission of Neural Magic (the submitter's folder), which lies beside the checkout."""
     data = "shared/data/neuralmagic-v4.1/open/NeuralMagic"
-    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if found is None:
+    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if folder is None:
         pytest.skip("the published v4.1 submission is not on this machine")
-    return found
+    return folder
 
 
 @pytest.fixture(scope="session")
 def published_power():
     """The folder of five published power sessions, which lies beside the checkout."""
     data = "shared/data/published-power"
-    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if found is None:
+    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if folder is None:
         pytest.skip("the published power sessions are not on this machine")
-    return found
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -204,10 +204,10 @@ def own_network():
 def power_dev():
     """The git directory of mlcommons/power-dev, which lies beside the checkout."""
     data = "shared/data/upstream/power-dev.git"
-    found = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
-    if found is None:
+    folder = next((parent / data for parent in Path(__file__).parents if (parent / data).is_dir()), None)
+    if folder is None:
         pytest.skip("mlcommons/power-dev is not on this machine")
-    return found
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -30,16 +30,16 @@ class Look:
 
 def floors(edges: Mapping[str, Iterable[str]]) -> dict[str, int]:
     """Return how many arrows the longest way down from each name has."""
-    found: dict[str, int] = {}
+    floor_of: dict[str, int] = {}
 
     def floor(name: str) -> int:
-        if name not in found:
-            found[name] = 1 + max((floor(other) for other in edges[name]), default=-1)
-        return found[name]
+        if name not in floor_of:
+            floor_of[name] = 1 + max((floor(other) for other in edges[name]), default=-1)
+        return floor_of[name]
 
     for name in edges:
         floor(name)
-    return found
+    return floor_of
 
 
 def routed(
@@ -50,23 +50,23 @@ def routed(
     Each name of a row is moved towards the middle of what it is linked with.
     """
     level = {name: floor for floor, row in enumerate(rows) for name in row}
-    found, ways = [list(row) for row in rows], {}
+    laid, ways = [list(row) for row in rows], {}
     for (start, end), kind in arrows.items():
         between = [f"{start}>{end}@{floor}" for floor in range(level[start] - 1, level[end], -1)]
         for floor, name in zip(range(level[start] - 1, level[end], -1), between, strict=True):
-            found[floor].append(name)
+            laid[floor].append(name)
         ways[start, *between, end] = kind
-    near: dict[str, list[str]] = {name: [] for row in found for name in row}
+    near: dict[str, list[str]] = {name: [] for row in laid for name in row}
     for way in ways:
-        for one, other in pairwise(way):
-            near[one].append(other)
-            near[other].append(one)
+        for above, other in pairwise(way):
+            near[above].append(other)
+            near[other].append(above)
     for _ in range(_SWEEPS):
-        for row in found:
-            place = {name: (number + 0.5) / len(one) for one in found for number, name in enumerate(one)}
+        for row in laid:
+            place = {name: (number + 0.5) / len(level) for level in laid for number, name in enumerate(level)}
             middle = {name: fmean(place[other] for other in near[name] or [name]) for name in row}
             row.sort(key=lambda name, middle=middle: (middle[name], name))
-    return found, ways
+    return laid, ways
 
 
 def drawn(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 def offenders(check: Callable[..., None], cases: Iterable[tuple]) -> list[str]:
     """Call `check` with each case; return a line for each case that fails."""
-    found = []
+    texts = []
     for case in cases:
         try:
             check(*case)
         except Exception as error:
-            found.append(f"{' '.join(map(str, case))}: {type(error).__name__}: {error}")
-    return found
+            texts.append(f"{' '.join(map(str, case))}: {type(error).__name__}: {error}")
+    return texts

@@ -19,12 +19,12 @@ LINE, LINES = 40, 3
 
 def graph() -> dict[str, set[str]]:
     """Return the packages that each package imports, without itself."""
-    found: dict[str, set[str]] = {name: set() for name in PACKAGES}
+    edges_of: dict[str, set[str]] = {name: set() for name in PACKAGES}
     for module in MODULES:
         package = module.partition(".")[0]
-        if package in found:
-            found[package] |= {other.partition(".")[0] for other in imported(module)} & found.keys() - {package}
-    return found
+        if package in edges_of:
+            edges_of[package] |= {other.partition(".")[0] for other in imported(module)} & edges_of.keys() - {package}
+    return edges_of
 
 
 def reduced(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -33,7 +33,7 @@ def reduced(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
     for name in PACKAGES:  # each comes after all that it imports
         below[name] = edges[name].union(*(below[other] for other in edges[name]))
     return {
-        name: {one for one in others if not any(one in below[other] for other in others)}
+        name: {package for package in others if not any(package in below[other] for other in others)}
         for name, others in edges.items()
     }
 

@@ -65,9 +65,9 @@ def imports_of(tree: ast.AST, name: str) -> Iterator[str]:
             base = node.module.removeprefix("cm4vllm").removeprefix(".")
             for alias in node.names:
                 inner = f"{base}.{alias.name}".removeprefix(".")
-                found = inner if inner in MODULES else base
-                if found and found != name:
-                    yield found
+                module = inner if inner in MODULES else base
+                if module and module != name:
+                    yield module
         elif isinstance(node, ast.Import):
             yield from (
                 alias.name.removeprefix("cm4vllm.")
@@ -93,7 +93,7 @@ def upward(name: str, others: frozenset[str]) -> list[str]:
 
 def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
     """Return the groups of modules that import each other, directly or in turn (Tarjan's algorithm)."""
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -111,17 +111,17 @@ def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
             group = stack[at:]
             del stack[at:]
             if len(group) > 1:
-                found.append(sorted(group))
+                groups.append(sorted(group))
 
     for name in sorted(edges):
         if name not in number:
             visit(name)
-    return found
+    return groups
 
 
 def test_a_module_imports_only_what_comes_before_it():
-    found = {name: upward(name, imported(name)) for name in MODULES if "." in name}
-    assert {name: others for name, others in found.items() if others} == {}
+    imports = {name: upward(name, imported(name)) for name in MODULES if "." in name}
+    assert {name: others for name, others in imports.items() if others} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -146,14 +146,14 @@ INSIDE_THE_RULES = re.compile(
 
 def test_files_of_others_are_read_as_plain_files():
     """A tree or a results folder of somebody else may have a pipe or a device in the place of any file."""
-    found = [
+    places = [
         f"{path.relative_to(SRC)}:{number}"
         for package in ("compliance", "results", "submission", "report")
         for path in sorted((SRC / package).rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(r"\.read_(text|bytes)\(", line) and "files(" not in line  # of the package itself
     ]
-    assert found == [], "read them with common.files.bytes_of and text_of"
+    assert places == [], "read them with common.files.bytes_of and text_of"
 
 
 def test_other_packages_ask_the_rules_and_not_their_tables():
@@ -176,14 +176,16 @@ def named_rounds(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         parts += [node.slice] if isinstance(node, ast.Subscript) else []
-        parts += [one for part in parts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) for one in part.elts]
-        if any(isinstance(one, ast.Constant) and ROUND.fullmatch(str(one.value)) for one in parts):
+        parts += [
+            element for part in parts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) for element in part.elts
+        ]
+        if any(isinstance(piece, ast.Constant) and ROUND.fullmatch(str(piece.value)) for piece in parts):
             yield node.lineno
 
 
 def test_no_module_compares_the_name_of_a_round():
     """Rounds differ in fields of the rules' data, each with its source."""
-    found = {name: list(named_rounds(ast.parse(path.read_text()))) for name, path in MODULES.items()}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    lines_of = {name: list(named_rounds(ast.parse(path.read_text()))) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in lines_of.items() if lines} == {}
     for line in ('round_ >= "v6"', 'round_.name in ("v4.1", "v5.0")', 'LAYOUTS["v6.0"]'):
         assert list(named_rounds(ast.parse(line))) == [1]

@@ -48,13 +48,13 @@ def function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
     return Function(
         name=node.name,
         uses=frozenset(
-            one.id if isinstance(one, ast.Name) else one.attr
-            for one in inside
-            if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load)
+            inner.id if isinstance(inner, ast.Name) else inner.attr
+            for inner in inside
+            if isinstance(inner, ast.Name | ast.Attribute) and isinstance(inner.ctx, ast.Load)
         ),
         asserts=any(
-            isinstance(one, ast.Assert) or (isinstance(one, ast.Call) and ast.unparse(one.func) in FAILING)
-            for one in inside
+            isinstance(inner, ast.Assert) or (isinstance(inner, ast.Call) and ast.unparse(inner.func) in FAILING)
+            for inner in inside
         ),
         documented=ast.get_docstring(node) is not None,
     )
@@ -65,31 +65,35 @@ def imported(tree: ast.AST) -> set[str]:
     names = set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(one.name for one in node.names)}
+            names |= {node.module or "", *(name.name for name in node.names)}
         elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
+            names |= {name.name for name in node.names}
     return {name.rpartition(".")[2] for name in names}
 
 
 def without_assertion(own: list[Function], helpers: list[Function]) -> list[str]:
     """Return the names of the tests in `own` that assert nothing, also through `helpers`, and have no docstring."""
-    known, asserting = [one for one in (*own, *helpers) if not one.is_test], set[str]()
-    while more := {one.name for one in known if one.asserts or one.uses & asserting} - asserting:
+    known, asserting = [function for function in (*own, *helpers) if not function.is_test], set[str]()
+    while more := {function.name for function in known if function.asserts or function.uses & asserting} - asserting:
         asserting |= more
-    return [one.name for one in own if one.is_test and not (one.asserts or one.uses & asserting or one.documented)]
+    return [
+        function.name
+        for function in own
+        if function.is_test and not (function.asserts or function.uses & asserting or function.documented)
+    ]
 
 
 def test_each_test_asserts_something_or_says_why_not() -> None:
     trees = {path: parsed(path) for path in sorted(FOLDER.rglob("*.py"))}
-    found = {path: functions(tree) for path, tree in trees.items()}
+    functions_of = {path: functions(tree) for path, tree in trees.items()}
     modules: dict[str, list[Function]] = {}
     for path in trees:
         if not path.name.startswith("test_"):
-            modules.setdefault(path.stem, []).extend(found[path])
+            modules.setdefault(path.stem, []).extend(functions_of[path])
     offenders = []
     for path, tree in trees.items():
-        helpers = [one for name in {"conftest", *imported(tree)} for one in modules.get(name, [])]
-        offenders += [f"{path.relative_to(FOLDER)}: {name}" for name in without_assertion(found[path], helpers)]
+        helpers = [helper for name in {"conftest", *imported(tree)} for helper in modules.get(name, [])]
+        offenders += [f"{path.relative_to(FOLDER)}: {name}" for name in without_assertion(functions_of[path], helpers)]
     assert len(trees) > 300
     assert offenders == []
 

@@ -24,9 +24,9 @@ VULNERABLE = {"name": "old", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_
     ],
 )
 def test_each_outcome_has_its_words_and_status(packages, words, lenient, strict):
-    found = audit.outcome("requirements.txt", {"dependencies": packages})
-    assert words in found.words
-    assert (audit.status([found], strict=False), audit.status([found], strict=True)) == (lenient, strict)
+    outcome = audit.outcome("requirements.txt", {"dependencies": packages})
+    assert words in outcome.words
+    assert (audit.status([outcome], strict=False), audit.status([outcome], strict=True)) == (lenient, strict)
 
 
 def tool(tmp_path: Path, code: str) -> Path:

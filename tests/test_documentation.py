@@ -29,7 +29,7 @@ MAIN = "run-mlperf-inference-app"
 
 def faults_of(paths, faults):
     """Return the files, by their names, in which `faults` finds any."""
-    return {str(path.relative_to(ROOT)): found for path in paths if (found := faults(path))}
+    return {str(path.relative_to(ROOT)): own for path in paths if (own := faults(path))}
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -52,15 +52,15 @@ def anchors(page: Path) -> frozenset[str]:
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    found = []
+    broken = []
     for link in LINK.findall(CODE.sub("", text)):
         if re.match(r"https?:|mailto:", link):
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            found.append(link)
-    return found
+            broken.append(link)
+    return broken
 
 
 def test_every_relative_link_resolves():
@@ -122,16 +122,16 @@ def commands(text: str) -> Iterator[str]:
     A line that ends with a backslash goes on in the next.
     """
     text = re.sub(r"\\\n\s*", "", text)
-    for found in COMMAND.finditer(text):
-        words = re.sub(r"\s+#.*|\s+&$", "", found[1]).strip()
+    for match in COMMAND.finditer(text):
+        words = re.sub(r"\s+#.*|\s+&$", "", match[1]).strip()
         if (
             words.startswith("--tags=")
             and not OPEN.search(words)
-            and not text[found.end() :].lstrip().startswith("CM error")
+            and not text[match.end() :].lstrip().startswith("CM error")
         ):
             yield words
-    for found in re.finditer(r'^ {4}make run ARGS="([^"]*)"', text, re.MULTILINE):
-        yield f"--tags=run-mlperf,inference,_vllm {found[1]}"
+    for match in re.finditer(r'^ {4}make run ARGS="([^"]*)"', text, re.MULTILINE):
+        yield f"--tags=run-mlperf,inference,_vllm {match[1]}"
 
 
 def accept(words: str, folder: Path) -> None:
@@ -149,13 +149,13 @@ def accept(words: str, folder: Path) -> None:
 
 
 def refused(text: str, folder: Path) -> list[str]:
-    found = []
+    refusals = []
     for words in commands(text):
         try:
             accept(words, folder)
         except (CmError, ValueError) as error:
-            found.append(f"{words}: {error}")
-    return found
+            refusals.append(f"{words}: {error}")
+    return refusals
 
 
 def test_every_command_of_a_page_is_accepted(tmp_path):
@@ -174,8 +174,8 @@ def test_every_command_of_a_page_is_accepted(tmp_path):
     ],
 )
 def test_a_command_that_the_recipes_do_not_take_is_found(line, words, tmp_path):
-    (found,) = refused(f"Text:\n\n    {line}\n", tmp_path)
-    assert words in found
+    (refusal,) = refused(f"Text:\n\n    {line}\n", tmp_path)
+    assert words in refusal
 
 
 def test_the_readme_and_the_recipes_have_commands():
@@ -220,7 +220,7 @@ def found_in(text: str) -> list[str]:
 
 def test_no_phrase_to_avoid_is_used():
     faults = faults_of(TEXTS, lambda path: found_in(path.read_text(encoding="utf-8")))
-    assert {name: found for name, found in faults.items() if name not in EXCEPTIONS} == {}
+    assert {name: own for name, own in faults.items() if name not in EXCEPTIONS} == {}
 
 
 @pytest.mark.parametrize(

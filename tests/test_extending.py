@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
 #: The sections with an example: a program, and what it prints.
-SECTIONS = [one for one in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:] if "```python\n" in one]
+SECTIONS = [section for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:] if "```python\n" in section]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,7 +70,7 @@ def test_an_example_that_does_something_else_is_found(tmp_path):
 
 
 def test_the_compliance_test_of_the_page_touches_three_files_and_is_run(tmp_path):
-    (section,) = (one for one in SECTIONS if one.startswith("A compliance test"))
+    (section,) = (text for text in SECTIONS if text.startswith("A compliance test"))
     assert len(patched(section, tmp_path)) == 3
     printed = ran(tmp_path, str(ROOT / "tests/compliance/logged_runs.py"), "TEST10", "Offline", str(tmp_path))
     assert printed.splitlines()[-3:] == ["End check pass: True", "TEST PASS", "TEST10 passed 100"]

@@ -51,7 +51,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():
-    assert {name: found for name in HABITS if (found := PRIVATE.findall(read(name)))} == {}
+    assert {name: private for name in HABITS if (private := PRIVATE.findall(read(name)))} == {}
 
 
 @pytest.mark.parametrize("text", ["see /home/me/x", "cd /mnt/y", "https://pypi.example/simple"])
@@ -97,10 +97,10 @@ def test_requirements_are_pinned_with_hashes_and_agree_with_pyproject():
     run, tests, tools = (pins(read(f"requirements{part}.txt")) for part in ("", "-test", "-tools"))
     project = tomllib.loads(read("pyproject.toml"))
     named = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["test"]]
-    names = {re.split(r"[<>=]", one)[0].lower().replace("_", "-") for one in named}
+    names = {re.split(r"[<>=]", pin)[0].lower().replace("_", "-") for pin in named}
     assert names <= tests.keys()
     assert run.items() <= tests.items()
-    assert {tuple(one.split("==")) for one in project["dependency-groups"]["tools"]} <= set(tools.items())
+    assert {tuple(pin.split("==")) for pin in project["dependency-groups"]["tools"]} <= set(tools.items())
 
 
 @pytest.mark.parametrize("name", ["install-vllm/requirements-cpu.txt", "get-llm-compressor/requirements.txt"])

@@ -65,23 +65,23 @@ def module_path(name: str) -> Path | None:
 @cache
 def imported(path: Path) -> frozenset[Path]:
     """Return the modules of the package that a file imports, anywhere in it."""
-    found: set[Path | None] = set()
+    paths: set[Path | None] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm"):
-            found.add(module_path(node.module))
-            found |= {module_path(f"{node.module}.{name.name}") for name in node.names}
+            paths.add(module_path(node.module))
+            paths |= {module_path(f"{node.module}.{name.name}") for name in node.names}
         elif isinstance(node, ast.Import):
-            found |= {module_path(name.name) for name in node.names if name.name.startswith("cm4vllm")}
-    return frozenset(one for one in found if one is not None)
+            paths |= {module_path(name.name) for name in node.names if name.name.startswith("cm4vllm")}
+    return frozenset(path for path in paths if path is not None)
 
 
 def reached_from(path: Path) -> set[Path]:
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
-        if (one := waiting.pop()) not in seen:
-            seen.add(one)
-            waiting += imported(one)
+        if (module := waiting.pop()) not in seen:
+            seen.add(module)
+            waiting += imported(module)
     return seen
 
 
@@ -178,9 +178,9 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
 def refused(module: Path, text: str) -> list[str]:
     """Return the flags in a message that neither the command at hand nor the one named in the same clause accepts."""
-    found = []
+    flags = []
     for clause in re.split(r"[,;]\s|\n", text):
-        named = [tags for one in COMMAND.finditer(clause) for tags in filter(None, one.groups())]
+        named = [tags for match in COMMAND.finditer(clause) for tags in filter(None, match.groups())]
         if any(VALUE in tags for tags in named):
             continue  # which recipe it is, only the run knows
         accepting = [script for tags in named for script in answering(tags)] or commands_at_hand(module)
@@ -190,8 +190,8 @@ def refused(module: Path, text: str) -> list[str]:
                 and not OTHER_PROGRAM.search(clause[: match.start()])
                 and not all(match[1] in accepted_by(script) for script in accepting)
             ):
-                found.append(f"--{match[1]} ({', '.join(script.alias for script in accepting)})")
-    return found
+                flags.append(f"--{match[1]} ({', '.join(script.alias for script in accepting)})")
+    return flags
 
 
 def test_the_check_finds_a_flag_of_another_recipe():

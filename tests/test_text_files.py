@@ -66,7 +66,7 @@ def test_text_is_read_and_written_in_a_stated_encoding():
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "count"),
     [
         ("p.read_text()", 1),
         ("p.read_text(errors='replace')", 1),
@@ -86,5 +86,5 @@ def test_text_is_read_and_written_in_a_stated_encoding():
         ("open(p, 'wb', encoding='utf-8')", 1),
     ],
 )
-def test_the_check_finds_such_calls(code, found):
-    assert len(list(in_the_locale(ast.parse(code)))) == found
+def test_the_check_finds_such_calls(code, count):
+    assert len(list(in_the_locale(ast.parse(code)))) == count

@@ -57,7 +57,7 @@ async def paced(asked: dict[str, Any], prompts: list[dict[str, Any]], line: str)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**asked))
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, min_tokens=TOKENS, output_kind=RequestOutputKind.DELTA)
 
-    async def one(name: str, prompt: dict[str, Any], at: float) -> tuple[int, float, float, float]:
+    async def answered(name: str, prompt: dict[str, Any], at: float) -> tuple[int, float, float, float]:
         await asyncio.sleep(max(0.0, at - time.monotonic()))
         begin, first, count = time.monotonic(), 0.0, 0
         async for part in engine.generate(prompt, greedy, name):
@@ -70,7 +70,7 @@ async def paced(asked: dict[str, Any], prompts: list[dict[str, Any]], line: str)
         run, gaps, at = run + 1, random.Random(17), time.monotonic()  # noqa: S311 - a schedule
         tasks = []
         for number, prompt in enumerate(prompts):
-            tasks.append(one(f"{run}-{number}", prompt, at))
+            tasks.append(answered(f"{run}-{number}", prompt, at))
             at += gaps.expovariate(float(line))
         made = await asyncio.gather(*tasks)
         rate = sum(count for count, *_ in made) / (max(end for *_, end in made) - min(begin for _, begin, *_ in made))

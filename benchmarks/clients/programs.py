@@ -142,8 +142,8 @@ def wrk(task: Task, core: int, *, seconds: int = 2) -> Result:
             check=True,
             timeout=TOO_LONG_S,
         ).stdout
-    found = re.search(r"(\d+) requests in ([\d.]+)s", said)
-    if found is None or "Non-2xx" in said:
+    match = re.search(r"(\d+) requests in ([\d.]+)s", said)
+    if match is None or "Non-2xx" in said:
         raise RuntimeError(f"wrk failed:\n{said}")
-    queries, wall = int(found[1]), float(found[2])
+    queries, wall = int(match[1]), float(match[2])
     return Result(queries=queries, tokens=queries * task.tokens, wall_s=wall)

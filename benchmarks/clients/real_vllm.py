@@ -163,8 +163,8 @@ class RealVllm:
         """Serve the model `count` times, each on GPUs or cores of its own."""
         with ExitStack() as stack:
             yield [
-                stack.enter_context(self.served(one))
-                for one in placed(self.settings(), count, count * self.gpus, os.environ)
+                stack.enter_context(self.served(placed_settings))
+                for placed_settings in placed(self.settings(), count, count * self.gpus, os.environ)
             ]
 
     @contextmanager

@@ -47,8 +47,8 @@ def watched_run(task: Task, *, drawn: bool) -> Result:
             queries=record.client.completed,
             tokens=record.client.completion_tokens,
             wall_s=record.duration_s,
-            cpu_s=sum(one.cpu_s for one in processes),
-            watching_s=spent[0] + sum(one.watching_s for one in processes),
+            cpu_s=sum(process.cpu_s for process in processes),
+            watching_s=spent[0] + sum(process.watching_s for process in processes),
         )
 
 

@@ -30,11 +30,11 @@ def _kill(which: str, signum: signal.Signals, trial: Trial, *, ends_server: bool
     With `ends_server` all processes of the server must end by it.
     """
     words = {"cm": trial.kind.cm, "server": trial.kind.server}.get(which, which)
-    while not (found := trial.processes(words)) and trial.processes(trial.kind.cm):
+    while not (pids := trial.processes(words)) and trial.processes(trial.kind.cm):
         time.sleep(LOOK_S)
     trial.note_memory()
     server = trial.processes(trial.kind.server) + trial.processes(ENGINES)
-    for pid in found[:1]:
+    for pid in pids[:1]:
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
             trial.hit = words

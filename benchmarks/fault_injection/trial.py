@@ -189,7 +189,7 @@ class Trial:
 
     def processes(self, words: str = "") -> list[int]:
         """Return the processes of the trial, those whose command line has these words."""
-        found = []
+        pids = []
         for place in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (
@@ -197,8 +197,8 @@ class Trial:
                     and f"{MARK}={self.folder}\0".encode() in (place / "environ").read_bytes()
                     and words.encode() in (place / "cmdline").read_bytes().replace(b"\0", b" ")
                 ):
-                    found.append(int(place.name))
-        return found
+                    pids.append(int(place.name))
+        return pids
 
     def note_memory(self) -> None:
         """Note the segments of shared memory that processes of the trial have mapped: they must be gone at its end."""

@@ -94,7 +94,7 @@ def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
     """Give what a client would report every TICK_S, to the last answer."""
     order = np.argsort(served.done, kind="stable")
     timed = np.stack([served.issued, served.ttft_ms, served.tpot_ms, 1000 * (served.done - served.issued)], axis=1)
-    answers = [Timed(*one) for one in timed[order].tolist()]
+    answers = [Timed(*values) for values in timed[order].tolist()]
     ends = served.done[order]
     late = (limits.ttft_ms or math.inf) / 1000
     oldest = 0

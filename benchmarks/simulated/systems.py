@@ -94,10 +94,10 @@ class Queue:
         if self.noise:
             took *= drawn_factors(noise, self.noise, len(issued))
         free, done = [0.0] * self.servers, []
-        for at, one in zip(issued.tolist(), took.tolist(), strict=True):
+        for at, seconds in zip(issued.tolist(), took.tolist(), strict=True):
             now = free[0] if free[0] > at else at
-            heapq.heapreplace(free, now + one)
-            done.append(now + one)
+            heapq.heapreplace(free, now + seconds)
+            done.append(now + seconds)
         end = np.array(done)
         return Served(issued, end - took * (1 - 1 / self.tokens), end, np.full(len(issued), self.tokens))
 
@@ -140,8 +140,8 @@ class Batching:
             running += coming - begun
             now += self._step(running, coming - begun, step) * next(factors)
             first[begun:coming] = [now] * (coming - begun)
-            for one in leaving.pop(step, ()):
-                done[one] = now
+            for request in leaving.pop(step, ()):
+                done[request] = now
                 running -= 1
             step += 1
         return Served(issued, np.array(first), np.array(done), tokens)
@@ -177,8 +177,8 @@ def simulated(batch: Batch, issued: Times, prompts: Tokens, tokens: Tokens) -> S
             coming += 1
         took, begun, ended = batch.step()
         now += took
-        for one in begun:
-            first[one] = first[one] or now
-        for one in ended:
-            done[one] = now
+        for request in begun:
+            first[request] = first[request] or now
+        for request in ended:
+            done[request] = now
     return Served(issued, np.array(first), np.array(done), tokens)

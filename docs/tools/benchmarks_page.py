@@ -44,16 +44,16 @@ def benchmarks_page() -> str:
 
 
 def _section(name: str) -> Iterator[str]:
-    rounds = [one for one in round_names() if name in benchmark_names(one)]
-    facts = [benchmark_terms(one, name) for one in rounds]
+    rounds = [round_name for round_name in round_names() if name in benchmark_names(round_name)]
+    facts = [benchmark_terms(round_name, name) for round_name in rounds]
     yield f"## {name}\n"
     for title, value in (
-        ("model", lambda one: one.model),
-        ("category", lambda one: one.category),
-        ("accuracy samples", lambda one: f"{one.samples:,}"),
+        ("model", lambda benchmark: benchmark.model),
+        ("category", lambda benchmark: benchmark.category),
+        ("accuracy samples", lambda benchmark: f"{benchmark.samples:,}"),
         ("a closed result needs", _required),
         ("accuracy targets", _targets),
-        ("compliance tests", lambda one: ", ".join(one.compliance) or "none"),
+        ("compliance tests", lambda benchmark: ", ".join(benchmark.compliance) or "none"),
     ):
         for text, part in _grouped(facts, value):
             yield textwrap.fill(f"- {title}{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
@@ -65,7 +65,11 @@ def _section(name: str) -> Iterator[str]:
 
 def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
     for scenario in Scenario:
-        runs = [_both_modes(one, scenario) for one in facts if one.loadgen and scenario in one.scenarios]
+        runs = [
+            _both_modes(benchmark, scenario)
+            for benchmark in facts
+            if benchmark.loadgen and scenario in benchmark.scenarios
+        ]
         for lines, part in _grouped(runs, _rows):
             yield from (f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
 
@@ -78,8 +82,10 @@ def _rows(pair: tuple[Terms, Terms]) -> tuple[str, ...]:
     return f"performance | {limits} | {performance}", f"accuracy | - | {accuracy}"
 
 
-def _both_modes(one: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms]:
-    performance, accuracy = (terms(one.round, one.name, scenario, mode) for mode in (Mode.PERFORMANCE, Mode.ACCURACY))
+def _both_modes(benchmark: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, Terms]:
+    performance, accuracy = (
+        terms(benchmark.round, benchmark.name, scenario, mode) for mode in (Mode.PERFORMANCE, Mode.ACCURACY)
+    )
     return performance, accuracy
 
 
@@ -103,18 +109,18 @@ def _in(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
     return f", {first}" if first == last else f", {first} to {last}"
 
 
-def _required(one: BenchmarkTerms) -> str:
+def _required(benchmark: BenchmarkTerms) -> str:
     return "; ".join(
         ", ".join(need.all_of) + (f", and {' or '.join(need.one_of)}" if need.one_of else "") + f" ({need.system_type})"
-        for need in one.required
+        for need in benchmark.required
     )
 
 
-def _targets(one: BenchmarkTerms) -> str:
+def _targets(benchmark: BenchmarkTerms) -> str:
     """Return what the accuracy must reach, by scenario where they differ."""
     texts: dict[str, list[str]] = {}
-    for scenario in one.scenarios:
-        bounds = ", ".join(_bounds(target) for target in accuracy_targets(one.round, one.name, scenario))
+    for scenario in benchmark.scenarios:
+        bounds = ", ".join(_bounds(target) for target in accuracy_targets(benchmark.round, benchmark.name, scenario))
         texts.setdefault(bounds or "none", []).append(scenario)
     return "; ".join(f"{text} ({', '.join(names)})" if len(texts) > 1 else text for text, names in texts.items())
 
@@ -140,15 +146,15 @@ def _limits(limits: LatencyLimits | None) -> str:
     )
 
 
-def _run(one: Terms) -> str:
-    return f"{one.samples:,} | {_generation(one.generation)}"
+def _run(run_terms: Terms) -> str:
+    return f"{run_terms.samples:,} | {_generation(run_terms.generation)}"
 
 
-def _generation(one: Generation) -> str:
-    sampling = "greedy" if one.greedy else f"temperature {one.temperature:g}"
-    beams = f", {one.beams} beams" if one.beams > 1 else ""
-    effort = f", reasoning effort {one.reasoning_effort}" if one.reasoning_effort else ""
-    return f"{one.min_tokens:,} to {one.max_tokens:,} | {sampling}{beams}{effort}"
+def _generation(generation: Generation) -> str:
+    sampling = "greedy" if generation.greedy else f"temperature {generation.temperature:g}"
+    beams = f", {generation.beams} beams" if generation.beams > 1 else ""
+    effort = f", reasoning effort {generation.reasoning_effort}" if generation.reasoning_effort else ""
+    return f"{generation.min_tokens:,} to {generation.max_tokens:,} | {sampling}{beams}{effort}"
 
 
 if __name__ == "__main__":

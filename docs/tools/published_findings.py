@@ -24,11 +24,11 @@ def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
         (
             (
                 name,
-                f"{sum(one.files for one in tree.submissions):,}",
+                f"{sum(submission.files for submission in tree.submissions):,}",
                 len(tree.submissions),
                 f"{tree.coverage['results']:,}",
                 f"{tree.coverage['rules_applied']:,}",
-                *(f"{sum(one.severity is level for one in tree.findings):,}" for level in Severity),
+                *(f"{sum(finding.severity is level for finding in tree.findings):,}" for level in Severity),
             )
             for name, tree in trees
         ),
@@ -37,9 +37,9 @@ def covered(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
 
 def by_code(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
     """Give the number of findings of each code and severity in each round, errors first."""
-    counted = [Counter((one.severity, one.code) for one in tree.findings) for _, tree in trees]
+    counted = [Counter((finding.severity, finding.code) for finding in tree.findings) for _, tree in trees]
     order = sorted(set().union(*counted), key=lambda key: (list(Severity).index(key[0]), key[1]))
-    rows = ((f"`{code}`", level, *(one[level, code] for one in counted)) for level, code in order)
+    rows = ((f"`{code}`", level, *(counts[level, code] for counts in counted)) for level, code in order)
     yield from _table(("code", "severity", *(name for name, _ in trees)), rows)
 
 
@@ -56,11 +56,11 @@ def by_folder(trees: Sequence[tuple[str, CheckedTree]]) -> Iterator[str]:
 
 
 def _errors(tree: CheckedTree) -> Iterator[Finding]:
-    yield from (one for one in tree.findings if one.severity is Severity.ERROR)
+    yield from (finding for finding in tree.findings if finding.severity is Severity.ERROR)
 
 
-def _place(one: Finding) -> tuple[str, str]:
-    return "/".join(one.file.split("/")[:2]), one.code
+def _place(finding: Finding) -> tuple[str, str]:
+    return "/".join(finding.file.split("/")[:2]), finding.code
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[object]]) -> Iterator[str]:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     trees = []
     for folder in map(Path, arguments):
         tree = check_tree(folder)
-        rounds = Counter(one.round for one in tree.submissions if one.round)
+        rounds = Counter(submission.round for submission in tree.submissions if submission.round)
         trees.append((max(rounds, key=lambda name: rounds[name], default=folder.name), tree))
     for table in (covered, by_code, by_folder):
         print("\n".join(table(trees)), end="\n\n")

@@ -10,7 +10,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.results.tree_check import report_checks
 
     env = i["env"]
-    tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{one}", "") for one in ("TREE", "SARIF", "WEIGHTS"))
+    tree, sarif, weights = (env.get(f"CM_MLPERF_RESULTS_{name}", "") for name in ("TREE", "SARIF", "WEIGHTS"))
     if not tree:
         raise UsageError("no submission tree was given", remedy="give its folder with --input")
     i["state"].update(

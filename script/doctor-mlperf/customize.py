@@ -11,6 +11,6 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
     cm = i["automation"].cmind
     symptoms = diagnose(cm, Path(i["automation"].path).parents[1])
-    installation = [Missing(one.subject, one.text, one.remedy) for one in symptoms if one.remedy]
+    installation = [Missing(symptom.subject, symptom.text, symptom.remedy) for symptom in symptoms if symptom.remedy]
     i["state"]["machine"] = report_machine(read_settings(MachineSettings, i["env"]), Path(cm.repos_path), installation)
     return {"return": 0}

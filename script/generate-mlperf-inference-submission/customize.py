@@ -45,8 +45,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         )
         for out in folders
     ]
-    for one in asked:
-        write_text(one.out / CAPSULE_FILE, one.capsule)
+    for results in asked:
+        write_text(results.out / CAPSULE_FILE, results.capsule)
     tree = build_tree(*asked, tree=tree, add=env.get("CM_MLPERF_SUBMISSION_ADD", "") == "yes")
     say(f"submission tree: {tree}")
     env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"] = str(tree)

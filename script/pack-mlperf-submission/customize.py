@@ -18,7 +18,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     ids = {}
     if env.get("CM_MLPERF_SUBMISSION_PRIVATE_IDS", "") == "yes":
         ids = private_ids(tree, open_source(Path(env["CM_MLPERF_INFERENCE_SOURCE"])))
-    recipients = tuple(one.strip() for one in env.get("CM_MLPERF_SUBMISSION_RECIPIENT", "").split(",") if one.strip())
+    recipients = tuple(
+        recipient.strip() for recipient in env.get("CM_MLPERF_SUBMISSION_RECIPIENT", "").split(",") if recipient.strip()
+    )
     packed = pack(
         tree,
         archive,

@@ -40,7 +40,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     again = capsule_of_results(out)
     write_capsule(out / CAPSULE_FILE, again)
     if i["input"].get("scenario"):
-        capsule = with_scenarios(capsule, {one.scenario for one in again.results})
+        capsule = with_scenarios(capsule, {result.scenario for result in again.results})
     capsules = [(Path(env["CM_MLPERF_CAPSULE"]), capsule), (out, again)]
     rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     i["state"]["compared"] = msgspec.to_builtins(rows)
@@ -65,7 +65,7 @@ def _command(i: dict[str, Any], *, asks: bool) -> tuple[Any, list[str]]:
     given = {flag: str(value) for flag, value in i["input"].items() if flag in _OWN_FLAGS}
     folder = str(Path(env.get("CM_MLPERF_REPLAY_DIR") or "mlperf-replay").absolute())
     consent = Consent.of(env.get("CM_MLPERF_REPLAY_ACCEPT", ""), env.get("CM_MLPERF_REPLAY_FILL", ""))
-    help_of = {name: str(one.get("desc", "")) for name, one in _main_job().input_description.items()}
+    help_of = {name: str(described.get("desc", "")) for name, described in _main_job().input_description.items()}
     ask: Callable[..., bool] | None = question if asks and not i["input"].get("quiet") else None
     given["output_dir"] = folder
     return capsule, replay_words(capsule, given, os.environ, consent, help_of=help_of, ask=ask)

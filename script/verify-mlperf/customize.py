@@ -17,7 +17,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     if not all(given):
         raise UsageError("two results are compared", remedy="give both: --capsule=FILE --other=FILE")
     chosen = env.get("CM_MLPERF_CAPSULE_OF", "")
-    capsules = [(path, capsule_at(path, chosen)) for path in (Path(one).absolute() for one in given)]
+    capsules = [(path, capsule_at(path, chosen)) for path in (Path(given_path).absolute() for given_path in given)]
     rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     i["state"]["compared"] = msgspec.to_builtins(rows)
     refuse_differences(rows)

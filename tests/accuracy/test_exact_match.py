@@ -84,18 +84,18 @@ def cases(count, seed):
     """Return (prediction, reference, metric), as likely right as wrong."""
     draw = random.Random(seed)
     known = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in range(6)]
-    found = []
+    drawn = []
     for _ in range(count):
         metric = draw.choice(["rouge", "niah_em", "qa_em"])
         if metric == "niah_em":
-            found.append((codes(draw, known), codes(draw, known), metric))
+            drawn.append((codes(draw, known), codes(draw, known), metric))
             continue
         reference = "|".join(text(draw, 4) for _ in range(draw.randint(1, 3))) if metric == "qa_em" else text(draw)
         prediction = text(draw)
         if draw.random() < 0.5:
             prediction = f"{prediction} {draw.choice(['Answer: ', ''])}{draw.choice(reference.split('|')).upper()}"
-        found.append((prediction, reference, metric))
-    return found
+        drawn.append((prediction, reference, metric))
+    return drawn
 
 
 def test_each_match_is_the_references(reference):
@@ -163,8 +163,8 @@ def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(acc
         ("exact_match", r".*'exact_match':\s([\d.]+).*"),
         ("tokens_per_sample", r".*'tokens_per_sample':\s([\d.]+).*"),
     ):
-        found = [m[1] for line in written.splitlines() if (m := re.match(pattern, line))]
-        assert [float(value) for value in found] == [record.values[label]]
+        values = [m[1] for line in written.splitlines() if (m := re.match(pattern, line))]
+        assert [float(value) for value in values] == [record.values[label]]
     assert written == accuracy_text(
         record.values | {"gen_len": sum(len(text) for _, text in answers), "gen_num": 3, "gen_tok_len": record.tokens},
         scorer_of(TERMS),

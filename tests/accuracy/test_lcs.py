@@ -34,7 +34,7 @@ def test_many_paths_at_once_are_the_backtracks(seed):
         for place, word in enumerate(reference):
             masks[word, row] |= np.uint64(1 << place)
     starts = np.cumsum([0, *map(len, candidates)])
-    found = lcs.unions(
+    computed = lcs.unions(
         lcs.Lanes(
             rows=np.array([len(references[r]) for r, _ in lanes]),
             columns=np.array([len(candidates[c]) for _, c in lanes]),
@@ -44,4 +44,4 @@ def test_many_paths_at_once_are_the_backtracks(seed):
             masks=masks.ravel(),
         )
     )
-    assert found.tolist() == [bits(lcs_ind(references[r], candidates[c])) for r, c in lanes]
+    assert computed.tolist() == [bits(lcs_ind(references[r], candidates[c])) for r, c in lanes]

@@ -85,7 +85,7 @@ def test_once_all_are_in_the_means_are_the_final_scores_and_the_bounds_are_close
     assert means == pytest.approx([100 * np.mean(final.fmeasures[t]) for t in TYPES])
     assert halves.tolist() == [0.0] * 4
     assert shown.words.startswith(f"partial scores of 200 answers: ROUGE-1 {means[0]:.1f} ± 0.0, ROUGE-2 ")
-    assert [one.mean for one in shown.scores] == pytest.approx(means, abs=1e-3)
+    assert [score.mean for score in shown.scores] == pytest.approx(means, abs=1e-3)
 
 
 def test_the_bounds_are_students_for_a_part_of_the_run(model_folder, encode):

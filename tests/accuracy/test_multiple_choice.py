@@ -72,7 +72,7 @@ NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
 @pytest.fixture(scope="module")
 def references(official_file):
     """The functions of both reference scripts, at the commit that their numbers are from."""
-    found = []
+    modules = []
     for script in (DEEPSEEK, GPT_OSS):
         # Without its imports, and without what runs programs and grades mathematics.
         tree = ast.parse(official_file(COMMIT, script))
@@ -84,8 +84,8 @@ def references(official_file):
         ]
         names: dict[str, Any] = {"re": re, "pd": pd, "Any": Any, "Optional": __import__("typing").Optional}
         exec(compile(tree, script, "exec"), names)
-        found.append(SimpleNamespace(**names))
-    return found
+        modules.append(SimpleNamespace(**names))
+    return modules
 
 
 def texts(count, seed):
@@ -97,26 +97,26 @@ def texts(count, seed):
 @pytest.mark.parametrize("letters", ["ABCD", "ABCDEFGHIJ"])
 def test_each_letter_is_the_references(references, letters):
     for ours, theirs in zip((chosen, chosen_at_the_end), references, strict=True):
-        found = set()
+        values = set()
         for text in texts(8000, 1):
             value = ours(text, letters)
             assert value == theirs.parse_multiple_choice(text, letters[-1]), text
-            found.add(value)
+            values.add(value)
             for wanted in LETTERS:
                 assert is_choice(value, wanted, letters) == theirs.evaluate_multiple_choice(value, wanted, letters)
-        assert {None, *letters[:4]} <= found
+        assert {None, *letters[:4]} <= values
 
 
 def test_each_number_is_the_references(references):
-    found = set()
+    values = set()
     for text in texts(8000, 2):
         value = integer(text)
-        found.add(value)
+        values.add(value)
         for theirs in references:
             assert value == theirs.parse_aime_answer(text), text
             for wanted in NUMBERS:
                 assert is_integer(value, wanted) == theirs.evaluate_aime(value, wanted)
-    assert {None, 3, 7, 12, 42} <= found
+    assert {None, 3, 7, 12, 42} <= values
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_each_dataset_has_a_score_of_its_own():
 
 @pytest.mark.parametrize("benchmark", ["deepseek-r1", "gpt-oss-120b"])
 def test_a_run_shows_its_parts_and_says_why_the_whole_is_not_scored(accuracy_run, benchmark):
-    found = terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY)
+    run_terms = terms("v6.1", benchmark, Scenario.OFFLINE, Mode.ACCURACY)
     folder = accuracy_run.write(
         ["A", "x"],
         [(0, "ten"), (1, "salt")],
         sentences="punkt_tab",  # which is not needed
         columns=[{"dataset": "gpqa_diamond"}, {"dataset": "livecodebench_v6"}],
     )
-    accuracy_run.change(terms=found)
+    accuracy_run.change(terms=run_terms)
     record = score_run(folder, nltk_data="/nowhere")
     assert [score.metric for score in record.scores] == ["TOKENS_PER_SAMPLE"]
     assert "LiveCodeBench" in record.unscored["exact_match"]

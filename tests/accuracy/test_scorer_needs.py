@@ -42,8 +42,8 @@ def test_the_graders_are_those_given_or_made_ready(tmp_path):
         record = GraderRecord(name=name, script="", official="", python="", commits={}, packages="")
         write_record(tmp_path / name / "grader.json", record)
     made = {"CM_MLPERF_SCORES_NEED_GRADER_MATH": "yes", "CM_MLPERF_GRADER_MATH": f"{tmp_path}/math/grader.json"}
-    assert [one.name for one in ready_graders(made)] == ["math"]
-    assert [one.name for one in ready_graders({"CM_MLPERF_GRADERS": f"{tmp_path}/mbxp/grader.json"})] == ["mbxp"]
+    assert [grader.name for grader in ready_graders(made)] == ["math"]
+    assert [grader.name for grader in ready_graders({"CM_MLPERF_GRADERS": f"{tmp_path}/mbxp/grader.json"})] == ["mbxp"]
     assert ready_graders({"CM_MLPERF_GRADER_MATH": f"{tmp_path}/math/grader.json"}) == []  # that of an earlier step
 
 

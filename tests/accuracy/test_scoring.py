@@ -45,8 +45,8 @@ def test_accuracy_txt_is_what_the_checker_reads(accuracy_run):
     text = (folder / "accuracy.txt").read_text()
     assert "np." not in text
     for label, pattern in PATTERNS.items():
-        found = [m[1] for line in text.splitlines() if (m := re.match(pattern, line))]
-        assert [float(value) for value in found] == [record.values[label]]
+        values = [m[1] for line in text.splitlines() if (m := re.match(pattern, line))]
+        assert [float(value) for value in values] == [record.values[label]]
     assert "hash=" not in text
 
 

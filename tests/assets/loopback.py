@@ -88,22 +88,22 @@ class Hub(Files):
     def listed(self, file):
         """Describe a file as the hub does: large ones by their SHA-256, the others by git's SHA-1."""
         data = file.read_bytes()
-        one = {
+        entry = {
             "rfilename": file.name,
             "path": file.name,
             "size": len(data),
             "type": "file",
             "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
         }
-        one["oid"] = one["blobId"]
+        entry["oid"] = entry["blobId"]
         if file.suffix == ".safetensors":
-            one["lfs"] = {
+            entry["lfs"] = {
                 "sha256": hashlib.sha256(data).hexdigest(),
                 "oid": hashlib.sha256(data).hexdigest(),
                 "size": len(data),
                 "pointerSize": 134,
             }
-        return one
+        return entry
 
 
 class Storage(Files):

@@ -20,11 +20,11 @@ def configure(model, **more):
 
 
 def test_parameters_and_data_type_come_from_the_weights_headers(model):
-    found = read_checkpoint(model)
-    assert found.architecture == "LlamaForCausalLM"
-    assert (found.vocabulary, found.max_positions) == (300, 64)
-    assert found.parameters == 42
-    assert found.weight_data_types == "bf16"
+    checkpoint = read_checkpoint(model)
+    assert checkpoint.architecture == "LlamaForCausalLM"
+    assert (checkpoint.vocabulary, checkpoint.max_positions) == (300, 64)
+    assert checkpoint.parameters == 42
+    assert checkpoint.weight_data_types == "bf16"
 
 
 def test_shards_are_counted_together(model):

@@ -168,7 +168,7 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(hub, entry, model, 
         for method, path, headers in hub.seen[seen:]
         if method == "GET" and path.endswith("model.safetensors")
     ]
-    assert [one for one in asked if one.startswith("bytes=") and not one.startswith("bytes=0-")], asked
+    assert [header for header in asked if header.startswith("bytes=") and not header.startswith("bytes=0-")], asked
 
 
 def test_a_hub_that_cannot_be_reached_is_told_with_another_way(hub, entry, monkeypatch):

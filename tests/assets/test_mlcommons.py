@@ -43,25 +43,25 @@ def manifest(storage, name="some"):
     return read_manifest(f"{storage.address}/metadata/{name}.uri")
 
 
-def everything(found):
-    return dict.fromkeys(found.digests, "")
+def everything(listed):
+    return dict.fromkeys(listed.digests, "")
 
 
 def test_the_files_of_a_manifest_are_downloaded_and_proved(storage, target):
-    found = manifest(storage)
-    assert (found.name, found.base) == ("some", f"{storage.address}/files")
-    paths = download(found, target, everything(found))
+    listed = manifest(storage)
+    assert (listed.name, listed.base) == ("some", f"{storage.address}/files")
+    paths = download(listed, target, everything(listed))
     assert {path.relative_to(target).as_posix() for path in paths} == {"big.pkl", "acc/small file.json"}
     assert (target / "big.pkl").read_bytes() == (storage.folder / "big.pkl").read_bytes()
     before = len(storage.seen)
-    download(found, target, everything(found))  # all is there: nothing is asked for again
+    download(listed, target, everything(listed))  # all is there: nothing is asked for again
     assert len(storage.seen) == before
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(storage, target):
     storage.break_after["big.pkl"] = 3 * 2**20
-    found = manifest(storage)
-    download(found, target, {"big.pkl": ""})
+    listed = manifest(storage)
+    download(listed, target, {"big.pkl": ""})
     asked = [headers.get("Range") for method, path, headers in storage.seen if method == "GET" and "big" in path]
     assert asked == [None, f"bytes={3 * 2**20}-"]
     assert (target / "big.pkl").read_bytes() == (storage.folder / "big.pkl").read_bytes()
@@ -95,16 +95,16 @@ def test_a_download_that_was_killed_goes_on_where_it_stopped(storage, target):
 
 
 def test_a_wrong_digest_is_refused_and_removed(storage, target):
-    found = manifest(storage)
+    listed = manifest(storage)
     storage.altered.add("big.pkl")
     with pytest.raises(DownloadError, match="wrong digest") as caught:
-        download(found, target, {"big.pkl": ""})
-    assert found.digests["big.pkl"] in caught.value.cause
+        download(listed, target, {"big.pkl": ""})
+    assert listed.digests["big.pkl"] in caught.value.cause
     assert not list(target.rglob("big*"))
 
 
 def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage, target, monkeypatch):
-    found = manifest(storage)
+    listed = manifest(storage)
     target.mkdir()
     (target / "big.pkl").write_bytes((storage.folder / "big.pkl").read_bytes())  # put there by hand
     (target / "acc").mkdir()
@@ -113,14 +113,14 @@ def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage
     monkeypatch.setattr(
         verified_digests, "digest_of", lambda path, kind: read.append(path.name) or digest_of(path, kind)
     )
-    download(found, target, everything(found))
+    download(listed, target, everything(listed))
     assert sorted(read) == ["big.pkl", "small file.json"]
     assert (target / "acc" / "small file.json").read_text() == "[]"
 
     read.clear()
-    download(found, target, everything(found))
+    download(listed, target, everything(listed))
     assert read == []
-    download(found, target, everything(found), again=True)
+    download(listed, target, everything(listed), again=True)
     assert sorted(read) == ["big.pkl", "small file.json"]
 
     read.clear()
@@ -130,17 +130,17 @@ def test_files_that_are_there_are_proved_once_and_again_when_they_change(storage
     (target / "new").write_bytes(altered)
     os.utime(target / "new", ns=(status.st_atime_ns, status.st_mtime_ns))  # same size and time, another inode
     (target / "new").replace(target / "big.pkl")
-    download(found, target, everything(found))
+    download(listed, target, everything(listed))
     assert read == ["big.pkl"]
     assert (target / "big.pkl").read_bytes() == (storage.folder / "big.pkl").read_bytes()
 
 
 def test_what_was_proved_for_another_digest_is_read_again(storage, target):
-    found = manifest(storage)
-    download(found, target, everything(found))
+    listed = manifest(storage)
+    download(listed, target, everything(listed))
     (storage.folder / "acc" / "small file.json").write_text('["published anew"]')
     anew = manifest(storage)
-    assert anew.digests != found.digests
+    assert anew.digests != listed.digests
     download(anew, target, everything(anew))
     assert (target / "acc" / "small file.json").read_text() == '["published anew"]'
     assert sorted(path.name for path in target.iterdir()) == [".lock", "acc", "big.pkl"]
@@ -157,8 +157,8 @@ def test_what_only_members_have_is_told_with_a_remedy_and_had_with_their_token(s
         manifest(storage, "members")
     assert "CF_ACCESS_TOKEN" in caught.value.remedy
     monkeypatch.setenv("CF_ACCESS_TOKEN", "right")
-    found = manifest(storage, "members")
-    download(found, target, {"big.pkl": ""})
+    listed = manifest(storage, "members")
+    download(listed, target, {"big.pkl": ""})
     written = [path for path in target.rglob("*") if path.is_file() and b"right" in path.read_bytes()[:100]]
     assert not written
 
@@ -181,9 +181,9 @@ def test_a_disk_that_fills_up_keeps_whole_files_and_nothing_half_done(storage, t
         pytest.skip("a small file system cannot be mounted here")
     try:
         monkeypatch.setattr(mlcommons, "require_space", lambda *_: None)  # as if others filled the disk meanwhile
-        found = manifest(storage)
+        listed = manifest(storage)
         with pytest.raises(DiskFull) as caught:
-            download(found, disk, {"acc/small file.json": "", "big.pkl": ""})
+            download(listed, disk, {"acc/small file.json": "", "big.pkl": ""})
         assert mlcommons.FOLDER_KEY in caught.value.remedy
         assert (disk / "acc" / "small file.json").exists()
         assert not list(disk.rglob("big*"))

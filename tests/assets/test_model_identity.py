@@ -54,9 +54,9 @@ def quantised(base: ModelRecord) -> ModelRecord:
 
 
 def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
-    found = identified(record(folder), BENCHMARK)
-    assert (found.name, found.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
-    assert "3 files have the digests" in found.source
+    model = identified(record(folder), BENCHMARK)
+    assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
+    assert "3 files have the digests" in model.source
     assert differences(folder, BENCHMARK) == []
 
 
@@ -88,8 +88,8 @@ def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkey
 
 def test_a_model_quantised_from_an_identified_one_is_the_benchmarks_too(folder):
     base = identified(record(folder), BENCHMARK)
-    found = identified(quantised(base), BENCHMARK, base)
-    assert (found.name, found.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
+    model = identified(quantised(base), BENCHMARK, base)
+    assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
 
 
 @pytest.mark.parametrize(

@@ -158,15 +158,15 @@ def test_gptq_of_the_tiny_model_is_whole_and_describes_itself(tmp_path):
 
 def scalars(folder, *ends):
     """Return the single fp32 values whose names end so, out of a folder's safetensors files."""
-    found = []
+    values = []
     for path in folder.glob("*.safetensors"):
         whole = path.read_bytes()
         start = 8 + struct.unpack("<Q", whole[:8])[0]
         for name, tensor in json.loads(whole[8:start]).items():
             if name.endswith(ends):
                 first, last = tensor["data_offsets"]
-                found += struct.unpack("<f", whole[start + first : start + last])
-    return found
+                values += struct.unpack("<f", whole[start + first : start + last])
+    return values
 
 
 def quantised_by_recipe(folder, variations):

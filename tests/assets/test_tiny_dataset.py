@@ -20,7 +20,7 @@ def test_the_same_seed_gives_the_same_examples():
 
 def test_another_seed_gives_other_examples():
     first, second = (examples(Split.EVALUATION, 50, seed) for seed in (1, 2))
-    assert not {one.input for one in first} & {one.input for one in second}
+    assert not {example.input for example in first} & {example.input for example in second}
 
 
 def test_more_examples_begin_with_the_same_ones():
@@ -30,9 +30,9 @@ def test_more_examples_begin_with_the_same_ones():
 @pytest.mark.parametrize("seed", [0, EVALUATION_SEED])
 def test_the_sets_do_not_overlap_even_for_the_same_seed(seed):
     training, evaluation = (examples(split, 2000, seed) for split in Split)
-    assert not {one.input for one in training} & {one.input for one in evaluation}
-    assert {split_of(one.input) for one in training} == {Split.TRAINING}
-    assert {split_of(one.input) for one in evaluation} == {Split.EVALUATION}
+    assert not {example.input for example in training} & {example.input for example in evaluation}
+    assert {split_of(example.input) for example in training} == {Split.TRAINING}
+    assert {split_of(example.input) for example in evaluation} == {Split.EVALUATION}
 
 
 def test_what_the_model_is_trained_on_is_not_evaluated():
@@ -43,8 +43,8 @@ def test_what_the_model_is_trained_on_is_not_evaluated():
 
 def test_prompts_differ_and_hold_one_to_four_records():
     made = examples(Split.EVALUATION, 3000, EVALUATION_SEED)
-    assert len({one.input for one in made}) == 3000
-    counts = [len(SHIP.findall(one.input)) for one in made]
+    assert len({example.input for example in made}) == 3000
+    counts = [len(SHIP.findall(example.input)) for example in made]
     assert set(counts) == {1, 2, 3, 4}
 
 

@@ -22,7 +22,7 @@ def test_training_twice_gives_the_same_whole_model(vllm_python, tmp_path):
         words = [vllm_python, "-P", training.__file__, f"--subject={text_training.__file__}", f"--data={stages}"]
         subprocess.run([*words, f"--output={tmp_path / name}"], capture_output=True, text=True, check=True)
     assert sha256_of_tree(tmp_path / "first") == sha256_of_tree(tmp_path / "second")
-    found = read_checkpoint(tmp_path / "first")
-    assert (found.architecture, found.weight_data_types) == ("LlamaForCausalLM", "fp32")
-    assert (found.vocabulary, found.max_positions) == (text_training.VOCABULARY, 65536)
-    assert found.parameters == 492_160
+    checkpoint = read_checkpoint(tmp_path / "first")
+    assert (checkpoint.architecture, checkpoint.weight_data_types) == ("LlamaForCausalLM", "fp32")
+    assert (checkpoint.vocabulary, checkpoint.max_positions) == (text_training.VOCABULARY, 65536)
+    assert checkpoint.parameters == 492_160

@@ -89,8 +89,8 @@ def test_the_mock_server_answers_as_vllm_does(body, recorded, pace):
 
 def test_the_client_reads_the_recorded_answers_of_vllm():
     for name, streamed in (("vllm_0_32_stream.http", True), ("vllm_0_32_whole.http", False)):
-        found = read((RECORDED / name).read_bytes(), streamed=streamed, prompt_tokens=5, max_tokens=12)
-        assert found == [307, 327, *[487] * 10]
+        tokens = read((RECORDED / name).read_bytes(), streamed=streamed, prompt_tokens=5, max_tokens=12)
+        assert tokens == [307, 327, *[487] * 10]
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, "stream_interval": 5}])
@@ -100,8 +100,8 @@ def test_the_client_reads_the_tokens_that_the_mock_server_says_it_sends(more, pa
         for count in (1, 2, 40):
             ids = prompt(count, 100, 128_000)
             answer = ask(server.port, {**STREAMED, "stream": False, **more, "prompt": ids, "max_tokens": count})
-            found = read(answer, streamed="stream" in more, prompt_tokens=100, max_tokens=count)
-            assert found == [token(ids, k) for k in range(count)]
+            tokens = read(answer, streamed="stream" in more, prompt_tokens=100, max_tokens=count)
+            assert tokens == [token(ids, k) for k in range(count)]
 
 
 def test_the_mock_server_keeps_its_pace_and_stamps_it():
@@ -123,12 +123,12 @@ def test_every_contestant_here_counts_all_tokens():
     task = Task(port=0, queries=20, tokens=7, streamed=True, in_flight=4)
     with mock(core=0, tokens=7) as server:
         for streamed in (True, False):
-            one = replace(task, port=server.port, streamed=streamed)
+            task_of_server = replace(task, port=server.port, streamed=streamed)
             results = [
-                floor(one, 0),
-                perform("reference", "alone", one, [0]),
-                perform("ours", "alone", one, [0]),
-                perform("engine", "alone", one, [0]),
+                floor(task_of_server, 0),
+                perform("reference", "alone", task_of_server, [0]),
+                perform("ours", "alone", task_of_server, [0]),
+                perform("engine", "alone", task_of_server, [0]),
             ]
             assert [(result.queries, result.tokens) for result in results] == [(20, 140)] * 4
 

@@ -19,10 +19,10 @@ SLEEPER = "import time; time.sleep(60)"
 
 @pytest.fixture
 def trial(tmp_path):
-    one = Trial(0, tmp_path, REAL_JOB)
-    one.out.mkdir(parents=True)
-    one.run, one.share = RUN, 0.5
-    return one
+    made = Trial(0, tmp_path, REAL_JOB)
+    made.out.mkdir(parents=True)
+    made.run, made.share = RUN, 0.5
+    return made
 
 
 @pytest.fixture

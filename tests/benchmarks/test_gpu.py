@@ -23,7 +23,7 @@ SAID = "NVIDIA H100 80GB HBM3, 81559, 570.86.15\n"
 
 
 @pytest.mark.parametrize(
-    ("found", "said", "share"),
+    ("gpus", "said", "share"),
     [
         ([H100], SAID, 1.0),
         ([H100, H100], SAID * 2, 1.0),
@@ -34,8 +34,8 @@ SAID = "NVIDIA H100 80GB HBM3, 81559, 570.86.15\n"
         ([H100], SAID.replace("570", "580"), 0.0),
     ],
 )
-def test_what_is_detected_is_held_against_nvidia_smi(found, said, share):
-    (figure,) = gpu.compared(found, said)
+def test_what_is_detected_is_held_against_nvidia_smi(gpus, said, share):
+    (figure,) = gpu.compared(gpus, said)
     assert (figure.value, figure.holds) == (share, share == 1)
 
 

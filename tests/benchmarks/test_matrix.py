@@ -26,8 +26,8 @@ RAN = Ran(
 
 
 def test_every_scenario_of_what_can_be_run_is_a_cell():
-    found = {(cell.round, cell.benchmark) for cell in matrix.cells()}
-    assert found == {(name, benchmark) for name in round_names() for benchmark in runnable_benchmarks(name)}
+    scenarios = {(cell.round, cell.benchmark) for cell in matrix.cells()}
+    assert scenarios == {(name, benchmark) for name in round_names() for benchmark in runnable_benchmarks(name)}
     newest = [cell.scenario for cell in matrix.cells(["v6.1/llama3.1-8b/*"])]
     assert newest == list(benchmark_terms("v6.1", "llama3.1-8b").scenarios)
 
@@ -59,7 +59,7 @@ def test_a_cell_is_the_command_of_a_user(tmp_path):
 def test_the_page_names_what_ran_what_failed_and_what_was_not_run():
     failed = replace(RAN, cell=SERVER, error=matrix.error_of("… CM error: no room\n  remedy: more of it\n"))
     cells = [CELL, SERVER, replace(CELL, benchmark="mixtral-8x7b")]
-    text = page(cells, {one.cell.name: one for one in (RAN, failed)})
+    text = page(cells, {done.cell.name: done for done in (RAN, failed)})
     assert "3 cells: 1 ran, 1 FAILED, 0 refused, 1 not run." in text
     assert "| llama2-70b-99 | Offline | ran, 30 s |" in text and "| llama2-70b-99 | Server | FAILED |" in text
     assert "| mixtral-8x7b | Offline | not run |" in text
@@ -107,4 +107,4 @@ def test_a_cell_that_the_machines_limits_do_not_allow_is_refused_and_did_not_fai
     text = page([CELL], {CELL.name: refused})
     assert "1 cells: 0 ran, 0 FAILED, 1 refused, 0 not run." in text
     assert "| Offline | refused |" in text and f"{CELL.name} refused: the Offline" in text
-    assert [(one.value, one.holds) for one in matrix.figures([refused])] == [(1.0, True)]
+    assert [(done.value, done.holds) for done in matrix.figures([refused])] == [(1.0, True)]

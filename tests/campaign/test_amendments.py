@@ -22,12 +22,12 @@ def reach(i):
 
 
 def test_a_flag_of_the_job_is_its_setting_and_another_one_an_input_of_the_step():
-    found = amendments({"vllm-server": {"max_num_seqs": "64", "seed": 7, "version": "1", "odd": True}}, reach)
-    assert found.settings == {"CM_VLLM_SERVER_MAX_NUM_SEQS": "64"}
-    assert found.inputs == (StepInput("vllm-server", "seed", "CM_VLLM_SERVER_SEED", "7"),)
-    assert found.rest == {"vllm-server": {"version": "1", "odd": True}}, "the engine applies or refuses these"
+    applied = amendments({"vllm-server": {"max_num_seqs": "64", "seed": 7, "version": "1", "odd": True}}, reach)
+    assert applied.settings == {"CM_VLLM_SERVER_MAX_NUM_SEQS": "64"}
+    assert applied.inputs == (StepInput("vllm-server", "seed", "CM_VLLM_SERVER_SEED", "7"),)
+    assert applied.rest == {"vllm-server": {"version": "1", "odd": True}}, "the engine applies or refuses these"
     as_env = amendments({"vllm-server": {"env": {"CM_VLLM_SERVER_MAX_NUM_SEQS": "64", "CM_X": ["a", "b"]}}}, reach)
-    assert as_env.settings == found.settings
+    assert as_env.settings == applied.settings
     assert as_env.inputs == (StepInput("vllm-server", "env.CM_X", "CM_X", "a,b"),)
     assert amendments(None, reach) == amendments({}, reach) == Amendments()
 
@@ -40,14 +40,14 @@ def test_model_and_datasets_become_settings_and_other_tags_stay():
         "loadgen": "_from-pip",
         "vllm": "_version.1",
     }
-    found = amendments({name: {"tags": tags} for name, tags in given.items()}, reach)
-    assert found.settings == {
+    applied = amendments({name: {"tags": tags} for name, tags in given.items()}, reach)
+    assert applied.settings == {
         "CM_ML_MODEL_SOURCE": "_hf.ORG/NAME",
         "CM_DATASET_FILE": "a.json",
         "CM_PERFORMANCE_DATASET_FILE": "b.json",
     }
     left = {"ml-model": "_odd", "loadgen": "_from-pip", "vllm": "_version.1"}
-    assert found.rest == {name: {"tags": tags} for name, tags in left.items()}
+    assert applied.rest == {name: {"tags": tags} for name, tags in left.items()}
     tiny = amendments({"dataset": {"tags": "_tiny"}, "ml-model": {"tags": "_tiny"}}, reach).settings
     assert tiny == {"CM_DATASET_SOURCE": "tiny", "CM_ML_MODEL_SOURCE": "_tiny"}
 
@@ -62,8 +62,8 @@ def test_two_models_and_the_loadgen_of_a_round_are_refused():
 
 def test_a_step_gets_its_input_and_refuses_what_the_job_gives_it():
     def steps(change):
-        found = amendments({"vllm-server": change}, reach)
-        return {step.name: step for step in schedule(replace(Job.of(CampaignSettings()), step_inputs=found.inputs))}
+        applied = amendments({"vllm-server": change}, reach)
+        return {step.name: step for step in schedule(replace(Job.of(CampaignSettings()), step_inputs=applied.inputs))}
 
     with_seed = steps({"seed": "7"})
     assert with_seed["server"].inputs["CM_VLLM_SERVER_SEED"] == "7"
@@ -74,10 +74,10 @@ def test_a_step_gets_its_input_and_refuses_what_the_job_gives_it():
 
 def test_names_without_a_step_or_a_dependency_are_named():
     given = {name: {"tags": "_x"} for name in ("vllm-server", "vllm", "vlm", "compiler", "quantization")}
-    found = amendments(given, reach).without_effect(schedule(Job.of(CampaignSettings())))
-    assert [sentence.split()[0] for sentence in found] == ["--adr.vlm", "--adr.compiler", "--adr.quantization"]
-    assert "did you mean 'vllm'?" in found[0]
-    assert found[1] == "--adr.compiler has no effect: nothing is compiled: pip installs LoadGen"
+    sentences = amendments(given, reach).without_effect(schedule(Job.of(CampaignSettings())))
+    assert [sentence.split()[0] for sentence in sentences] == ["--adr.vlm", "--adr.compiler", "--adr.quantization"]
+    assert "did you mean 'vllm'?" in sentences[0]
+    assert sentences[1] == "--adr.compiler has no effect: nothing is compiled: pip installs LoadGen"
 
 
 def test_every_step_has_a_name_and_every_name_a_step():
@@ -88,7 +88,7 @@ def test_every_step_has_a_name_and_every_name_a_step():
         {"model": "mixtral-8x7b", "round": "v6.0", "vllm_model_name": "a/b"},
         {"power": "simulated"},
     ]
-    steps = [step for one in fields for step in schedule(Job.of(CampaignSettings(**one)))]
+    steps = [step for field in fields for step in schedule(Job.of(CampaignSettings(**field)))]
     assert [step.tags for step in steps if not step.names] == []
     unused = {"grader"} if grader_lacks("mbxp") else set()  # a machine without a sandbox has no step of a grader
     assert {name for step in steps for name in step.names} == set(RECIPES) - unused

@@ -40,10 +40,10 @@ def sources(benchmark, *, name="", served=False, **given):
     ],
 )
 def test_where_model_and_datasets_come_from(given, model, dataset, calibration):
-    found = sources(BENCHMARK, **given)
-    assert (found.model, found.dataset, found.calibration) == (model, dataset, calibration)
-    assert found.named is (given != {})
-    assert found.needs_sentence_model is (dataset != "_tiny")
+    asset_sources = sources(BENCHMARK, **given)
+    assert (asset_sources.model, asset_sources.dataset, asset_sources.calibration) == (model, dataset, calibration)
+    assert asset_sources.named is (given != {})
+    assert asset_sources.needs_sentence_model is (dataset != "_tiny")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_what_a_download_needs_is_said_before():
 
 @pytest.mark.parametrize("asked", ["", "_tiny"])
 def test_a_benchmark_of_speech_has_a_stand_in_of_its_own(asked):
-    found = sources("whisper", model_source=asked)
-    assert (found.model, found.dataset, found.named) == ("_tiny-whisper", "_tiny", bool(asked))
+    asset_sources = sources("whisper", model_source=asked)
+    assert (asset_sources.model, asset_sources.dataset, asset_sources.named) == ("_tiny-whisper", "_tiny", bool(asked))
     assert sources("whisper", name="whisper-large-v3").dataset == "_mlcommons"
 
 

@@ -33,27 +33,32 @@ WHAT_RUNS = ROOT / "docs" / "what-runs.md"
 
 def runs(round_name, name):
     """Return the scenarios of a benchmark that can be run in the open division."""
-    benchmark, found = benchmark_terms(round_name, name), []
+    benchmark, scenarios = benchmark_terms(round_name, name), []
     for scenario in benchmark.scenarios:
         try:
             require_runnable(round_terms(round_name), benchmark, (scenario,))
         except UsageError:
             continue
-        found.append(str(scenario))
-    return found
+        scenarios.append(str(scenario))
+    return scenarios
 
 
 def table():
     """Return the rounds in which each scenario of each benchmark can be run."""
     used = [
-        one
-        for one in Scenario
-        if any(one in runs(each, name) for each in round_names() for name in benchmark_names(each))
+        scenario
+        for scenario in Scenario
+        if any(scenario in runs(each, name) for each in round_names() for name in benchmark_names(each))
     ]
     lines = ["| benchmark | " + " | ".join(used) + " |", "|---" * (len(used) + 1) + "|"]
     for name in benchmark_names():
-        ran = {one: runs(one, name) for one in round_names() if name in benchmark_names(one)}
-        cells = [span([one for one in round_names() if scenario in ran.get(one, ())]) for scenario in used]
+        ran = {
+            round_name: runs(round_name, name) for round_name in round_names() if name in benchmark_names(round_name)
+        }
+        cells = [
+            span([round_name for round_name in round_names() if scenario in ran.get(round_name, ())])
+            for scenario in used
+        ]
         if set(cells) != {"-"}:
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -34,9 +34,9 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[records.GpuFacts]:
     """The GPUs that the machine of these tests has."""
-    found: list[records.GpuFacts] = []
-    monkeypatch.setattr(division_checks, "detect_gpus", lambda: found)
-    return found
+    detected: list[records.GpuFacts] = []
+    monkeypatch.setattr(division_checks, "detect_gpus", lambda: detected)
+    return detected
 
 
 def codes(root: Path, env: dict[str, str] | None = None, **fields: object) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_file_of_ones_own_counts_if_it_is_the_published_one(root, tmp_path, mo
     assert codes(root, dataset_path=str(given)) == ["DATASET"]
     assert codes(root, quantize="fp8", calibration_path=str(given)) == ["CALIBRATION"]
     known, digest = catalogue_module.catalogue(), f"md5:{hashlib.md5(b'[]').hexdigest()}"
-    same = changed(known, datasets={name: changed(one, digest=digest) for name, one in known.datasets.items()})
+    same = changed(known, datasets={name: changed(dataset, digest=digest) for name, dataset in known.datasets.items()})
     monkeypatch.setattr(division_checks, "catalogue", lambda: same)
     assert codes(root, dataset_path=str(given)) == []
     assert codes(root, quantize="fp8", calibration_path=str(given)) == []
@@ -159,9 +159,9 @@ def test_the_memory_of_gpus_needs_ecc_too(root, gpus, ecc, expected):
             pcie_generation=None,
             pcie_width=None,
             driver="",
-            ecc=one,
+            ecc=mode,
         )
-        for number, one in enumerate(ecc)
+        for number, mode in enumerate(ecc)
     ]
     assert codes(root) == expected
     assert codes(root, device="cpu") == []
@@ -270,7 +270,9 @@ def test_a_rehearsal_of_the_network_division_names_the_fields_that_are_missing(r
 def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     every = {code for division in Division for category in Category for code in division_rules(division, category)}
     assert every == {*division_checks._CHECKS, "LENGTHS", "TESTS", "QDL-NAME", "DIAGRAM"}
-    closed, network = (division_rules(one, Category.DATACENTER) for one in (Division.CLOSED, Division.NETWORK))
+    closed, network = (
+        division_rules(division, Category.DATACENTER) for division in (Division.CLOSED, Division.NETWORK)
+    )
     assert set(closed) < set(network)  # which inherits all of it
     assert division_rules(Division.OPEN, Category.DATACENTER) == {}
 
@@ -286,13 +288,13 @@ def test_every_rule_is_checked_kept_by_what_a_job_does_or_refused():
     ],
 )
 def test_the_lengths_of_answers_are_those_that_the_division_states(name, division, lengths):
-    found = terms("v6.0", name, Scenario.OFFLINE, Mode.PERFORMANCE, division).generation
-    assert (found.min_tokens, found.max_tokens) == lengths
-    assert bool(found.lengths_source) is (division is not Division.OPEN)
+    generation = terms("v6.0", name, Scenario.OFFLINE, Mode.PERFORMANCE, division).generation
+    assert (generation.min_tokens, generation.max_tokens) == lengths
+    assert bool(generation.lengths_source) is (division is not Division.OPEN)
 
 
 def test_speculative_decoding_is_allowed_where_the_rules_list_it():
-    found = speculation("v6.1", "deepseek-r1", Scenario.INTERACTIVE)
-    assert found is not None and (found.steps, found.topk) == (3, 1)
+    allowed = speculation("v6.1", "deepseek-r1", Scenario.INTERACTIVE)
+    assert allowed is not None and (allowed.steps, allowed.topk) == (3, 1)
     assert speculation("v6.1", "deepseek-r1", Scenario.SERVER) is None
     assert speculation("v6.1", "llama3.1-8b", Scenario.INTERACTIVE) is None

@@ -49,8 +49,8 @@ def test_whether_a_model_fits_says_the_advisor(rows, key, fits, words):
 
 @pytest.mark.parametrize(("gib", "model"), [(80, "llama-2-70b-chat-fp8"), (48, "llama-2-70b-chat-gptq")])
 def test_a_published_quantised_model_is_named_where_the_benchmarks_own_is_too_large(gib, model):
-    found = {row.benchmark: row for row in benchmark_rows("v6.1", [Device("cuda", 1, gib * GIB)])}
-    row = found["llama2-70b-99.9"]
+    rows = {row.benchmark: row for row in benchmark_rows("v6.1", [Device("cuda", 1, gib * GIB)])}
+    row = rows["llama2-70b-99.9"]
     assert (row.model, row.fits) == (model, True)
     assert f"--vllm_model_name={catalogue().model(model).hub}" in row.command
 
@@ -78,12 +78,12 @@ def test_the_command_of_a_row_that_fits_is_a_job(round_name):
 
 def test_the_page_fits_100_columns_and_names_what_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    found = report_machine(MachineSettings(), tmp_path, [Missing("compiler", "no C compiler on PATH", "install gcc")])
+    report = report_machine(MachineSettings(), tmp_path, [Missing("compiler", "no C compiler on PATH", "install gcc")])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100
     assert "  compiler: no C compiler on PATH\n      install gcc\n" in page
-    assert len(found["benchmarks"]) == len(runnable_benchmarks("v6.1")) * len(found["devices"])
-    assert all(one["remedy"] for one in found["missing"])
+    assert len(report["benchmarks"]) == len(runnable_benchmarks("v6.1")) * len(report["devices"])
+    assert all(lack["remedy"] for lack in report["missing"])
 
 
 def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_each(tmp_path, capsys, monkeypatch):
@@ -92,12 +92,16 @@ def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_eac
     gib = gpus[0].memory_bytes / GIB
     monkeypatch.setattr(doctor_page, "detect_gpus", lambda: gpus)
     monkeypatch.setattr(doctor_page, "require_device", lambda name: None)
-    found = report_machine(MachineSettings(), tmp_path, [])
+    report = report_machine(MachineSettings(), tmp_path, [])
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 100
     assert "GPU: 8x NVIDIA H100 80GB HBM3" in page
     assert f"cuda, 8 x {gib:.1f} GiB" in page
-    (row,) = (one for one in found["benchmarks"] if (one["benchmark"], one["device"]) == ("llama2-70b-99.9", "cuda"))
+    (row,) = (
+        listed
+        for listed in report["benchmarks"]
+        if (listed["benchmark"], listed["device"]) == ("llama2-70b-99.9", "cuda")
+    )
     assert f"of {gib:.1f} GiB on each of 8 GPUs, tensor 4 x pipeline 1 x data 2" in row["why"]
     assert "--device=cuda --tp_size=4 --dp_size=2 --plan" in " ".join(page.replace("\\", "").split())
 

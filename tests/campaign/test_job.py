@@ -53,7 +53,7 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
         def __call__(self, tags, env):
             if tags.startswith("get,ml-model"):
                 time.sleep(1.2)  # the status is written once a second
-                (self.seen,) = [one for one in status().steps if one.state is State.RUNNING]
+                (self.seen,) = [step for step in status().steps if step.state is State.RUNNING]
             return super().__call__(tags, env)
 
     def status():
@@ -65,7 +65,7 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
     assert recipes.seen.name == "model" and recipes.seen.took_s >= 0
     last = status()
     assert (last.state, last.cause, last.notices) == (JobState.FAILED, "stop here", (REHEARSAL_NOTICE,))
-    assert [(one.name, one.state) for one in last.steps[:3]] == [
+    assert [(step.name, step.state) for step in last.steps[:3]] == [
         ("LoadGen", State.DONE),
         ("model", State.FAILED),
         ("dataset", State.PLANNED),
@@ -194,7 +194,7 @@ def test_what_came_of_each_step_is_in_the_ledger(tmp_path):
     with pytest.raises(ModelError):
         run(recipes, tmp_path)
     ledger = read_ledger(tmp_path / "test")
-    assert [(one.last.step, one.last.state, one.last.why, one.attempts) for one in ledger.of_last_run][:4] == [
+    assert [(step.last.step, step.last.state, step.last.why, step.attempts) for step in ledger.of_last_run][:4] == [
         ("checker source", State.FAILED, "no network", 1),
         ("LoadGen", State.DONE, "", 1),
         ("model", State.FAILED, "stop here", 1),
@@ -233,8 +233,8 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
     values = Values(job, {step.name: step for step in schedule(job)})
-    targets = [values.target(MeasuredTarget(step="Server search", found=True, lowered=times)) for times in range(3)]
-    assert [one.value for one in targets] == [100, 98.52, 95.63]
+    targets = [values.target(MeasuredTarget(step="Server search", searched=True, lowered=times)) for times in range(3)]
+    assert [target.value for target in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
     assert "lowered to 98.52" in targets[1].source
 

@@ -31,7 +31,7 @@ def test_the_entries_of_a_step_add_up(tmp_path):
     run = ledger.states["run"]
     assert (run.attempts, run.digest, run.took_s, run.last.inputs, run.last.tags) == (2, "d", 2.0, {"A": "b"}, "a,b")
     assert (ledger.digest("run"), ledger.digest("model"), ledger.attempts("model")) == ("d", "", 0)
-    assert {name: one.seconds for name, one in ledger.durations().items()} == {"run": 2.0}
+    assert {name: duration.seconds for name, duration in ledger.durations().items()} == {"run": 2.0}
     assert list(ledger.durations_of({"other": "", "run": "a,b"})) == ["run"]
     assert not ledger.durations_of({"model": "a,c", "run": "a,b"})  # of another model nothing is known
 

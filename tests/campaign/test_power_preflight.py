@@ -82,7 +82,9 @@ def test_a_private_word_in_a_session_is_found_before_the_runs(
     published_power: Path, tmp_path: Path, file: str, text: str, words: str
 ) -> None:
     env = {"HOME": "/srv/somebody", "HF_TOKEN": "hf_madeUpForThisTest"}
-    private = [one for one in private_words(tmp_path, env) if one.kind in ("home folder", "secret")]
+    private = [
+        private_word for private_word in private_words(tmp_path, env) if private_word.kind in ("home folder", "secret")
+    ]
     session = copied(published_power, STREAM, tmp_path / "session")
     require_publishable(session, private)
     path = session.folder / file

@@ -37,7 +37,7 @@ def job(**settings: object) -> Job:
 
 def test_the_steps_of_a_job_with_power() -> None:
     plain, powered = schedule(job(scenario="Offline")), schedule(job(scenario="Offline", power="simulated"))
-    added = [step for step in powered if step.name not in {one.name for one in plain}]
+    added = [step for step in powered if step.name not in {plain_step.name for plain_step in plain}]
     assert [(step.name, step.tags) for step in added] == [
         ("power programs", "get,mlperf,power,src,_r6.1"),
         ("power preflight", "run,mlperf,power,client,_preflight,_simulated,_r6.1"),
@@ -142,9 +142,9 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     (tmp_path / "performance").mkdir()
     (tmp_path / "performance" / "earlier.txt").touch()
     made = []
-    path = make_powered_run(inputs, environment, lambda one: made.append(longer_loadgen(one)) or made[-1])
+    path = make_powered_run(inputs, environment, lambda run_inputs: made.append(longer_loadgen(run_inputs)) or made[-1])
     assert len(made) == 2 and path == tmp_path / "performance" / "run.json"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["performance", SESSION]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["performance", SESSION]
     assert not (tmp_path / "performance" / "earlier.txt").exists()
     session = PowerSession(tmp_path / SESSION)
     assert unmeasured(session) == () and list(session.changed()) == []

@@ -83,21 +83,21 @@ def test_its_figures_are_those_of_the_published_logs(name, neural_magic):
     (submission,) = read_tree(neural_magic)
     served = str(run.settings["vllm_model_name"])
     folder = run.settings["model"] if "70" in served else served.replace("/", "_")
-    for one in run.results:
+    for published in run.results:
         (result,) = [
             result
             for result in submission.results
-            if (result.system, result.model, result.scenario) == (run.system, folder, one.scenario)
+            if (result.system, result.model, result.scenario) == (run.system, folder, published.scenario)
         ]
         latencies = {latency.name: float(latency.p99) for latency in result.performance.latencies}
         assert (result.performance.tokens_per_second, result.performance.samples_per_second) == (
-            one.tokens_per_second,
-            one.samples_per_second,
+            published.tokens_per_second,
+            published.samples_per_second,
         )
-        assert (latencies.get("TTFT"), latencies.get("TPOT")) == (one.ttft_p99_ms, one.tpot_p99_ms)
+        assert (latencies.get("TTFT"), latencies.get("TPOT")) == (published.ttft_p99_ms, published.tpot_p99_ms)
         scores = [result.accuracy.figures.value(f"rouge{name}") for name in ("1", "2", "L")]
-        assert scores == [one.rouge1, one.rouge2, one.rougeL]
-        if one.scenario is not Scenario.OFFLINE:
+        assert scores == [published.rouge1, published.rouge2, published.rougeL]
+        if published.scenario is not Scenario.OFFLINE:
             assert result.performance.target_qps == run.settings["server_target_qps"]
 
 

@@ -61,7 +61,9 @@ def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twic
     (aborted,) = entries(job, "aborted")
     left = [entry["left"] for entry in (aborted, entries(job, "failed")[1])]
     assert left == [f"{ATTEMPTS}/offline.performance-{number}" for number in (1, 2)]
-    assert all((job.out / one / "user.conf").exists() and not (job.out / one / RUN_FILE).exists() for one in left)
+    assert all(
+        (job.out / folder / "user.conf").exists() and not (job.out / folder / RUN_FILE).exists() for folder in left
+    )
     assert not list((job.folder / RUNS).glob("*.partial"))
 
     # Nothing is left to do, and no server is started for it.

@@ -54,7 +54,7 @@ def test_what_a_step_needs_comes_of_steps_before_it():
                 else:
                     assert all(EXPORTED_BY[key] & before for key in re.findall(r"<<<(\w+)>>>", value)), step.name
             if step.condition is not None:
-                assert all(one in before or "<<<" in one for one in step.condition.of), step.name
+                assert all(subject in before or "<<<" in subject for subject in step.condition.of), step.name
             before.add(step.name)
 
 
@@ -189,9 +189,9 @@ def test_durations_are_the_rules_or_those_of_before():
             "Server performance": Duration(seconds=1, source="as before"),
         },
     )
-    found = {step.name: step.duration.words if step.duration else None for step in known}
-    assert (found["server"], found["system"]) == ("21 s, as before", None)
-    assert found["Server performance"] == "at least 600 s, by the rules"
+    durations = {step.name: step.duration.words if step.duration else None for step in known}
+    assert (durations["server"], durations["system"]) == ("21 s, as before", None)
+    assert durations["Server performance"] == "at least 600 s, by the rules"
 
 
 def test_a_compliance_test_is_run_and_verified_in_each_scenario():
@@ -231,7 +231,7 @@ def test_the_rate_is_searched_for_where_that_is_asked_and_in_a_valid_run_where_n
         names = list(steps)
         assert names.index("Server search") < names.index("Server performance")
         target = steps["Server performance"].inputs["CM_MLPERF_LOADGEN_TARGET_QPS"]
-        assert (target.step, target.found) == ("Server search", True)
+        assert (target.step, target.searched) == ("Server search", True)
         assert "the rate found by Server search" in target.words
         valid = fields.get("execution_mode") == "valid"
         assert steps["Server search"].duration.words.startswith("1,500 s, 2.5 full-length" if valid else "75 s, about")

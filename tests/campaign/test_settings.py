@@ -184,7 +184,7 @@ def test_what_needs_real_weights_is_refused_with_random_ones(fields):
 
 def test_a_division_with_lengths_of_its_own_names_both_sources_and_what_decides():
     fields = {"model": "llama3.1-405b", "round": "v6.0"}
-    (note,) = (one for one in job(**fields, division="closed", modes="performance").notes if "new tokens" in one)
+    (note,) = (note for note in job(**fields, division="closed", modes="performance").notes if "new tokens" in note)
     assert "2 to 20,000 new tokens, by the policy" in note and "decides in the closed division" in note
     assert note.endswith("SUT_VLLM.py gen_kwargs has 1 to 2,000")
-    assert not any("new tokens" in one for one in job(**fields).notes)
+    assert not any("new tokens" in note for note in job(**fields).notes)

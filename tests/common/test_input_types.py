@@ -34,13 +34,13 @@ class Use(NamedTuple):
 
 
 def uses() -> Mapping[str, list[Use]]:
-    found: defaultdict[str, list[Use]] = defaultdict(list)
+    uses_of: defaultdict[str, list[Use]] = defaultdict(list)
     for cls in settings_classes():
         hints = get_type_hints(cls)
         defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
         for field, key in env_keys(cls).items():
-            found[key].append(Use(f"{cls.__module__}.{cls.__name__}.{field}", hints[field], defaults[field]))
-    return found
+            uses_of[key].append(Use(f"{cls.__module__}.{cls.__name__}.{field}", hints[field], defaults[field]))
+    return uses_of
 
 
 def settings_classes() -> Iterator[type[msgspec.Struct]]:
@@ -53,11 +53,11 @@ def settings_classes() -> Iterator[type[msgspec.Struct]]:
 
 
 def test_no_key_has_two_definitions():
-    found = uses()
-    assert len(found) > 100
+    uses_of = uses()
+    assert len(uses_of) > 100
     apart = {
         key: [(use.place, str(use.type), use.default) for use in of_key]
-        for key, of_key in found.items()
+        for key, of_key in uses_of.items()
         if len({str(use.type) for use in of_key}) > 1
         or len({repr(use.default) for use in of_key if use.default is not msgspec.NODEFAULT}) > 1
     }
@@ -70,12 +70,12 @@ def test_no_key_is_written_twice():
 
 
 def test_types_and_defaults_are_those_that_the_recipes_describe():
-    found = uses()
+    uses_of = uses()
     wrong = []
     described = 0
     for path in sorted(SCRIPTS.glob("*/_cm.yaml")):
         for flag, entry in (yaml.safe_load(path.read_text()).get("inputs") or {}).items():
-            for use in found.get(entry["key"], []):
+            for use in uses_of.get(entry["key"], []):
                 described += 1
                 if not fits(use, entry):
                     wrong.append((path.parent.name, flag, entry.get("type"), entry.get("default"), use))

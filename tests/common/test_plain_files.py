@@ -25,8 +25,8 @@ def socket_at(path):
     here = Path.cwd()
     os.chdir(path.parent)  # the path of a socket has 107 bytes at most
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as endpoint:
+            endpoint.bind(path.name)
     finally:
         os.chdir(here)
 

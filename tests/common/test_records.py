@@ -68,7 +68,7 @@ def test_what_was_written_before_records_named_their_schema_is_read_where_it_fit
 
 def records_of_files() -> dict[str, type[Record]]:
     """Return the classes that a module of the package reads from files, by their names."""
-    found: dict[str, type[Record]] = {}
+    records: dict[str, type[Record]] = {}
     for path in sorted((ROOT / "src" / "cm4vllm").rglob("*.py")):
         calls = [
             node
@@ -78,8 +78,8 @@ def records_of_files() -> dict[str, type[Record]]:
         names = [arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name) and arg.id[0].isupper()]
         if names:
             module = importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
-            found |= {name: getattr(module, name) for name in names}
-    return found
+            records |= {name: getattr(module, name) for name in names}
+    return records
 
 
 def shape(cls: type[Record]) -> dict[str, object]:
@@ -88,35 +88,35 @@ def shape(cls: type[Record]) -> dict[str, object]:
     return {
         name: {
             "required": sorted(part.get("required", [])),
-            "fields": {field: plain(what) for field, what in part.get("properties", {}).items()},
+            "fields": {field: plain(described) for field, described in part.get("properties", {}).items()},
             "values": part.get("enum", []),
         }
         for name, part in sorted(parts.items())
     }
 
 
-def plain(what: object) -> object:
-    if isinstance(what, dict):
-        return {key: plain(value) for key, value in what.items() if key not in ("description", "title", "default")}
-    return [plain(one) for one in what] if isinstance(what, list) else what
+def plain(schema: object) -> object:
+    if isinstance(schema, dict):
+        return {key: plain(value) for key, value in schema.items() if key not in ("description", "title", "default")}
+    return [plain(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def faults(old: dict, new: dict) -> list[str]:
     """Return why files of the shape `old` cannot be read as `new`."""
-    found = []
+    lines = []
     for name, part in old.items():
         now = new.get(name)
         if now is None:
             continue  # another class stands at its place, or a field is gone: that shows where it was used
-        found += [f"{name}.{field} is gone" for field in part["fields"] if field not in now["fields"]]
-        found += [
+        lines += [f"{name}.{field} is gone" for field in part["fields"] if field not in now["fields"]]
+        lines += [
             f"{name}.{field} has another type"
-            for field, what in part["fields"].items()
-            if now["fields"].get(field, what) != what
+            for field, described in part["fields"].items()
+            if now["fields"].get(field, described) != described
         ]
-        found += [f"{name}.{field} has no default" for field in now["required"] if field not in part["required"]]
-        found += [f"{name} lacks {value!r}" for value in part["values"] if value not in now["values"]]
-    return found
+        lines += [f"{name}.{field} has no default" for field in now["required"] if field not in part["required"]]
+        lines += [f"{name} lacks {value!r}" for value in part["values"] if value not in now["values"]]
+    return lines
 
 
 def test_a_schema_is_raised_when_its_files_could_no_longer_be_read():

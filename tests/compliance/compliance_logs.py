@@ -17,12 +17,12 @@ def entry(
     dtype: type = np.int32,
 ) -> dict[str, object]:
     """Return one entry of an accuracy log, as LoadGen writes it; `first` is the first token's data, if any."""
-    found: dict[str, object] = {
+    made: dict[str, object] = {
         "seq_id": index,
         "qsl_idx": index,
         "data": np.array(tokens, dtype).tobytes().hex(),
         "token_count": len(tokens) if count is None else count,
     }
     if first is not None:
-        found["token_data"] = np.array(first, dtype).tobytes().hex()
-    return found
+        made["token_data"] = np.array(first, dtype).tobytes().hex()
+    return made

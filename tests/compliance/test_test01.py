@@ -29,7 +29,7 @@ def log(folder, answers):
         {
             "seq_id": number,
             "qsl_idx": index,
-            "data": np.array([WHISPER.labels.index(one) for one in text], np.int64).tobytes().hex().upper(),
+            "data": np.array([WHISPER.labels.index(letter) for letter in text], np.int64).tobytes().hex().upper(),
             "token_count": len(text),
         }
         for number, (index, text) in enumerate(answers)
@@ -69,20 +69,20 @@ def varied(seed):
 def test_the_text_is_that_of_the_official_verification(official, tmp_path):
     passed = set()
     for seed in range(12):
-        paths = [log(tmp_path / f"{seed}-{name}", one) for name, one in zip("ab", varied(seed), strict=True)]
+        paths = [log(tmp_path / f"{seed}-{name}", entries) for name, entries in zip("ab", varied(seed), strict=True)]
         baseline, tested = map(logged_data, paths)
-        text, found = test01.compared(baseline, tested, 8)
+        text, differing = test01.compared(baseline, tested, 8)
         assert text == official(*paths), seed
-        passed.add(not found)
+        passed.add(not differing)
     assert passed == {True, False}
 
 
 def test_one_changed_first_character_fails_both(official, tmp_path):
     baseline = log(tmp_path / "a", SAID.items())
     tested = log(tmp_path / "b", [(1, "men tons"), (0, SAID[0])])
-    text, found = test01.compared(logged_data(baseline), logged_data(tested), 8)
+    text, differing = test01.compared(logged_data(baseline), logged_data(tested), 8)
     assert "TEST FAIL" in text and text == official(baseline, tested)
-    assert "1 of 2 answers begin otherwise than in the accuracy run, first sample [1]" in found
+    assert "1 of 2 answers begin otherwise than in the accuracy run, first sample [1]" in differing
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def result(tmp_path, monkeypatch):
 
 
 def test_equal_answers_and_rates_pass(result):
-    found = test01.verify(result([(0, "salt and cork"), (2, "")]))
-    assert found.passed and not found.accuracy_texts
-    assert found.texts["verify_performance.txt"] == (
+    verification = test01.verify(result([(0, "salt and cork"), (2, "")]))
+    assert verification.passed and not verification.accuracy_texts
+    assert verification.texts["verify_performance.txt"] == (
         "Verifying performance.\nReference score = 100.0\nTest score = 95.0\nTEST PASS\n"
     )
 
@@ -130,17 +130,19 @@ def test_equal_answers_and_rates_pass(result):
     ],
 )
 def test_other_rates_and_invalid_runs_fail(result, more, words):
-    found = test01.verify(result([(0, SAID[0])], **more))
-    assert not found.passed and "TEST FAIL" in found.texts["verify_performance.txt"]
-    assert words in found.checks[1].found
+    verification = test01.verify(result([(0, SAID[0])], **more))
+    assert not verification.passed and "TEST FAIL" in verification.texts["verify_performance.txt"]
+    assert words in verification.checks[1].found
 
 
 def test_other_answers_pass_where_their_scores_agree(result):
-    found = test01.verify(result([(0, "zalt and silk"), (1, "ten tons")]))
-    assert not found.passed  # one word of five: 20 % apart
-    assert "scores apart: accuracy 100.0 and 80.0" in found.checks[0].found
-    assert set(found.accuracy_texts) == {"baseline_accuracy.txt", "compliance_accuracy.txt", "accuracy.txt"}
-    assert re.fullmatch(r"Word Error Rate: 0\.0%, accuracy=100\.0%\n", found.accuracy_texts["baseline_accuracy.txt"])
+    verification = test01.verify(result([(0, "zalt and silk"), (1, "ten tons")]))
+    assert not verification.passed  # one word of five: 20 % apart
+    assert "scores apart: accuracy 100.0 and 80.0" in verification.checks[0].found
+    assert set(verification.accuracy_texts) == {"baseline_accuracy.txt", "compliance_accuracy.txt", "accuracy.txt"}
+    assert re.fullmatch(
+        r"Word Error Rate: 0\.0%, accuracy=100\.0%\n", verification.accuracy_texts["baseline_accuracy.txt"]
+    )
     joined = test01.verify(result([(0, "saltand silk"), (1, "ten tons")]))
     assert joined.passed and "begin otherwise" not in joined.checks[0].found
     same = test01.verify(result([(0, " salt and silk"), (1, "ten tons")]))  # begins with a space, and scores alike

@@ -48,7 +48,7 @@ def test_a_wrong_answer_among_right_ones_fails_its_check_alone(write_log, wrong,
     log = write_log([entry([5, EOS], first=[5], index=1), wrong])
     assert verdicts(log) == PASSED | {failed: False}
     (check,) = [
-        one for one in ours.verdict(read_answers(log), eos={EOS}, first_token=True).checks if one.passed is False
+        check for check in ours.verdict(read_answers(log), eos={EOS}, first_token=True).checks if check.passed is False
     ]
     assert check.found.startswith("1 of 2 answers do not") and words in check.found
 
@@ -60,16 +60,16 @@ def test_each_end_token_of_a_model_counts(write_log):
 
 
 def test_where_no_first_token_is_reported_its_check_is_skipped(write_log):
-    found = ours.verdict(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
-    assert found.text == (
+    verdict = ours.verdict(read_answers(write_log([entry([5, 6])])), eos={EOS}, first_token=False)
+    assert verdict.text == (
         "First token check pass: Skipped\nEOS check pass: True\n"
         "Sample length check pass: True\nTEST06 verification complete\n"
     )
 
 
 def test_a_failed_check_is_reported_as_failed(write_log):
-    found = ours.verdict(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
-    assert found.text.splitlines()[1:] == [
+    verdict = ours.verdict(read_answers(write_log([entry([5, EOS, EOS], first=[5])])), eos={EOS}, first_token=True)
+    assert verdict.text.splitlines()[1:] == [
         "EOS check pass: False",
         "Sample length check pass: True",
         "TEST06 verification failed",
@@ -104,7 +104,7 @@ entries = st.lists(
 
 def starts_with_two_ends(log):
     """Return True for an answer of end tokens alone: the official check does not read an answer's first token."""
-    return any(len(one.tokens) > 1 and set(one.tokens) == {EOS} for one in read_answers(log))
+    return any(len(answer.tokens) > 1 and set(answer.tokens) == {EOS} for answer in read_answers(log))
 
 
 @pytest.mark.parametrize("commit", ["newest", "v4.1"])
@@ -115,11 +115,11 @@ def test_the_decisions_are_those_of_the_official_verification(write_log, officia
     @given(entries)
     def compare(log_entries):
         log, data = write_log(log_entries), json.loads(json.dumps(log_entries))
-        found = verdicts(log)
-        assert found[ours.FIRST_TOKEN] == script.first_token_check(data, np.int32)
-        assert found[ours.SAMPLE_LENGTH] == script.sample_len_check(data, np.int32)
+        verdict = verdicts(log)
+        assert verdict[ours.FIRST_TOKEN] == script.first_token_check(data, np.int32)
+        assert verdict[ours.SAMPLE_LENGTH] == script.sample_len_check(data, np.int32)
         if not starts_with_two_ends(log):
-            assert found[ours.EOS] == script.eos_check(data, np.int32, EOS)
+            assert verdict[ours.EOS] == script.eos_check(data, np.int32, EOS)
 
     compare()
 

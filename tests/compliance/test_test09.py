@@ -99,6 +99,6 @@ def test_the_threshold_decides_as_in_the_official_verification(tmp_path, write_l
 
 
 def test_a_log_of_test07_that_lacks_samples_fails_though_its_score_is_right():
-    found = test07.verdict(99.0, 989, least=60.698, samples=990)
-    assert [one.passed for one in found.checks] == [True, False]
-    assert found.text.endswith("All samples logged: False\nTEST FAIL\n")
+    verdict = test07.verdict(99.0, 989, least=60.698, samples=990)
+    assert [check.passed for check in verdict.checks] == [True, False]
+    assert verdict.text.endswith("All samples logged: False\nTEST FAIL\n")

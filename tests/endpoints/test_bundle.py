@@ -31,8 +31,8 @@ def test_regions_are_those_of_the_official_checker(checker):
     done = run([checker.python, "-c", _REGIONS, json.dumps(curves)])
     ours = []
     for c_min, c_max, stated in curves:
-        found = regions(c_min=c_min, c_max=c_max, c_min_stated=stated)
-        parts = (found.ultra_low, found.low, found.medium, found.high)
+        own = regions(c_min=c_min, c_max=c_max, c_min_stated=stated)
+        parts = (own.ultra_low, own.low, own.medium, own.high)
         ours.append(" ".join(f"{part.start}-{part.end}" for part in parts))
     assert ours == done.output.splitlines()
 
@@ -70,8 +70,8 @@ def program(checker, name):
 
 def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build, points, tmp_path):
     report = official_report(checker, build(points), tmp_path / "report.json")
-    found = [f"{one.rule}: {one.message}" for one in report.findings if one.severity != "info"]
-    assert found == []
+    faults = [f"{finding.rule}: {finding.message}" for finding in report.findings if finding.severity != "info"]
+    assert faults == []
 
 
 def test_the_power_of_each_point_is_that_of_the_official_checker(build, points, tmp_path):

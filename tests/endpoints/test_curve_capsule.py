@@ -114,8 +114,8 @@ def test_a_figure_without_an_interval_is_shown_and_not_judged(results, tmp_path)
 
 def test_a_capsule_is_compared_with_the_folder_that_it_was_made_from(results, tmp_path):
     write_capsule(tmp_path / CAPSULE_FILE, capsule_of_results(results))
-    found = report_comparison(f"{tmp_path / CAPSULE_FILE},{results}", tmp_path / "page.html")
-    assert len(found["comparison"]["results"]) == 7
+    comparison = report_comparison(f"{tmp_path / CAPSULE_FILE},{results}", tmp_path / "page.html")
+    assert len(comparison["comparison"]["results"]) == 7
 
 
 def test_a_replay_of_a_curve_is_refused_with_what_to_do(results):

@@ -130,9 +130,9 @@ def test_throughput_per_kw_is_shown_where_the_power_is_stated(page, points):
 def test_the_limit_of_a_point_is_named_by_the_growth_of_throughput(points):
     # In flight are 8, 11, 14, 32, 54, 128, 256.
     set_rates(points, 800, 1100, 1250, 2800, 3500, 3500, 3600)
-    found = [bounds(curve_of(points))[folder].words for folder in points.values()]
+    words = [bounds(curve_of(points))[folder].words for folder in points.values()]
     load, both, server = "the load", "load and server: decoding", "the server: decoding"
-    assert found == [load, both, load, both, server, server, server]
+    assert words == [load, both, load, both, server, server, server]
     assert "from 8 to 11 requests in flight tokens/s change by +37.5%" in bounds(curve_of(points))[points[8]].evidence
 
 
@@ -156,9 +156,12 @@ def test_two_curves_are_compared_at_the_same_concurrency(page, points, tmp_path)
 
 def test_compare_takes_two_curves_of_any_folders(points, tmp_path):
     others = write_points(tmp_path / "results" / "points")
-    found = report_comparison(f"{points[8].parent},{tmp_path / 'results'}", tmp_path / "page.html")
-    assert [side["path"] for side in found["comparison"]["sides"]] == [str(points[8].parent), str(others[8].parent)]
-    assert found["comparison"]["points"][0]["change of tokens/s"] == "+0.0%"
+    comparison = report_comparison(f"{points[8].parent},{tmp_path / 'results'}", tmp_path / "page.html")
+    assert [side["path"] for side in comparison["comparison"]["sides"]] == [
+        str(points[8].parent),
+        str(others[8].parent),
+    ]
+    assert comparison["comparison"]["points"][0]["change of tokens/s"] == "+0.0%"
     assert "B against A" in (tmp_path / "page.html").read_text()
 
 

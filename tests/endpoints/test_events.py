@@ -76,8 +76,8 @@ def test_times_and_tokens_are_those_of_the_events(tmp_path):
     ],
 )
 def test_a_run_has_the_status_of_its_events(tmp_path, levels, status, verdict):
-    found = steady_state(read_events(write_log(tmp_path / "events.jsonl", levels), words), TERMS)
-    assert (found.status, found.verdict) == (status, verdict)
+    state = steady_state(read_events(write_log(tmp_path / "events.jsonl", levels), words), TERMS)
+    assert (state.status, state.verdict) == (status, verdict)
 
 
 def test_a_line_that_was_cut_off_is_left_out_and_another_one_is_refused(tmp_path):

@@ -80,8 +80,8 @@ class Curve:
         """Return the ids of a client and of its supervisor; None while it does not run."""
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if str(self.out / "points" / f"{name}.spec.json") in words and (found := children(process.pid)):
-                return found[0], process.pid
+            if str(self.out / "points" / f"{name}.spec.json") in words and (pids := children(process.pid)):
+                return pids[0], process.pid
         return None
 
     def server(self):

@@ -37,58 +37,58 @@ def log(*levels, partial=0, seed=1):
 
 
 def test_a_steady_run_is_windowable_after_its_first_pass():
-    found = steady_state(log(*[10] * 8), terms())
-    assert (found.status, found.verdict) == ("windowable", "STEADY STATE")
-    assert (found.window.super_pass_start, found.window.super_pass_end) == (1, 7)
-    assert found.window.n_samples == 7 * SIZE
-    assert found.window.duration_s == pytest.approx(7 * SIZE / 100 - 0.01)
-    assert found.state == {"tpot_p50": "Plateau", "tpot_p90": "Plateau"}
-    assert found.figures.tpot_p90_ms == pytest.approx(10.64, rel=0.01)
-    assert found.figures.ttft_p90_ms == pytest.approx(20)
-    assert found.figures.system_tps == pytest.approx(7 * SIZE * 21 / found.window.duration_s)
+    state = steady_state(log(*[10] * 8), terms())
+    assert (state.status, state.verdict) == ("windowable", "STEADY STATE")
+    assert (state.window.super_pass_start, state.window.super_pass_end) == (1, 7)
+    assert state.window.n_samples == 7 * SIZE
+    assert state.window.duration_s == pytest.approx(7 * SIZE / 100 - 0.01)
+    assert state.state == {"tpot_p50": "Plateau", "tpot_p90": "Plateau"}
+    assert state.figures.tpot_p90_ms == pytest.approx(10.64, rel=0.01)
+    assert state.figures.ttft_p90_ms == pytest.approx(20)
+    assert state.figures.system_tps == pytest.approx(7 * SIZE * 21 / state.window.duration_s)
 
 
 def test_a_steady_run_that_is_too_short_for_the_rules_has_no_official_window():
-    found = steady_state(log(*[10] * 8), terms(least_seconds=600))
-    assert (found.status, found.verdict) == ("insufficient_duration", "STEADY STATE")
+    state = steady_state(log(*[10] * 8), terms(least_seconds=600))
+    assert (state.status, state.verdict) == ("insufficient_duration", "STEADY STATE")
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
 def test_fewer_than_four_passes_after_the_first_are_never_windowable(passes):
-    found = steady_state(log(*[10] * passes), terms())
-    assert (found.status, found.verdict, found.window) == ("insufficient_passes", "not found", None)
+    state = steady_state(log(*[10] * passes), terms())
+    assert (state.status, state.verdict, state.window) == ("insufficient_passes", "not found", None)
 
 
 def test_less_than_one_pass_is_a_part_of_the_dataset():
     short = log(10)
-    found = steady_state(EventLog(samples=short.samples[:-1]), terms())
-    assert (found.status, found.verdict) == ("partial_dataset", "not found")
+    state = steady_state(EventLog(samples=short.samples[:-1]), terms())
+    assert (state.status, state.verdict) == ("partial_dataset", "not found")
 
 
 @pytest.mark.parametrize(("step", "verdict"), [(1.15, "drifting_up"), (1 / 1.15, "drifting_down")])
 def test_a_run_that_drifts_has_no_window(step, verdict):
-    found = steady_state(log(*[10 * step**n for n in range(9)]), terms())
-    assert (found.status, found.verdict, found.window) == ("insufficient_passes", verdict, None)
+    state = steady_state(log(*[10 * step**n for n in range(9)]), terms())
+    assert (state.status, state.verdict, state.window) == ("insufficient_passes", verdict, None)
 
 
 def test_a_window_of_a_run_that_rises_later_is_flagged():
-    found = steady_state(log(*[10] * 6, *[10 * 1.05**n for n in range(1, 9)]), terms())
-    assert (found.status, found.verdict) == ("windowable", "drifting_up")
-    assert set(found.state.values()) == {"Plateau"}
+    state = steady_state(log(*[10] * 6, *[10 * 1.05**n for n in range(1, 9)]), terms())
+    assert (state.status, state.verdict) == ("windowable", "drifting_up")
+    assert set(state.state.values()) == {"Plateau"}
 
 
 def test_a_step_keeps_the_first_level_and_discloses_the_second():
-    found = steady_state(log(*[10] * 6, *[15] * 6), terms())
-    assert (found.status, found.verdict) == ("windowable", "anomaly")
-    assert (found.window.super_pass_start, found.window.super_pass_end) == (1, 5)
-    assert found.anomaly.super_pass == 6
-    assert found.anomaly.change_percent == pytest.approx(50, abs=2)
+    state = steady_state(log(*[10] * 6, *[15] * 6), terms())
+    assert (state.status, state.verdict) == ("windowable", "anomaly")
+    assert (state.window.super_pass_start, state.window.super_pass_end) == (1, 5)
+    assert state.anomaly.super_pass == 6
+    assert state.anomaly.change_percent == pytest.approx(50, abs=2)
 
 
 def test_a_block_has_as_many_passes_as_are_in_flight():
-    found = steady_state(log(*[10] * 12), terms(concurrency=SIZE + 1))
-    assert found.window.super_pass_size == 2 * SIZE
-    assert (found.window.super_pass_start, found.window.super_pass_end) == (1, 5)
+    state = steady_state(log(*[10] * 12), terms(concurrency=SIZE + 1))
+    assert state.window.super_pass_size == 2 * SIZE
+    assert (state.window.super_pass_start, state.window.super_pass_end) == (1, 5)
 
 
 def test_samples_after_the_last_whole_pass_are_in_no_window():

@@ -58,7 +58,7 @@ def test_wheel_registers_itself(cm, tmp_path):
     assert (site / "cm4vllm" / "cmr.yaml").is_file()
     done = cm("run", "script", "--tags=get,python3", PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
-    found = cm("find", "script", "--tags=get,python3", PYTHONPATH=str(site))
-    assert str(site) in found.stdout
+    listing = cm("find", "script", "--tags=get,python3", PYTHONPATH=str(site))
+    assert str(site) in listing.stdout
     lacking = cm("run", "script", "--tags=get,generic-python-lib,_requirements", "--help", PYTHONPATH=str(site))
     assert str(site) in lacking.stdout

@@ -44,13 +44,13 @@ def library(**changes):
 
 
 def test_an_mi300x_is_described_as_its_driver_does():
-    one, two = amd_gpus(library())
-    assert (one.name, one.vendor, one.memory_bytes) == ("AMD Instinct MI300X", "AMD", 196592 * 2**20)
-    assert (one.memory_type, one.memory_bus_bits, one.max_sm_mhz) == ("HBM3", None, 2100)
-    assert (one.pcie_generation, one.pcie_width, one.power_limit_w, one.driver) == (5, 16, 750, "6.12.12")
-    assert one.links == {two.uuid: 1}
-    assert "0123456789AB" not in str(one)
-    keys = accelerator_keys([UsedGpu(one), UsedGpu(two)])
+    gpu, two = amd_gpus(library())
+    assert (gpu.name, gpu.vendor, gpu.memory_bytes) == ("AMD Instinct MI300X", "AMD", 196592 * 2**20)
+    assert (gpu.memory_type, gpu.memory_bus_bits, gpu.max_sm_mhz) == ("HBM3", None, 2100)
+    assert (gpu.pcie_generation, gpu.pcie_width, gpu.power_limit_w, gpu.driver) == (5, 16, 750, "6.12.12")
+    assert gpu.links == {two.uuid: 1}
+    assert "0123456789AB" not in str(gpu)
+    keys = accelerator_keys([UsedGpu(gpu), UsedGpu(two)])
     assert keys["accelerator_memory_capacity"] == "192 GB"
     assert keys["accelerator_interconnect"] == "XGMI"
     assert keys["accelerator_interconnect_topology"] == "direct links between all GPUs"
@@ -68,8 +68,8 @@ def test_what_amdsmi_refuses_is_left_open():
         ),
         False,
     )
-    one = amd_gpus(library(**refused))[0]
-    assert (one.pcie_width, one.power_limit_w, one.max_sm_mhz, one.links, one.driver) == (None, None, None, {}, "")
+    gpu = amd_gpus(library(**refused))[0]
+    assert (gpu.pcie_width, gpu.power_limit_w, gpu.max_sm_mhz, gpu.links, gpu.driver) == (None, None, None, {}, "")
 
 
 def test_a_driver_that_does_not_start_has_no_gpus():

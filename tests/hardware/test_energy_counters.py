@@ -45,10 +45,10 @@ def composed(start: int = 5_000_000, *, reset_at: float | None = None, wrap: int
 
 
 def joules(readings: list[Reading], shift: float = 0.0, counter: Counter = NVML):
-    begin, end = (BEGIN.timestamp() + one + shift for one in WINDOW)
-    found = energy_between(counter, readings, begin, end)
-    assert found is not None
-    return found
+    begin, end = (BEGIN.timestamp() + second + shift for second in WINDOW)
+    energy = energy_between(counter, readings, begin, end)
+    assert energy is not None
+    return energy
 
 
 @pytest.mark.parametrize(
@@ -63,29 +63,29 @@ def joules(readings: list[Reading], shift: float = 0.0, counter: Counter = NVML)
     ids=["plain", "wrap", "unknown wrap", "reset", "wrap and reset"],
 )
 def test_the_energy_of_a_composed_trace_is_that_of_the_hand(readings: list[Reading], wraps: int, resets: int) -> None:
-    found = joules(readings)
-    assert found.joules == pytest.approx(BY_HAND_J, rel=1e-3)
-    assert (found.wraps, found.resets) == (wraps, resets)
+    energy = joules(readings)
+    assert energy.joules == pytest.approx(BY_HAND_J, rel=1e-3)
+    assert (energy.wraps, energy.resets) == (wraps, resets)
     if not resets:
-        assert found.joules == pytest.approx(BY_HAND_J, abs=1e-3) and found.within_j == 0
+        assert energy.joules == pytest.approx(BY_HAND_J, abs=1e-3) and energy.within_j == 0
     else:  # a quarter of a second at most is missing, and nothing is put in its place
-        assert BY_HAND_J - 690 * STEP_S <= found.joules < BY_HAND_J
+        assert BY_HAND_J - 690 * STEP_S <= energy.joules < BY_HAND_J
 
 
 def test_an_end_between_two_readings_is_within_the_stated_resolution() -> None:
-    found = joules(composed(), shift=0.1)
+    energy = joules(composed(), shift=0.1)
     by_hand = BY_HAND_J - 0.1 * 690 + 0.1 * 540
-    assert found.joules == pytest.approx(by_hand, abs=1e-3)
-    assert 0 < found.within_j <= (690 + 540) * STEP_S
-    assert found.first[0] == pytest.approx(-0.1) and found.last[0] == pytest.approx(590.15, abs=0.01)
+    assert energy.joules == pytest.approx(by_hand, abs=1e-3)
+    assert 0 < energy.within_j <= (690 + 540) * STEP_S
+    assert energy.first[0] == pytest.approx(-0.1) and energy.last[0] == pytest.approx(590.15, abs=0.01)
 
 
 def test_the_largest_value_of_a_package_is_not_a_reset() -> None:
     package = Counter(name="package-0", scope=Scope.CPU, method="powercap", unit_j=1e-6, wraps_at=262_143_328_850)
     at = BEGIN.timestamp()
     readings = [(at, 262_143_000_000), (at + 1, 99_671_150), (at + 2, 199_671_150)]
-    found = energy_between(package, readings, at, at + 2)
-    assert found is not None and (found.joules, found.wraps, found.resets) == (pytest.approx(200.0), 1, 0)
+    energy = energy_between(package, readings, at, at + 2)
+    assert energy is not None and (energy.joules, energy.wraps, energy.resets) == (pytest.approx(200.0), 1, 0)
 
 
 def test_a_run_that_the_readings_do_not_cover_is_not_measured() -> None:
@@ -103,9 +103,9 @@ def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:
 
 def test_the_boards_with_a_counter_are_read() -> None:
     answers = {**RECORDING["answers"], **{f"{QUESTION}(gpu{place})": 1_000 + place for place in (0, 2)}}
-    found = list(nvidia_counters(Replay({"answers": answers})))
-    assert [counter.name.split()[:2] for counter, _ in found] == [["GPU", "0"], ["GPU", "2"]]
-    assert [read() for _, read in found] == [1_000, 1_002] and found[0][0].device.startswith("GPU-")
+    counters = list(nvidia_counters(Replay({"answers": answers})))
+    assert [counter.name.split()[:2] for counter, _ in counters] == [["GPU", "0"], ["GPU", "2"]]
+    assert [read() for _, read in counters] == [1_000, 1_002] and counters[0][0].device.startswith("GPU-")
     assert list(nvidia_counters(Replay(RECORDING))) == []  # the recording is of a driver that was not asked
 
 

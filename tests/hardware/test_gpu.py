@@ -41,9 +41,9 @@ def test_nvlinks_to_switches_are_counted():
 
 
 def test_nvlinks_between_gpus_are_counted_by_the_gpu_at_the_other_end():
-    one, other = nvidia_gpus(replayed("a100-pcie-bridged-x2"))
-    assert one.links == {other.uuid: 12}
-    assert other.links == {one.uuid: 12}
+    gpu, other = nvidia_gpus(replayed("a100-pcie-bridged-x2"))
+    assert gpu.links == {other.uuid: 12}
+    assert other.links == {gpu.uuid: 12}
 
 
 def test_mig_parts_are_found_with_their_own_memory():
@@ -116,7 +116,7 @@ class Driver:
 
     def index(self, handle):
         at = ctypes.addressof(handle.contents)
-        return [ctypes.addressof(one.contents) for one in self.devices].index(at)
+        return [ctypes.addressof(device.contents) for device in self.devices].index(at)
 
     def nvmlDeviceGetUUID(self, handle):
         return self.uuids[self.index(handle)]
@@ -130,7 +130,7 @@ class Driver:
     def nvmlDeviceGetPciInfo(self, handle):
         return pynvml.nvmlPciInfo_t(busId=f"00000000:0{self.index(handle)}:00.0".encode())
 
-    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+    def nvmlDeviceGetTopologyCommonAncestor(self, device, other):
         return 30
 
 
@@ -141,9 +141,13 @@ def test_a_recording_is_replayed_to_the_same_facts_with_counted_uuids():
     again = nvidia_gpus(Replay(json.loads(text)))
     assert [gpu.uuid for gpu in again] == [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in range(2)]
     assert not any(uuid in text for uuid in Driver.uuids)
-    for one, other in zip(seen, again, strict=True):
-        assert (one.name, one.memory_bytes, one.pci_bus_id) == (other.name, other.memory_bytes, other.pci_bus_id)
-        assert list(one.paths.values()) == list(other.paths.values()) == ["PHB"]
+    for before, other in zip(seen, again, strict=True):
+        assert (before.name, before.memory_bytes, before.pci_bus_id) == (
+            other.name,
+            other.memory_bytes,
+            other.pci_bus_id,
+        )
+        assert list(before.paths.values()) == list(other.paths.values()) == ["PHB"]
     assert "Serial" not in text
 
 

@@ -34,11 +34,11 @@ class Load(Replay):
 
 
 def test_each_gpu_is_read_and_what_it_does_not_report_stays_open() -> None:
-    found = look_at_gpus(Load())
-    assert [(gpu.index, gpu.utilisation, gpu.power_w, gpu.sm_mhz) for gpu in found] == [
+    samples = look_at_gpus(Load())
+    assert [(gpu.index, gpu.utilisation, gpu.power_w, gpu.sm_mhz) for gpu in samples] == [
         (place, 0.97, (650_500 + place) / 1000, 1755) for place in range(4)
     ]
-    assert "H100" in found[0].name and found[0].temperature_c is None  # not in the recording
+    assert "H100" in samples[0].name and samples[0].temperature_c is None  # not in the recording
     silent = look_at_gpus(Replay(RECORDING))
     assert len(silent) == 4 and silent[0].utilisation is None
 

@@ -22,7 +22,7 @@ def published():
 
 
 def wrong(description):
-    return {one.key: one.known for one in contradictions(description)}
+    return {contradiction.key: contradiction.known for contradiction in contradictions(description)}
 
 
 def test_published_systems_are_held_against_the_table(published):
@@ -124,9 +124,9 @@ def test_a_row_that_nothing_confirms_gives_a_hint_and_no_contradiction():
         "host_processor_model_name": "AMD EPYC 9754",
         "host_processor_core_count": "64",
     }
-    found = contradictions(said)
-    assert len(found) == 2
-    assert all(one.is_hint and "no published system confirms" in str(one) for one in found)
+    hints = contradictions(said)
+    assert len(hints) == 2
+    assert all(hint.is_hint and "no published system confirms" in str(hint) for hint in hints)
     (l40s,) = contradictions({**said, "accelerator_model_name": "NVIDIA L40S", "host_processor_core_count": "128"})
     assert not l40s.is_hint
     assert "no published system confirms" not in str(l40s)

@@ -6,12 +6,12 @@ from cm4vllm.hardware.machine_limits import local_ports, machine_limits
 
 
 def test_the_limits_of_this_machine_are_found():
-    found = machine_limits()
+    limits = machine_limits()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert (found.open_files_now, found.open_files) == tuple(
-        None if one == resource.RLIM_INFINITY else one for one in (soft, hard)
+    assert (limits.open_files_now, limits.open_files) == tuple(
+        None if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)
     )
-    assert found.local_ports and found.memory_bytes
+    assert limits.local_ports and limits.memory_bytes
 
 
 def test_ports_are_counted_with_both_ends_and_unknown_without_the_kernels_file(tmp_path):

@@ -71,7 +71,7 @@ def test_empty_slots_and_modules_of_unknown_size_do_not_count(server):
     unknown = bytearray(module(16384))
     struct.pack_into("<H", unknown, 0x0C, 0xFFFF)
     write(server, table(module(0), bytes(unknown), module(16384)))
-    assert [one.size_bytes for one in detect_memory(server).modules] == [2**34]
+    assert [module.size_bytes for module in detect_memory(server).modules] == [2**34]
 
 
 def test_a_table_cut_anywhere_is_still_read(server):

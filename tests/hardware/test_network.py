@@ -36,7 +36,7 @@ def test_ports_of_one_card_count_once_and_only_cards_count(server):
     card(server, "ib0", "pci0/0000:98:00.0", driver="mlx5_core", kind="32", rates=["400 Gb/sec (4X NDR)"])
     put(server, {"sys/class/net/lo/type": "772", "sys/class/net/docker0/type": "1"})
     cards = detect_network(server)
-    assert [(one.kind, one.driver, one.ports, one.megabits) for one in cards] == [
+    assert [(card.kind, card.driver, card.ports, card.megabits) for card in cards] == [
         ("Ethernet", "ice", 2, 25000),
         ("InfiniBand", "mlx5_core", 1, 400000),
     ]
@@ -53,7 +53,7 @@ def test_a_virtual_machines_cards_are_virtual(server):
     assert detect_network(server)[0].kind == "virtual"
     (server / "proc/cpuinfo").write_text("flags : fpu hypervisor\n")
     card(server, "eth1", "pci0/0000:00:05.0", driver="mlx5_core")
-    assert {one.kind for one in detect_network(server)} == {"virtual"}
+    assert {card.kind for card in detect_network(server)} == {"virtual"}
 
 
 def test_a_machine_that_shows_no_network_has_no_cards(tmp_path):

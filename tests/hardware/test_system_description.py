@@ -55,8 +55,8 @@ EIGHT = [replace(H200, uuid=f"GPU-{n}", links={"switch": 18}, link_name="NVLink"
 @pytest.fixture
 def machine(server):
     """The server with as many cores as its processors are sold with."""
-    found = detect_machine(server)
-    return replace(found, cpu=replace(found.cpu, cores_per_socket=56))
+    detected = detect_machine(server)
+    return replace(detected, cpu=replace(detected.cpu, cores_per_socket=56))
 
 
 def asked(**changes):

@@ -40,7 +40,7 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000"
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible, used):
-    assert "".join(one.uuid[-1] for one in visible_gpus(gpus("l40s-x4"), visible)) == used
+    assert "".join(gpu.uuid[-1] for gpu in visible_gpus(gpus("l40s-x4"), visible)) == used
 
 
 def test_mig_parts_are_named_by_their_uuid():
@@ -53,7 +53,7 @@ def test_the_mig_form_of_older_drivers_is_known():
     (gpu,) = gpus("h100-mig-3g40gb-x2")
     old = f"MIG-{gpu.uuid}/1/0"
     older = replace(gpu, mig_devices=[replace(gpu.mig_devices[0], uuid=old)])
-    assert [one.uuid for one in visible_gpus([older], old)] == [old]
+    assert [gpu.uuid for gpu in visible_gpus([older], old)] == [old]
 
 
 def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
@@ -61,7 +61,7 @@ def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
     with pytest.raises(CmError, match="it is not known which GPUs") as refused:
         visible_gpus(mixed, "1")
     assert "PCI_BUS_ID" in refused.value.remedy
-    assert [one.gpu.name for one in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]
+    assert [gpu.gpu.name for gpu in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_how_gpus_reach_each_other_is_worded(name, count, words):
 
 
 def test_links_between_pairs_are_told_as_such():
-    one, other = gpus("a100-pcie-bridged-x2")
-    more = [replace(one, uuid=own, links={peer: 12}) for own, peer in (("GPU-c", "GPU-d"), ("GPU-d", "GPU-c"))]
-    four = [one, other, *more]
+    first, other = gpus("a100-pcie-bridged-x2")
+    more = [replace(first, uuid=own, links={peer: 12}) for own, peer in (("GPU-c", "GPU-d"), ("GPU-d", "GPU-c"))]
+    four = [first, other, *more]
     assert interconnect(four)[1] == "direct links between 2 of 6 pairs of GPUs, the others over PCIe"
-    assert interconnect([one, four[2]])[1] == "no direct links among the GPUs that serve"
+    assert interconnect([first, four[2]])[1] == "no direct links among the GPUs that serve"
 
 
 def test_what_is_not_known_of_the_way_between_is_left_open():

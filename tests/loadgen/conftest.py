@@ -68,9 +68,9 @@ def make_settings(dataset) -> MakeSettings:
         benchmark: str = "llama3.1-8b",
         **more,
     ) -> RunSettings:
-        found = terms("v6.1", benchmark, Scenario(scenario), Mode(mode))
+        run_terms = terms("v6.1", benchmark, Scenario(scenario), Mode(mode))
         conf = user_conf(
-            found,
+            run_terms,
             ExecutionMode.TEST,
             target_qps=target_qps,
             test_query_count=test_query_count,

@@ -107,7 +107,7 @@ def test_the_server_of_the_self_check_gets_no_key(secured, monkeypatch):
     sampling = Sampling("tiny", settings.max_tokens, settings.min_tokens, settings.stream_interval)
     selfcheck.self_check(settings, SampleLibrary([prompt(0)], partial(completion_body, sampling)))
     assert asked
-    assert all(one.access == Access() for one in asked)
+    assert all(request.access == Access() for request in asked)
 
 
 def test_the_name_of_the_variable_makes_no_other_run(make_settings):

@@ -206,8 +206,8 @@ def test_where_our_server_listens_is_no_part_of_it(make_settings):
 
 
 def test_the_address_of_a_server_that_is_not_ours_is(make_settings):
-    one, other = (make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy") for port in (1, 2))
-    assert settings_sha256(one) != settings_sha256(other)
+    first, other = (make_settings(f"http://127.0.0.1:{port}", "Offline", "accuracy") for port in (1, 2))
+    assert settings_sha256(first) != settings_sha256(other)
 
 
 def test_of_a_model_without_files_what_is_said_of_it_counts(make_settings):
@@ -222,7 +222,7 @@ def test_what_has_changed_is_named(make_settings):
     assert differences(before, before) == []
     now = replace(before, max_in_flight=5, model=replace(before.model, source="elsewhere", sha256="12" * 32))
     assert differences(before, now)[0] == "max_in_flight: 4, now 5"
-    assert any(one.startswith("model.sha256 differs") for one in differences(before, now))
+    assert any(difference.startswith("model.sha256 differs") for difference in differences(before, now))
 
 
 def test_an_option_that_has_changed_is_named_alone(tmp_path, dataset, make_settings):

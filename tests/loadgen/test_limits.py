@@ -50,16 +50,16 @@ def test_a_rehearsal_of_ten_seconds_has_no_more_open_than_it_issues():
 
 
 def test_one_process_is_enough_where_the_limit_is_high(demand):
-    found = needs(demand("Offline", max_in_flight=3000), MANY)
-    assert (found.workers, found.client_files) == (1, 3000 + FILES_BESIDE)
-    assert found.server_files == 3000 + 64
+    need = needs(demand("Offline", max_in_flight=3000), MANY)
+    assert (need.workers, need.client_files) == (1, 3000 + FILES_BESIDE)
+    assert need.server_files == 3000 + 64
 
 
 @pytest.mark.parametrize(("files", "workers"), [(20_000, 2), (4096, 6), (1024, 25)])
 def test_the_client_has_more_processes_where_one_may_open_too_few_files(demand, files, workers):
-    found = needs(demand("Offline", max_in_flight=23_694, owned=False), MachineLimits(open_files=files))
-    assert found.workers == workers
-    assert found.client_files <= files < found.demand.client_files(workers - 1)
+    need = needs(demand("Offline", max_in_flight=23_694, owned=False), MachineLimits(open_files=files))
+    assert need.workers == workers
+    assert need.client_files <= files < need.demand.client_files(workers - 1)
 
 
 def test_the_number_that_is_asked_for_is_used_and_refused_with_the_one_that_would_do(demand):
@@ -90,10 +90,10 @@ def test_no_number_of_processes_is_proposed_where_none_would_do(demand):
 
 
 def test_spare_connections_count_on_both_sides(demand):
-    found = needs(demand(num_workers=3), MANY)
-    assert found.client_files == 22 + 32 + FILES_BESIDE
-    assert found.server_files == 64 + 3 * 32 + 64
-    assert found.ports == 64 + 3 * 32
+    need = needs(demand(num_workers=3), MANY)
+    assert need.client_files == 22 + 32 + FILES_BESIDE
+    assert need.server_files == 64 + 3 * 32 + 64
+    assert need.ports == 64 + 3 * 32
 
 
 def test_ports_bound_the_connections_over_tcp_alone(demand):
@@ -138,5 +138,10 @@ def test_a_run_where_a_process_may_open_few_files_has_more_workers(make_settings
             check=True,
         )
     ended = json.loads(done.stdout.splitlines()[-1])
-    assert [one["name"] for one in ended["client"]["processes"]] == ["LoadGen", "worker 1", "worker 2", "worker 3"]
+    assert [process["name"] for process in ended["client"]["processes"]] == [
+        "LoadGen",
+        "worker 1",
+        "worker 2",
+        "worker 3",
+    ]
     assert ended["client"]["completed"] == ended["client"]["requests"] > 0

@@ -92,9 +92,9 @@ def test_a_run_of_another_division_asks_no_node(tmp_path, make_settings):
 def test_each_node_is_asked_and_no_two_have_one_name(make_settings):
     names = iter(())
     behaviour = Behaviour(metrics=lambda: listing("tiny", *next(names)))
-    with FakeVllm(behaviour) as one, FakeVllm(behaviour) as other:
-        found = make_settings(one.endpoint, "Offline", "performance").server
-        both = replace(found, replicas=[other.endpoint])
+    with FakeVllm(behaviour) as first, FakeVllm(behaviour) as other:
+        server = make_settings(first.endpoint, "Offline", "performance").server
+        both = replace(server, replicas=[other.endpoint])
         names = iter([["a"], ["b"], [], ["b"], ["a"], ["a"]])
         assert network_name(both) == "Network SUT: a, b"
         assert node_names(both) == ["tiny", "b"]
@@ -102,7 +102,7 @@ def test_each_node_is_asked_and_no_two_have_one_name(make_settings):
             node_names(both)
     assert "--served-model-name tiny NODE" in refused.value.remedy
     with pytest.raises(ServerUnreachable):
-        network_name(found)
+        network_name(server)
 
 
 def test_a_node_without_a_name_is_refused_before_loadgen_starts(tmp_path, make_settings):

@@ -152,19 +152,19 @@ def test_finished_runs_count_by_content_and_not_by_the_start_of_the_process(make
         again = settings_with(make_settings, server.endpoint)
         server.behaviour.pages = pages(max_model_len=4096)
         other = settings_with(make_settings, server.endpoint)
-    digests = [settings_sha256(one) for one in (before, again, other)]
+    digests = [settings_sha256(settings) for settings in (before, again, other)]
     assert digests[0] == digests[1] != digests[2]
     assert restarts(before.server.identities, again.server.identities)
     assert other_content(before.server.identities, again.server.identities) == []
 
 
 def test_each_of_several_servers_is_compared(make_settings, tmp_path):
-    with FakeVllm(Behaviour(pages=pages())) as one, FakeVllm(Behaviour(pages=pages())) as other:
-        settings = make_settings(one.endpoint, "Offline", "accuracy")
+    with FakeVllm(Behaviour(pages=pages())) as first, FakeVllm(Behaviour(pages=pages())) as other:
+        settings = make_settings(first.endpoint, "Offline", "accuracy")
         server = replace(settings.server, owned=False, model_name="tiny", replicas=[other.endpoint])
         before = identities(server)
         other.behaviour.pages = pages(version="0.31.0", started=2000.0)
         now = identities(server)
-    assert list(before) == [one.endpoint, other.endpoint]
+    assert list(before) == [first.endpoint, other.endpoint]
     assert [words.split(" is ")[0] for words in other_content(before, now)] == [f"the server at {other.endpoint}"]
     assert len(restarts(before, now)) == 1

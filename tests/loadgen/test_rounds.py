@@ -40,35 +40,35 @@ def wheels(tmp_path_factory):
 def test_the_log_is_of_the_round_the_benchmark_and_the_scenario(
     tmp_path, make_settings, wheels, round_name, benchmark, scenario
 ):
-    found = terms(round_name, benchmark, scenario, Mode.PERFORMANCE)
-    conf = user_conf(found, ExecutionMode.TEST, target_qps=50, test_query_count=64, dataset_samples=64)
+    run_terms = terms(round_name, benchmark, scenario, Mode.PERFORMANCE)
+    conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=50, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
-        settings = make_settings(server.endpoint, "Server" if found.first_token else "Offline", "performance")
-        settings = replace(settings, terms=found, user_conf=conf.text, target_qps=50)
+        settings = make_settings(server.endpoint, "Server" if run_terms.first_token else "Offline", "performance")
+        settings = replace(settings, terms=run_terms, user_conf=conf.text, target_qps=50)
         record = run(settings, tmp_path / "run", pythonpath=wheels[round_name])
-    programs = [prompt(index) for index in range(2, 64, 3)] if found.stops else []
+    programs = [prompt(index) for index in range(2, 64, 3)] if run_terms.stops else []
     assert all(body.get("stop") == (["\n```\n"] if body["prompt"] in programs else None) for body in server.bodies)
     result = read_performance(tmp_path / "run")
-    assert result.seeds == (found.seeds.qsl, found.seeds.sample_index, found.seeds.schedule)
-    assert result.scenario == found.loadgen_scenario
+    assert result.seeds == (run_terms.seeds.qsl, run_terms.seeds.sample_index, run_terms.seeds.schedule)
+    assert result.scenario == run_terms.loadgen_scenario
     assert result.target_qps == pytest.approx(50, rel=0.2)
-    assert record.versions["mlcommons-loadgen"] in (found.loadgen.wheel, found.loadgen.first)
-    if found.at_once:  # 64 samples of 64
+    assert record.versions["mlcommons-loadgen"] in (run_terms.loadgen.wheel, run_terms.loadgen.first)
+    if run_terms.at_once:  # 64 samples of 64
         generated = re.findall(r'"generated_query_count", "value": (\d+)', (tmp_path / "run" / DETAIL_LOG).read_text())
-        assert generated == ["64" if found.loadgen.repeats_whole_datasets else "1"]
+        assert generated == ["64" if run_terms.loadgen.repeats_whole_datasets else "1"]
 
 
 @pytest.mark.parametrize("round_name", round_names())
 @pytest.mark.parametrize("scenario", [Scenario.OFFLINE, Scenario.SERVER])
 def test_loadgen_applies_the_settings_of_a_compliance_test(tmp_path, make_settings, wheels, round_name, scenario):
-    found = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
-    conf = user_conf(found, ExecutionMode.TEST, target_qps=200, test_query_count=64, dataset_samples=64)
+    run_terms = terms(round_name, "llama2-70b-99.9", scenario, Mode.PERFORMANCE)
+    conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=200, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
         settings = make_settings(
             server.endpoint, scenario, "performance", compliance_test="TEST06", audit_config=audit_config("TEST06")
         )
-        run(replace(settings, terms=found, user_conf=conf.text), tmp_path / "run", pythonpath=wheels[round_name])
+        run(replace(settings, terms=run_terms, user_conf=conf.text), tmp_path / "run", pythonpath=wheels[round_name])
     require_applied(read_detail_log(tmp_path / "run" / DETAIL_LOG), audit("TEST06"))
     answers = read_answers(tmp_path / "run" / ACCURACY_LOG)
     assert len(answers) >= 100  # LoadGen of v4.1 issues whole passes over the samples, and draws
-    assert all(bool(answer.first) == found.first_token and answer.tokens for answer in answers)
+    assert all(bool(answer.first) == run_terms.first_token and answer.tokens for answer in answers)

@@ -23,15 +23,15 @@ from cm4vllm.serving.records import ServerRecord
     ],
 )
 def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(dataset, round_name, benchmark, length):
-    found = terms(round_name, benchmark, Scenario.OFFLINE, Mode.PERFORMANCE)
-    conf = user_conf(found, ExecutionMode.TEST, target_qps=1, test_query_count=8, dataset_samples=dataset.samples)
+    run_terms = terms(round_name, benchmark, Scenario.OFFLINE, Mode.PERFORMANCE)
+    conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=1, test_query_count=8, dataset_samples=dataset.samples)
     server = ServerRecord(endpoint="http://a:1", model_name="m", max_model_len=4096, version="0", owned=False)
     model = ModelRecord(name="m", path="", source=DUMMY_SOURCE, sha256="", min_tokens=2)
     settings = run_settings(conf, model=model, dataset=dataset, server=server)
     assert (settings.min_tokens, settings.max_tokens) == (length, length)
     assert settings.notice == f"{DUMMY_NOTICE}; {REHEARSAL_NOTICE}"
     real = run_settings(conf, model=replace(model, source="elsewhere"), dataset=dataset, server=server)
-    assert (real.min_tokens, real.max_tokens) == (2, found.generation.max_tokens)
+    assert (real.min_tokens, real.max_tokens) == (2, run_terms.generation.max_tokens)
     assert real.notice == REHEARSAL_NOTICE
 
 

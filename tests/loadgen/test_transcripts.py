@@ -113,9 +113,9 @@ def settings(clips, model):
     """Make the settings of a run of whisper against an endpoint."""
 
     def make(endpoint, mode="accuracy", *, api=Api.TRANSCRIPTIONS, dataset=clips[0], benchmark="whisper", **options):
-        found = terms("v6.1", benchmark, Scenario.OFFLINE, Mode(mode))
+        run_terms = terms("v6.1", benchmark, Scenario.OFFLINE, Mode(mode))
         count = {"test_query_count": SAMPLES, "dataset_samples": SAMPLES}
-        conf = user_conf(found, ExecutionMode.TEST, target_qps=20, max_test_duration_s=1, **count)
+        conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=20, max_test_duration_s=1, **count)
         dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else None
         server = ServerRecord(
             endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=448, version="0", owned=False
@@ -128,16 +128,16 @@ def settings(clips, model):
 
 def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path):
     with Peer(clips[1]) as peer:
-        found = settings(peer.endpoint)
-        record = run(found, tmp_path / "run")
+        made = settings(peer.endpoint)
+        record = run(made, tmp_path / "run")
     logged = {
         index: (text, count)
-        for index, text, count in read_label_log(tmp_path / "run" / ACCURACY_LOG, found.terms.labels)
+        for index, text, count in read_label_log(tmp_path / "run" / ACCURACY_LOG, made.terms.labels)
     }
     assert logged == {index: (text.lower(), len(text.split()) + 1) for index, text in enumerate(TEXTS)}
     entry = json.loads((tmp_path / "run" / ACCURACY_LOG).read_text())[0]
     first = np.frombuffer(bytes.fromhex(entry["data"]), np.int64)
-    assert first[0] == found.terms.labels.index(TEXTS[entry["qsl_idx"]][0].lower())
+    assert first[0] == made.terms.labels.index(TEXTS[entry["qsl_idx"]][0].lower())
     assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)
     assert record.client.finish_reasons.stop == SAMPLES
 
@@ -145,13 +145,13 @@ def test_labels_are_logged_as_the_reference_logs_them(settings, clips, tmp_path)
 def test_an_accuracy_run_that_was_stopped_asks_for_the_remaining_transcripts(settings, clips, tmp_path):
     folder = tmp_path / "run"
     with Peer(clips[1], most=10) as peer:
-        found = settings(peer.endpoint, max_in_flight=1)
+        made = settings(peer.endpoint, max_in_flight=1)
         with pytest.raises(RunFailed):
-            run(found, folder, keep_answers=True)
+            run(made, folder, keep_answers=True)
         peer.most = SAMPLES
-        record = run(found, folder, keep_answers=True)
+        record = run(made, folder, keep_answers=True)
     assert len(peer.forms) == SAMPLES
-    logged = {index: text for index, text, _ in read_label_log(folder / ACCURACY_LOG, found.terms.labels)}
+    logged = {index: text for index, text, _ in read_label_log(folder / ACCURACY_LOG, made.terms.labels)}
     assert logged == {index: text.lower() for index, text in enumerate(TEXTS)}
     assert (record.client.kept, [piece.answers for piece in record.pieces]) == (10, [10, SAMPLES - 10])
     assert record.client.completion_tokens == sum(len(text.split()) + 1 for text in TEXTS)

@@ -53,8 +53,8 @@ def test_a_valid_offline_run_keeps_what_the_rules_say(tmp_path):
 
 
 def test_what_mlperf_conf_lacks_stands_in_user_conf(tmp_path):
-    found = terms("v6.1", "gpt-oss-120b", Scenario.OFFLINE, Mode.PERFORMANCE)
-    read = as_loadgen_reads(user_conf(found, ExecutionMode.VALID, target_qps=2), tmp_path)
+    run_terms = terms("v6.1", "gpt-oss-120b", Scenario.OFFLINE, Mode.PERFORMANCE)
+    read = as_loadgen_reads(user_conf(run_terms, ExecutionMode.VALID, target_qps=2), tmp_path)
     assert (read[1], read[4]) == ("6396", "6396")  # without it LoadGen would take 100 samples at a low rate
     old = user_conf(terms("v4.1", "mixtral-8x7b", Scenario.SERVER, Mode.PERFORMANCE), ExecutionMode.VALID, target_qps=2)
     assert "mixtral-8x7b.*.performance_sample_count_override = 15000\n" in old.text
@@ -73,8 +73,8 @@ def test_an_offline_run_of_exactly_the_dataset_fits_into_the_memory(
     monkeypatch, capsys, round_name, rate, pages, doubled
 ):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}.__getitem__)
-    found = terms(round_name, "llama2-70b-99", Scenario.OFFLINE, Mode.PERFORMANCE)
-    conf = user_conf(found, ExecutionMode.VALID, target_qps=rate)
+    run_terms = terms(round_name, "llama2-70b-99", Scenario.OFFLINE, Mode.PERFORMANCE)
+    conf = user_conf(run_terms, ExecutionMode.VALID, target_qps=rate)
     assert ("llama2-70b.Offline.min_query_count = 24577" in conf.text) is doubled
     assert ("asked for 49,152," in capsys.readouterr().out) is doubled
 
@@ -107,9 +107,9 @@ def test_a_rehearsal_has_queries_enough_for_the_early_stopping_test_wherever_lat
     limited = 0
     for name in runnable_benchmarks(round_name):
         for scenario in benchmark_terms(round_name, name).scenarios:
-            found = terms(round_name, name, scenario, Mode.PERFORMANCE)
-            conf = user_conf(found, ExecutionMode.TEST, target_qps=0.1)
-            tested = found.paced and found.limits is not None
+            run_terms = terms(round_name, name, scenario, Mode.PERFORMANCE)
+            conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=0.1)
+            tested = run_terms.paced and run_terms.limits is not None
             limited += tested
             assert passes(conf.min_query_count, 1) is tested, (name, scenario)
     assert limited
@@ -117,8 +117,8 @@ def test_a_rehearsal_has_queries_enough_for_the_early_stopping_test_wherever_lat
 
 def test_the_queries_that_a_user_asks_for_come_first():
     def queries(**bounds):
-        found = run_of(Scenario.SERVER, Mode.PERFORMANCE)
-        return user_conf(found, ExecutionMode.TEST, target_qps=20, **bounds).min_query_count
+        run_terms = run_of(Scenario.SERVER, Mode.PERFORMANCE)
+        return user_conf(run_terms, ExecutionMode.TEST, target_qps=20, **bounds).min_query_count
 
     assert (queries(), queries(test_query_count=24), queries(max_test_duration_s=5)) == (662, 24, 100)
 

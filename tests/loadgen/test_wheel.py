@@ -10,9 +10,9 @@ ROUND = LoadGenSettings(round="v6.1")
 
 
 def test_the_loadgen_of_the_running_python_is_used_when_it_is_of_the_round(tmp_path):
-    found = provide(ROUND, tmp_path)
-    assert found.version in ("6.0.16", "6.0.17")
-    assert found.pythonpath == ""
+    provided = provide(ROUND, tmp_path)
+    assert provided.version in ("6.0.16", "6.0.17")
+    assert provided.pythonpath == ""
     assert list(tmp_path.iterdir()) == []
 
 

@@ -41,12 +41,12 @@ def test_the_mean_of_a_published_session_is_that_of_its_reference(published_powe
 def test_channels_are_read_with_and_without_their_names(published_power: Path) -> None:
     (named,) = samples_of(NAMED).samples
     (unnamed,) = samples_of(ONE + CHANNELS).samples
-    assert named.channels == unnamed.channels and [one.watts for one in named.channels.values()] == [200, 339]
+    assert named.channels == unnamed.channels and [channel.watts for channel in named.channels.values()] == [200, 339]
     assert (named.mark, unnamed.mark) == ("a_testing", "")
     three = PowerSession(published_power / "v5.1-lenovo-b200-llama2-70b-99-offline").samples(Phase.TESTING).samples
     assert {tuple(sample.channels) for sample in three} == {("Ch1", "Ch2", "Ch3")}
     (two,) = samples_of(ANALYZERS).samples
-    assert [one.watts for one in two.channels.values()] == [539, 539] and list(two.channels) == [
+    assert [channel.watts for channel in two.channels.values()] == [539, 539] and list(two.channels) == [
         "Analyzer1",
         "Analyzer2",
     ]
@@ -65,8 +65,8 @@ def test_channels_are_read_with_and_without_their_names(published_power: Path) -
     ],
 )
 def test_lines_that_are_cut_or_merged_are_read_and_named(text: str, read: int, damaged: tuple[int, ...]) -> None:
-    found = samples_of(text)
-    assert (len(found.samples), found.damaged) == (read, damaged)
+    samples = samples_of(text)
+    assert (len(samples.samples), samples.damaged) == (read, damaged)
 
 
 def test_a_sample_that_is_not_above_zero_is_left_out_of_the_mean() -> None:
@@ -76,16 +76,19 @@ def test_a_sample_that_is_not_above_zero_is_left_out_of_the_mean() -> None:
 
 
 def test_the_identity_is_read_from_the_reply(published_power: Path) -> None:
-    found = {name: PowerSession(published_power / name).identities for name in MEANS}
-    assert {name: (one[0].model, one[0].channels, one[0].version.split("-")[0]) for name, one in found.items()} == {
+    identities_of = {name: PowerSession(published_power / name).identities for name in MEANS}
+    assert {
+        name: (identities[0].model, identities[0].channels, identities[0].version.split("-")[0])
+        for name, identities in identities_of.items()
+    } == {
         "v4.1-untether-r760-resnet50-offline": ("YokogawaWT210", 1, "1.10.0"),
         "v4.1-untether-h13-resnet50-singlestream": ("YokogawaWT210", 1, "1.10.0"),
         "v4.1-nvidia-h200-maxq-llama2-70b-99-offline": ("YokogawaWT330_multichannel", 3, "1.10.0"),
         "v5.1-lenovo-b200-llama2-70b-99-offline": ("YokogawaWT500_multichannel", 3, "1.11.1"),
         "v5.1-gateoverflow-mobilenet-offline": ("YokogawaWT210", 1, "1.11.1"),
     }
-    assert not any(one.simulated for each in found.values() for one in each)
-    assert found["v5.1-gateoverflow-mobilenet-offline"][0].instrument == ("YOKOGAWA", "760401", "0", "F1.12")
+    assert not any(identity.simulated for each in identities_of.values() for identity in each)
+    assert identities_of["v5.1-gateoverflow-mobilenet-offline"][0].instrument == ("YOKOGAWA", "760401", "0", "F1.12")
     assert identity_of("Ranges,0,A,0,V") is None and identity_of("") is None
 
 
@@ -140,5 +143,5 @@ def test_the_start_of_a_measurement_is_that_of_the_servers_clock(
             for mode in ("ranging", "testing")
         )
     )
-    found = PowerSession(tmp_path).started(Phase.TESTING)
-    assert (found.isoformat() if found else None) == started
+    started_at = PowerSession(tmp_path).started(Phase.TESTING)
+    assert (started_at.isoformat() if started_at else None) == started

@@ -255,7 +255,7 @@ def test_everything_of_a_simulated_session_says_so(made: tuple[PowerSession, flo
         session.simulated
     )
     assert all(sample.simulated for phase in Phase for sample in session.samples(phase).samples)
-    assert session.identities and all(one.simulated for one in session.identities)
+    assert session.identities and all(identity.simulated for identity in session.identities)
     assert session.text("power/ptd_logs.txt").count(SIMULATED) > 10
 
 

@@ -166,9 +166,9 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         for scenario in MEASURED:
             for mode in Mode:
                 folder = out / "runs" / SYSTEM / MODEL / scenario / mode
-                found = terms("v6.1", "llama3.1-8b", scenario, mode)
+                run_terms = terms("v6.1", "llama3.1-8b", scenario, mode)
                 conf = user_conf(
-                    found, ExecutionMode.TEST, target_qps=40, test_query_count=160, dataset_samples=SAMPLES
+                    run_terms, ExecutionMode.TEST, target_qps=40, test_query_count=160, dataset_samples=SAMPLES
                 )
                 record = measure_run(
                     run_settings(

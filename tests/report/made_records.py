@@ -236,8 +236,8 @@ def probe(number: int, rate: float, ttft: float | None, tpot: float) -> ProbeRec
     )
 
 
-def published_records(folder: Path, found: Terms, model: str) -> None:
-    scenario, mode = found.scenario, found.mode
+def published_records(folder: Path, run_terms: Terms, model: str) -> None:
+    scenario, mode = run_terms.scenario, run_terms.mode
     keys = ("rouge1", "rouge2", "rougeL", "tokens_per_sample")
     numbers, tokens = {
         Scenario.OFFLINE: ((41.6468, 19.5564, 26.4202, 296.5), 7287767),
@@ -266,7 +266,7 @@ def published_records(folder: Path, found: Terms, model: str) -> None:
         mode,
         client,
         rehearsal=False,
-        terms=found,
+        terms=run_terms,
         samples=24576,
         max_tokens=1024,
         min_tokens=1,

@@ -44,47 +44,47 @@ class SimulatedServer:
         waiting, running, now = list(self.requests), [], 0.0
         seen: list[tuple[int, int, float]] = []
         while waiting or running:
-            came = [one for one in waiting if one.due_ms <= now]
+            came = [request for request in waiting if request.due_ms <= now]
             if not came and not running:
                 now = waiting[0].due_ms
                 continue
             step = self.step_ms
-            for one in came[: self.sequences - len(running)]:
-                if self._held(running) + one.prompt + 1 > self.kv_tokens:
+            for request in came[: self.sequences - len(running)]:
+                if self._held(running) + request.prompt + 1 > self.kv_tokens:
                     break
-                waiting.remove(one)
-                running.append(one)
-                one.began_ms = now if one.began_ms < 0 else one.began_ms
-                step += self.prefill_ms_per_token * (one.prompt + one.done)
+                waiting.remove(request)
+                running.append(request)
+                request.began_ms = now if request.began_ms < 0 else request.began_ms
+                step += self.prefill_ms_per_token * (request.prompt + request.done)
             while self._held(running) + len(running) > self.kv_tokens and len(running) > 1:
                 last = running.pop()
                 waiting.insert(0, last)
                 self.preemptions += 1
             now += step
-            for one in running:
-                one.first_ms = now if one.first_ms < 0 else one.first_ms
-                one.done += 1
-                one.end_ms = now
+            for request in running:
+                request.first_ms = now if request.first_ms < 0 else request.first_ms
+                request.done += 1
+                request.end_ms = now
             seen.append(
                 (
                     len(running),
-                    len([one for one in waiting if one.due_ms <= now]),
+                    len([request for request in waiting if request.due_ms <= now]),
                     min(1.0, self._held(running) / self.kv_tokens),
                 )
             )
-            running = [one for one in running if one.done < one.answer]
+            running = [request for request in running if request.done < request.answer]
         return self._metrics(seen)
 
     def mean(self, begin: str, end: str) -> float:
         """Return the mean time in ms between two moments of the requests."""
-        return sum(getattr(one, end) - getattr(one, begin) for one in self.requests) / len(self.requests)
+        return sum(getattr(request, end) - getattr(request, begin) for request in self.requests) / len(self.requests)
 
     def p99(self, begin: str, end: str) -> float:
-        spans = sorted(getattr(one, end) - getattr(one, begin) for one in self.requests)
+        spans = sorted(getattr(request, end) - getattr(request, begin) for request in self.requests)
         return spans[int(0.99 * len(spans))]
 
     def _held(self, running: list[_Request]) -> int:
-        return sum(one.prompt + one.done for one in running)
+        return sum(request.prompt + request.done for request in running)
 
     def _metrics(self, seen: list[tuple[int, int, float]]) -> ServerMetrics:
         def timing(begin: str, end: str) -> Timing:
@@ -94,11 +94,11 @@ class SimulatedServer:
             samples=len(seen),
             interval_s=self.step_ms / 1e3,
             missed=0,
-            running_max=max(one[0] for one in seen),
-            running_mean=sum(one[0] for one in seen) / len(seen),
-            waiting_max=max(one[1] for one in seen),
-            waiting_mean=sum(one[1] for one in seen) / len(seen),
-            kv_cache_usage_max=max(one[2] for one in seen),
+            running_max=max(sample[0] for sample in seen),
+            running_mean=sum(sample[0] for sample in seen) / len(seen),
+            waiting_max=max(sample[1] for sample in seen),
+            waiting_mean=sum(sample[1] for sample in seen) / len(seen),
+            kv_cache_usage_max=max(sample[2] for sample in seen),
             preemptions=self.preemptions,
             prefix_cache_hits=0,
             cached_prompt_tokens=0,

@@ -42,7 +42,7 @@ def explained(
     settings = changed(run.settings, server=changed(run.settings.server, argv=argv), max_in_flight=10_000)
     figures = {figure.name: figure for figure in part.figures.values()}
     if part.latencies:
-        tpot = [(one.end_ms - one.first_ms) / (one.answer - 1) for one in server.requests]
+        tpot = [(request.end_ms - request.first_ms) / (request.answer - 1) for request in server.requests]
         for name, value in {
             "ttft_p99": server.p99("due_ms", "first_ms") + http_ms,
             "ttft_mean": server.mean("due_ms", "first_ms") + http_ms,
@@ -69,78 +69,84 @@ def simulated(
 
 
 def test_a_run_at_once_with_every_sequence_at_work_is_bound_by_their_number(offline: Performance) -> None:
-    found = simulated(offline, sequences=32)
-    assert found.cause is Cause.DECODE and "--max_num_seqs" in found.option
-    assert any("32 of 32 sequences" in line for line in found.evidence)
+    explanation = simulated(offline, sequences=32)
+    assert explanation.cause is Cause.DECODE and "--max_num_seqs" in explanation.option
+    assert any("32 of 32 sequences" in line for line in explanation.evidence)
 
 
 def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline: Performance) -> None:
-    found = simulated(offline, sequences=1000, answer=300)
-    assert found.cause is Cause.DECODE and "--tp_size" in found.option
+    explanation = simulated(offline, sequences=1000, answer=300)
+    assert explanation.cause is Cause.DECODE and "--tp_size" in explanation.option
 
 
 def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline: Performance) -> None:
-    found = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
-    assert found.cause is Cause.PREFILL and "--max_num_batched_tokens" in found.option
+    explanation = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
+    assert explanation.cause is Cause.PREFILL and "--max_num_batched_tokens" in explanation.option
 
 
 @pytest.mark.parametrize("scenario", ["offline", "paced"])
 def test_a_small_kv_cache_is_named_with_its_preemptions(scenario: str, request: pytest.FixtureRequest) -> None:
     part = request.getfixturevalue(scenario)
-    found = simulated(part, qps=0 if scenario == "offline" else 60, kv_tokens=2000)
-    assert found.cause is Cause.KV_CACHE and "preempted" in found.words
-    assert "--kv_cache_space" in found.option  # the option of the CPU backend, which this server runs
+    explanation = simulated(part, qps=0 if scenario == "offline" else 60, kv_tokens=2000)
+    assert explanation.cause is Cause.KV_CACHE and "preempted" in explanation.words
+    assert "--kv_cache_space" in explanation.option  # the option of the CPU backend, which this server runs
 
 
 def test_the_option_of_a_gpu_servers_kv_cache_is_another_one(offline: Performance) -> None:
     run = changed(
         offline.run, settings=changed(offline.run.settings, server=changed(offline.run.settings.server, env={}))
     )
-    found = simulated(replace(offline, run=run), kv_tokens=2000)
-    assert "--gpu_memory_utilization" in found.option
+    explanation = simulated(replace(offline, run=run), kv_tokens=2000)
+    assert "--gpu_memory_utilization" in explanation.option
 
 
 def test_a_rate_beyond_the_servers_sequences_is_bound_by_the_queue(paced: Performance) -> None:
-    found = simulated(paced, qps=100, sequences=16)
-    assert found.cause is Cause.QUEUE and "--max_num_seqs" in found.option and "--server_target_qps" in found.option
+    explanation = simulated(paced, qps=100, sequences=16)
+    assert (
+        explanation.cause is Cause.QUEUE
+        and "--max_num_seqs" in explanation.option
+        and "--server_target_qps" in explanation.option
+    )
 
 
 def test_slow_steps_are_decoding(paced: Performance) -> None:
-    found = simulated(paced, qps=10, sequences=64, step_ms=95)
-    assert found.cause is Cause.DECODE
-    assert any(line.startswith("TPOT p99") for line in found.evidence)
+    explanation = simulated(paced, qps=10, sequences=64, step_ms=95)
+    assert explanation.cause is Cause.DECODE
+    assert any(line.startswith("TPOT p99") for line in explanation.evidence)
 
 
 def test_long_prompts_are_prefill(paced: Performance) -> None:
-    found = simulated(paced, qps=0.2, sequences=64, step_ms=2, prompt=12000, answer=200, prefill_ms_per_token=0.15)
-    assert found.cause is Cause.PREFILL
+    explanation = simulated(
+        paced, qps=0.2, sequences=64, step_ms=2, prompt=12000, answer=200, prefill_ms_per_token=0.15
+    )
+    assert explanation.cause is Cause.PREFILL
 
 
 def test_a_light_load_bounds_nothing(paced: Performance) -> None:
-    found = simulated(paced, qps=5, sequences=64)
-    assert found.cause is Cause.LOAD and "a higher --server_target_qps" in found.option
+    explanation = simulated(paced, qps=5, sequences=64)
+    assert explanation.cause is Cause.LOAD and "a higher --server_target_qps" in explanation.option
 
 
 def test_time_that_the_engine_does_not_explain_is_around_it(paced: Performance) -> None:
     """As on a host with too few processors: the engine's queue and prefill take 10 ms, TTFT 3 s."""
     server = SimulatedServer()
-    found = explained(paced, server, server.run(qps=5), http_ms=3000)
-    assert found.cause is Cause.HOST
-    assert "are the engine's queue and prefill" in found.evidence[0]
+    explanation = explained(paced, server, server.run(qps=5), http_ms=3000)
+    assert explanation.cause is Cause.HOST
+    assert "are the engine's queue and prefill" in explanation.evidence[0]
 
 
 def test_a_late_client_is_the_client(paced: Performance) -> None:
     server, lag = SimulatedServer(), Spread(p50_ms=900, p99_ms=2500, max_ms=3000)
     late = ProcessRecord(name="worker 1", cpu_s=3, wall_s=3, peak_memory_mib=40, loop_lag=lag, issue_lag=lag)
-    found = explained(paced, server, server.run(qps=5), http_ms=3000, processes=[late])
-    assert found.cause is Cause.CLIENT
+    explanation = explained(paced, server, server.run(qps=5), http_ms=3000, processes=[late])
+    assert explanation.cause is Cause.CLIENT
 
 
 def test_a_client_without_headroom_is_named_before_all_else(offline: Performance) -> None:
     server = SimulatedServer(sequences=32)
     check = changed(offline.run.client.self_check, capacity_qps=1.0)
-    found = explained(offline, server, server.run(), self_check=check)
-    assert found.cause is Cause.CLIENT and "--num_workers" in found.option
+    explanation = explained(offline, server, server.run(), self_check=check)
+    assert explanation.cause is Cause.CLIENT and "--num_workers" in explanation.option
 
 
 @pytest.mark.parametrize(
@@ -159,9 +165,9 @@ def test_other_work_that_takes_the_processors_is_named_before_the_server(
 ) -> None:
     taken = MachineLoad(processors=2, wall_s=642.404, busy_s=busy_s, own_s=own_s, stolen_s=stolen_s)
     server = SimulatedServer(sequences=32)
-    found = explained(offline, server, server.run(), load=taken)
-    assert (found.cause is Cause.HOST) is bound
-    assert ("end the other processes" in found.option) is bound
+    explanation = explained(offline, server, server.run(), load=taken)
+    assert (explanation.cause is Cause.HOST) is bound
+    assert ("end the other processes" in explanation.option) is bound
     light = SimulatedServer()
     assert explained(paced, light, light.run(qps=5), load=taken).cause is Cause.LOAD
 

@@ -97,10 +97,10 @@ def test_it_prints_without_an_error_and_on_few_pages(page: Path, tmp_path: Path)
     pdf = (tmp_path / "page.pdf").read_bytes()
     pages = re.findall(rb"<<\s*/Type\s*/Page\b(.*?)>>\s*endobj", pdf, re.DOTALL)
     assert pdf.startswith(b"%PDF-") and 3 <= len(pages) <= 16
-    for one in pages:
-        box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]*)\]", one)[1].split()]  # type: ignore[index]
+    for sheet in pages:
+        box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]*)\]", sheet)[1].split()]  # type: ignore[index]
         assert box == pytest.approx([0, 0, 595.3, 841.9], abs=0.6)  # A4, in points
-        assert drawn(pdf, one).count(b"Tj") + drawn(pdf, one).count(b"TJ") > 20  # texts: no page is empty
+        assert drawn(pdf, sheet).count(b"Tj") + drawn(pdf, sheet).count(b"TJ") > 20  # texts: no page is empty
 
 
 def drawn(pdf: bytes, page: bytes) -> bytes:
@@ -111,8 +111,8 @@ def drawn(pdf: bytes, page: bytes) -> bytes:
 
 
 def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_magic: Path, tmp_path: Path) -> None:
-    found = read_index(neural_magic.parents[1], tmp_path / "kept")
-    (tmp_path / "page.html").write_text(explorer_page(found), encoding="utf-8")
+    index = read_index(neural_magic.parents[1], tmp_path / "kept")
+    (tmp_path / "page.html").write_text(explorer_page(index), encoding="utf-8")
     frame = tmp_path / "frame.html"
     script = """const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
         page.querySelector("th.num button").click();
@@ -129,17 +129,17 @@ def test_published_results_fit_a_phone_and_the_script_of_the_page_runs(neural_ma
     assert title and "CONSOLE" not in done.stderr, done.stderr[-400:]
     width, count, counts = json.loads(unescape(title[1]))
     assert width == 360 and count == "2 of 10 results"
-    assert [int(one) for one in counts] == sorted((row.accelerators for row in found.rows), reverse=True)
+    assert [int(count) for count in counts] == sorted((row.accelerators for row in index.rows), reverse=True)
 
 
 @pytest.mark.parametrize("width", [360, 703, 1000, 1280])
 def test_every_column_of_published_results_lies_on_the_screen(neural_magic: Path, tmp_path: Path, width: int) -> None:
-    found = read_index(neural_magic.parents[1], tmp_path / "kept")
+    index = read_index(neural_magic.parents[1], tmp_path / "kept")
     rows = [
         replace(
             row, weights="weights in FP4 with scales of 16 values, " * 20, power_w=5000.0, codes={"error A-CODE": 2}
         )
-        for row in found.rows
+        for row in index.rows
     ]
     (tmp_path / "page.html").write_text(explorer_page(Index(tuple(rows), 1, 0)), encoding="utf-8")
     frame = tmp_path / "frame.html"
@@ -161,7 +161,7 @@ def test_every_column_of_published_results_lies_on_the_screen(neural_magic: Path
 def test_the_picture_of_the_readme_is_small() -> None:
     root = Path(__file__).parents[2]
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (root / "README.md").read_text(encoding="utf-8"))
-    assert pictures and all((root / one).stat().st_size < PICTURE_BYTES for one in pictures)
+    assert pictures and all((root / picture).stat().st_size < PICTURE_BYTES for picture in pictures)
 
 
 def luminance(colour: str) -> float:
@@ -172,15 +172,15 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(first: str, other: str) -> float:
+    low, high = sorted((luminance(first), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def schemes() -> dict[str, dict[str, str]]:
     blocks = re.findall(r":root \{(.*?)\}", CSS, re.S)
-    found = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in blocks]
-    return dict(zip(("light", "dark", "print"), found, strict=True))
+    colours = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in blocks]
+    return dict(zip(("light", "dark", "print"), colours, strict=True))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])

@@ -34,7 +34,7 @@ def row(comparison, scenario, name):
 @pytest.fixture(scope="session")
 def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A rehearsal, and another in which the server had another option and each answer took twice as long."""
-    one, other = (Path(shutil.copytree(real_runs, tmp_path_factory.mktemp(name) / "test")) for name in "ab")
+    first, other = (Path(shutil.copytree(real_runs, tmp_path_factory.mktemp(name) / "test")) for name in "ab")
     for path in other.glob("runs/*/*/*/*/run.json"):
         run = read_record(path, RunRecord)
         server = replace(run.settings.server, argv=[*run.settings.server.argv, "--max-num-seqs=4"])
@@ -45,38 +45,38 @@ def two(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     rows["first_ns"] = rows["issued_ns"] + draw.lognormal(np.log(100e6), 0.1, 400).astype(np.int64)
     rows["last_ns"] = rows["first_ns"] + 200_000_000
     rows["tokens"], rows["prompt_tokens"] = 20, 60
-    np.save(next(one.glob("runs/*/*/Server/performance")) / SAMPLES_FILE, rows)
+    np.save(next(first.glob("runs/*/*/Server/performance")) / SAMPLES_FILE, rows)
     folder = next(other.glob("runs/*/*/Server/performance"))
     log = (folder / DETAIL_LOG).read_text()
     (folder / DETAIL_LOG).write_text(
-        re.sub(r'("key": "result_[\w.]+_ns", "value": )(\d+)', lambda found: f"{found[1]}{2 * int(found[2])}", log)
+        re.sub(r'("key": "result_[\w.]+_ns", "value": )(\d+)', lambda match: f"{match[1]}{2 * int(match[2])}", log)
     )
     for name in ("first_ns", "last_ns"):
         rows[name] = rows["issued_ns"] + 2 * (rows[name] - rows["issued_ns"])
     np.save(folder / SAMPLES_FILE, rows)
-    return one, other
+    return first, other
 
 
 def test_figures_come_before_the_settings_that_differ_and_the_others_are_counted(two) -> None:
-    found = compare_paths(two)
-    assert [(one.group, one.name, one.values) for one in found.differences] == [
+    comparison = compare_paths(two)
+    assert [(difference.group, difference.name, difference.values) for difference in comparison.differences] == [
         (Group.OPTIONS, "--max-num-seqs", ("", "4"))
     ]
-    assert found.alike > 60
-    text = list(as_text(found))
-    assert text.index(f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):") > next(
-        place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline")
-    )
+    assert comparison.alike > 60
+    text = list(as_text(comparison))
+    assert text.index(
+        f"Settings that differ ({comparison.alike} are the same, {comparison.unstated} not stated by all):"
+    ) > next(place for place, line in enumerate(text) if line.startswith("llama3.1-8b Offline"))
     assert any(line.startswith("WARNING A: REHEARSAL") for line in text)
 
 
 def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_magic: Path) -> None:
     names = ("vLLM_8xL40S", "GO_2xRTX4090")
     systems = [next((neural_magic / "results").glob(f"{name}*")) for name in names]
-    found = compare_paths(systems)
-    assert any(len({side.accelerators for side in block.sides}) == 2 for block in found.blocks)
-    for block in found.blocks:
-        rows = {one.name: one for one in block.rows}
+    comparison = compare_paths(systems)
+    assert any(len({side.accelerators for side in block.sides}) == 2 for block in comparison.blocks)
+    for block in comparison.blocks:
+        rows = {row.name: row for row in block.rows}
         names_ = list(rows)
         counts = [8 if side.capsule.system.startswith(names[0]) else 2 for side in block.sides]
         assert names_[0] == "tokens per second" and names_[1] == "tokens per second per accelerator"
@@ -84,24 +84,24 @@ def test_rates_are_also_per_accelerator_where_all_systems_state_how_many(neural_
             assert whole.figure and part.figure and part.figure.value == pytest.approx(whole.figure.value / count)
             assert part.figure.source.field == f"{whole.figure.source.field}, divided by {count} accelerators"
         kinds = [name.split()[0] for name in names_ if name.split()[0] in ("tokens", "ttft", "tpot", "rouge1")]
-        assert list(dict.fromkeys(kinds)) == [one for one in ("tokens", "ttft", "tpot", "rouge1") if one in kinds]
-    page = as_page(found)
+        assert list(dict.fromkeys(kinds)) == [kind for kind in ("tokens", "ttft", "tpot", "rouge1") if kind in kinds]
+    page = as_page(comparison)
     assert page.index('id="figures"') < page.index('id="settings"') < page.index("</main>")
 
 
 def test_a_latency_that_doubled_is_really_worse_and_an_equal_figure_is_the_same(two) -> None:
-    found = compare_paths(two)
-    median = row(found, "Server", "ttft p50")
+    comparison = compare_paths(two)
+    median = row(comparison, "Server", "ttft p50")
     assert median.cells[1].shift and median.cells[1].interval
     assert median.cells[1].shift.change == pytest.approx(1.0, abs=1e-6)
     assert median.cells[1].shift.verdict is Verdict.REAL
-    p99 = row(found, "Server", "ttft p99").cells[1].shift
+    p99 = row(comparison, "Server", "ttft p99").cells[1].shift
     assert p99 and p99.verdict is Verdict.UNKNOWN and "an interval needs 1,000" in p99.why
-    same = row(found, "Offline", "tokens per second").cells[1].shift
+    same = row(comparison, "Offline", "tokens per second").cells[1].shift
     assert same and same.verdict is Verdict.SAME
-    length = row(found, "Server", "tokens per sample")
+    length = row(comparison, "Server", "tokens per sample")
     assert (length.unit, length.better) == ("tokens/sample", "") and length.cells[0].interval
-    lines = [line for line in as_text(found) if line.startswith("ttft p50")]
+    lines = [line for line in as_text(comparison) if line.startswith("ttft p50")]
     assert "+100.0%" in lines[0] and lines[0].endswith("worse: real")
 
 
@@ -115,25 +115,25 @@ def capsules(two, tmp_path_factory) -> tuple[Path, Path]:
 
 
 def test_a_capsule_has_its_recorded_figures_and_intervals_beside_a_run(two, capsules) -> None:
-    found = compare_paths([capsules[0], two[0], capsules[1]])
-    assert [(one.group, one.name, one.values) for one in found.differences] == [
+    comparison = compare_paths([capsules[0], two[0], capsules[1]])
+    assert [(difference.group, difference.name, difference.values) for difference in comparison.differences] == [
         (Group.OPTIONS, "--max-num-seqs", ("", "", "4"))
     ]
-    assert found.warnings[0] == "A: REHEARSAL, NOT A RESULT"
-    recorded = {one.scenario: one.performance for one in read_capsule(capsules[0]).results}
+    assert comparison.warnings[0] == "A: REHEARSAL, NOT A RESULT"
+    recorded = {result.scenario: result.performance for result in read_capsule(capsules[0]).results}
     for scenario in ("Offline", "Server"):
         figures = recorded[scenario].figures
-        rate = row(found, scenario, "tokens per second")
+        rate = row(comparison, scenario, "tokens per second")
         assert rate.cells[0].figure and rate.cells[0].figure.value == figures["tokens_per_second"].value
         assert rate.cells[0].figure.source == rate.cells[1].figure.source
         assert rate.cells[1].shift and rate.cells[1].shift.verdict is Verdict.SAME
-    interval = row(found, "Server", "tokens per second").cells[0].interval
+    interval = row(comparison, "Server", "tokens per second").cells[0].interval
     assert interval and interval == recorded["Server"].figures["tokens_per_second"].interval
-    assert interval == row(found, "Server", "tokens per second").cells[1].interval  # of the run, computed again
-    p99 = row(found, "Server", "ttft p99").cells
+    assert interval == row(comparison, "Server", "tokens per second").cells[1].interval  # of the run, computed again
+    p99 = row(comparison, "Server", "ttft p99").cells
     assert p99[0].interval is None and p99[2].shift and p99[2].shift.verdict is Verdict.UNKNOWN
-    assert any(line.startswith("A: tiny-llama on") and "a.yaml" in line for line in as_text(found))
-    median = row(found, "Server", "ttft p50").cells
+    assert any(line.startswith("A: tiny-llama on") and "a.yaml" in line for line in as_text(comparison))
+    median = row(comparison, "Server", "ttft p50").cells
     assert median[1].shift.verdict is Verdict.SAME and median[2].shift.verdict is Verdict.REAL
     live = row(compare_paths(two), "Server", "ttft p50").cells[1].shift
     assert median[2].shift == live  # a capsule and the folder that it was made of cannot disagree
@@ -179,26 +179,28 @@ def test_the_page_has_the_same_figures_and_runs_nothing(two, tmp_path: Path) -> 
 
 
 def test_published_results_have_no_uncertainty_but_that_of_their_percentiles(neural_magic: Path) -> None:
-    found = compare_paths([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
-    assert [one.values for one in found.differences if one.name == "weight data types"] == [("fp8", "int4")]
-    assert found.warnings == (
+    comparison = compare_paths([neural_magic / "results" / SYSTEMS.format(name) for name in ("FP8", "GPTQ")])
+    assert [difference.values for difference in comparison.differences if difference.name == "weight data types"] == [
+        ("fp8", "int4")
+    ]
+    assert comparison.warnings == (
         "Server: LoadGen asked for 5 and 4 samples/s. The throughput follows that, and the "
         "latencies are those of different loads.",
     )
-    rate, p99 = (row(found, "Server", name).cells for name in ("tokens per second", "tpot p99"))
+    rate, p99 = (row(comparison, "Server", name).cells for name in ("tokens per second", "tpot p99"))
     assert rate[1].shift and rate[1].shift.verdict is Verdict.UNKNOWN and rate[0].interval is None
-    assert p99[1].shift and p99[1].shift.verdict is Verdict.LIKELY and "worse: likely" in as_page(found)
-    assert any("~" in line for line in as_text(found) if line.startswith("tpot p99"))
+    assert p99[1].shift and p99[1].shift.verdict is Verdict.LIKELY and "worse: likely" in as_page(comparison)
+    assert any("~" in line for line in as_text(comparison) if line.startswith("tpot p99"))
 
 
 def test_a_tree_a_submitter_a_system_and_a_model_can_be_opened(neural_magic: Path, real_runs: Path) -> None:
     whole = open_results(neural_magic.parents[1])
-    assert [len(one.results) for one in (*whole, *open_results(neural_magic))] == [10, 10]
+    assert [len(submission.results) for submission in (*whole, *open_results(neural_magic))] == [10, 10]
     system = neural_magic / "results" / SYSTEMS.format("GPTQ")
     (part,) = open_results(system)
-    assert {one.system for one in part.results} == {system.name} and len(part.results) < 10
+    assert {result.system for result in part.results} == {system.name} and len(part.results) < 10
     (runs,) = open_results(real_runs)
-    assert {one.scenario for one in runs.results} == {"Offline", "Server"}
+    assert {result.scenario for result in runs.results} == {"Offline", "Server"}
     model = next(real_runs.glob("runs/*/*"))
     assert open_results(model) == open_results(model.parent) == (runs,)
 
@@ -230,11 +232,11 @@ def test_what_one_result_does_not_state_is_no_difference() -> None:
 
 def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two) -> None:
     consumer = neural_magic / "results" / "GO_2xRTX4090-reference-cpu-pytorch-v2.2.1-default_config"
-    found = compare_paths([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
-    assert [side.name for side in found.sides] == ["A", "B", "C", "D"]
-    having = {(block.benchmark, block.scenario): [side.name for side in block.sides] for block in found.blocks}
+    comparison = compare_paths([neural_magic / "results" / SYSTEMS.format("FP8"), consumer])
+    assert [side.name for side in comparison.sides] == ["A", "B", "C", "D"]
+    having = {(block.benchmark, block.scenario): [side.name for side in block.sides] for block in comparison.blocks}
     assert having["llama2-70b-99.9", "Offline"] == ["C", "D"]
     assert all(len(sides) > 1 for sides in having.values())
-    assert all(len(row.cells) == len(block.sides) for block in found.blocks for row in block.rows)
-    assert [one.values for one in found.differences if one.name == "weight data types"]
-    assert any("D against C" in line for line in as_text(found))
+    assert all(len(row.cells) == len(block.sides) for block in comparison.blocks for row in block.rows)
+    assert [difference.values for difference in comparison.differences if difference.name == "weight data types"]
+    assert any("D against C" in line for line in as_text(comparison))

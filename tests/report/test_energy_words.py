@@ -93,7 +93,7 @@ def test_a_comparison_has_it_under_its_own_name(runs: Path, tmp_path: Path) -> N
     other = tmp_path / "other"
     shutil.copytree(runs, other)
     with_energy(runs, MEASURED)
-    more = [replace(one, joules=2 * one.joules) for one in MEASURED.counters]
+    more = [replace(counter, joules=2 * counter.joules) for counter in MEASURED.counters]
     with_energy(other, replace(MEASURED, counters=more))
     block = compare_paths([runs, other]).blocks[0]
     rows = {row.name: row for row in block.rows}

@@ -24,8 +24,8 @@ def page(published: Index) -> str:
 
 
 def test_every_result_is_in_the_page_with_its_file_and_field(page: str, published: Index) -> None:
-    found = re.findall(r'<data value="([^"]+)" data-unit="([^"]+)" title="([^"]+)">', page)
-    assert sorted(found) == sorted((str(row.value), row.unit, f"{row.file}: {row.field}") for row in published.rows)
+    cells = re.findall(r'<data value="([^"]+)" data-unit="([^"]+)" title="([^"]+)">', page)
+    assert sorted(cells) == sorted((str(row.value), row.unit, f"{row.file}: {row.field}") for row in published.rows)
     assert len(re.findall(r"samples/s of [\d.]+ tokens</span>", page)) == len(published.rows)
     assert "TOKENS-DOUBLED" in page and "measured: neuralmagic_Llama-2-7b-chat-hf-FP8" in page
 

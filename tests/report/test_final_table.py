@@ -100,7 +100,7 @@ def test_a_metric_that_is_not_scored_is_named_with_the_reason_on_every_page(out:
     text = final_table(report, stream=io.StringIO())
     assert "ROUGE1: not scored: its <words> cannot be counted" in text
     assert re.search(r"Offline .* targets met, 1 not scored", text)
-    finding = next(one for one in findings(report) if one.subject == "Offline accuracy")
+    finding = next(listed for listed in findings(report) if listed.subject == "Offline accuracy")
     assert finding.kind is not Kind.GOOD and "ROUGE1 is not scored: its <words>" in finding.text
     write_summary(report)
     page = (out / "summary.html").read_text(encoding="utf-8")

@@ -76,7 +76,7 @@ def test_a_run_without_a_session_has_no_curve(published_power: Path, tmp_path: P
 
 
 def scaled(text: str, factor: float) -> str:
-    return re.sub(r"Watts,([\d.]+)", lambda one: f"Watts,{float(one[1]) * factor:.6f}", text)
+    return re.sub(r"Watts,([\d.]+)", lambda match: f"Watts,{float(match[1]) * factor:.6f}", text)
 
 
 def test_two_results_with_power_are_compared_by_it(published_power: Path, tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def test_a_valid_result_has_a_place_per_accelerator(published: Index, neural_mag
         changed(own, folder="g", accelerators=0),
         own,
     ]
-    found = place(mine, result, Index((*others, elsewhere, *ignored), 1, 0))
-    assert f": {(own.value or 0) / 4:,.2f} tokens/s per accelerator is place 5 of 22 with any" in found.words
-    assert "place 5 of 21 with the NVIDIA H100 80GB HBM3 (shared with 1 other), whose median is" in found.words
-    assert {one.why: one.count for one in found.left_out} == {
+    rank = place(mine, result, Index((*others, elsewhere, *ignored), 1, 0))
+    assert f": {(own.value or 0) / 4:,.2f} tokens/s per accelerator is place 5 of 22 with any" in rank.words
+    assert "place 5 of 21 with the NVIDIA H100 80GB HBM3 (shared with 1 other), whose median is" in rank.words
+    assert {reason.why: reason.count for reason in rank.left_out} == {
         "not valid": 1,
         "its result is in samples/s, not in tokens/s": 1,
         "another model, another-model": 1,
@@ -85,8 +85,10 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
         1,
         "NeuralMagic, new",
     )
-    metered = [one for one in _standings(changed(own, power_w=300.0), rows) if one.per == "W"]
-    assert [(one.round, one.value, one.among_all[:2]) for one in metered] == [("v5.1", (own.value or 0) / 300, (1, 2))]
+    metered = [standing for standing in _standings(changed(own, power_w=300.0), rows) if standing.per == "W"]
+    assert [(standing.round, standing.value, standing.among_all[:2]) for standing in metered] == [
+        ("v5.1", (own.value or 0) / 300, (1, 2))
+    ]
     assert metered[0].best_source == (
         f"{own.file}: {own.field}, divided by 900 W (new/spl.txt: Watts, mean of the run)"
     )
@@ -95,8 +97,8 @@ def test_each_round_has_its_place_and_watts_count_where_both_state_them(neural_m
 
 def test_a_rehearsal_has_no_place_and_says_why(published: Index, real_runs: Path) -> None:
     (mine,) = open_results(real_runs)
-    found = place(mine, mine.results[0], published)
-    assert found.words.endswith(": no place among published results, because these runs are no result.")
+    rank = place(mine, mine.results[0], published)
+    assert rank.words.endswith(": no place among published results, because these runs are no result.")
 
 
 def test_every_result_of_the_kind_counts_whatever_its_system_is_called(neural_magic: Path, tmp_path: Path) -> None:
@@ -109,16 +111,16 @@ def test_every_result_of_the_kind_counts_whatever_its_system_is_called(neural_ma
             if (home / part / SYSTEM).is_dir():
                 shutil.copytree(home / part / SYSTEM, home / part / name)
         shutil.copyfile(home / "systems" / f"{SYSTEM}.json", home / "systems" / f"{name}.json")
-    found = read_index(tmp_path / "round", tmp_path / "kept")
-    assert len(found.rows) == len(read_indexes([tmp_path / "round"], tmp_path / "kept").rows)
-    same = [row for row in found.rows if row.folder in (SYSTEM, "copy", "another copy")]
+    index = read_index(tmp_path / "round", tmp_path / "kept")
+    assert len(index.rows) == len(read_indexes([tmp_path / "round"], tmp_path / "kept").rows)
+    same = [row for row in index.rows if row.folder in (SYSTEM, "copy", "another copy")]
     assert (
         len(same) == 3 * len([row for row in same if row.folder == SYSTEM]) and len({row.system for row in same}) == 1
     )
     (mine,) = open_results(home / "results" / SYSTEM)
-    (standing,) = place(mine, mine.results[0], found).standings
+    (standing,) = place(mine, mine.results[0], index).standings
     assert standing.among_like is not None and standing.among_like.shared == 2
-    assert "(shared with 2 others)" in place(mine, mine.results[0], found).words
-    kind = [row for row in found.rows if (row.benchmark, row.scenario) == (same[0].benchmark, same[0].scenario)]
+    assert "(shared with 2 others)" in place(mine, mine.results[0], index).words
+    kind = [row for row in index.rows if (row.benchmark, row.scenario) == (same[0].benchmark, same[0].scenario)]
     counted = [row for row in kind if row.valid and row.model == same[0].model and row.per_accelerator is not None]
     assert standing.among_all.of == len(counted)  # the result itself is one of them

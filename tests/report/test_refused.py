@@ -156,14 +156,14 @@ PIECES = [
 def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change: Change) -> None:
     change(run_file(out, "Server", "accuracy"), RunRecord, pieces=PIECES)
     (submission,) = [read_runs(out, chosen_folder(out))]
-    (found,) = [one for one in findings(submission) if one.code == "ANSWERS-IN-PIECES"]
-    assert (found.severity, found.what) == (
+    (finding,) = [candidate for candidate in findings(submission) if candidate.code == "ANSWERS-IN-PIECES"]
+    assert (finding.severity, finding.what) == (
         Severity.NOTE,
         "the answers of the Server accuracy run came in 2 pieces: 40 + 24",
     )
     closed = dataclasses.replace(submission, division=Division.CLOSED)
-    (found,) = [one for one in findings(closed) if one.code == "ANSWERS-IN-PIECES"]
-    assert found.severity is Severity.ERROR
+    (finding,) = [candidate for candidate in findings(closed) if candidate.code == "ANSWERS-IN-PIECES"]
+    assert finding.severity is Severity.ERROR
     text = measurement_readmes(out)[Scenario.SERVER]
     assert "its answers came in 2 pieces" in text and "| 1 | 2026-11-20T10:00:00+00:00 | 40 |" in text
 
@@ -229,8 +229,8 @@ def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path
     for accuracy in out.glob("runs/*/*/*/accuracy"):
         (accuracy / ACCURACY_TEXT).write_text("")
     scenarios = [Scenario.OFFLINE, Scenario.SERVER]
-    assert [str(one) for one in findings(read_runs(out, folder, scenarios), submitted=True)] == []
+    assert [str(finding) for finding in findings(read_runs(out, folder, scenarios), submitted=True)] == []
     broken(out, change)[code]()
-    found = [one for one in findings(read_runs(out, folder, scenarios), submitted=True) if one.code == code]
-    assert any(one.severity is CHECKS[code].severity for one in found)
-    assert all(one.what and one.rule.text for one in found)
+    own = [finding for finding in findings(read_runs(out, folder, scenarios), submitted=True) if finding.code == code]
+    assert any(finding.severity is CHECKS[code].severity for finding in own)
+    assert all(finding.what and finding.rule.text for finding in own)

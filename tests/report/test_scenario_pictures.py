@@ -21,8 +21,8 @@ from cm4vllm.report.timelines import gpu_pictures
 from cm4vllm.results.model import Performance
 
 
-def titled(found, title):
-    return next(picture for picture in found if picture.title.startswith(title))
+def titled(drawn, title):
+    return next(picture for picture in drawn if picture.title.startswith(title))
 
 
 @pytest.fixture(scope="session")
@@ -93,8 +93,8 @@ def test_the_bars_of_lengths_are_equally_wide_on_their_axis_and_hold_every_lengt
 
 
 def test_without_samples_the_percentiles_of_loadgen_are_drawn(real_runs: Path) -> None:
-    found = pictures(load(real_runs).results[1])
-    picture = titled(found, "TTFT: d")
+    drawn = pictures(load(real_runs).results[1])
+    picture = titled(drawn, "TTFT: d")
     assert "LoadGen's percentiles alone" in picture.source
     assert any(shape.attributes["class"] == "mark-limit" for shape in picture.shapes)
     assert not any(shape.attributes["class"] == "bar-1" for shape in picture.shapes)
@@ -143,15 +143,15 @@ def test_400_000_samples_make_small_pictures_that_keep_the_tail(measured_runs: P
     result = load(measured_runs).results[1]
     part = result.performance
     assert isinstance(part, Performance)
-    found = pictures(replace(result, performance=replace(part, folder=many)))
-    assert sum(len(picture.shapes) for picture in found) < 1000
-    ttft = titled(found, "TTFT: d")
+    drawn = pictures(replace(result, performance=replace(part, folder=many)))
+    assert sum(len(picture.shapes) for picture in drawn) < 1000
+    ttft = titled(drawn, "TTFT: d")
     last = ttft.tables[-1].rows[-1]
     assert last[2] == "1" and float(last[1].replace(",", "")) >= 9000
     bar = [shape for shape in ttft.shapes if shape.tag == "rect"][-1]
     assert bar.attributes["height"] >= 2 and "1 samples" in bar.hint
-    assert max(float(row[3].replace(",", "")) for row in titled(found, "TTFT over").tables[0].rows) == 9000
-    slow = titled(found, "The 10 slowest").tables[0].rows
+    assert max(float(row[3].replace(",", "")) for row in titled(drawn, "TTFT over").tables[0].rows) == 9000
+    slow = titled(drawn, "The 10 slowest").tables[0].rows
     assert slow[0][0] == str(7777 % 13368) and slow[0][-1].startswith("waited for its first token")
     assert slow[1][-1].startswith("long answer") and slow[1][6] == "128"
 
@@ -174,9 +174,9 @@ def test_wherever_two_values_lie_no_line_crosses_the_words_of_the_other() -> Non
     for values in combinations_with_replacement(range(0, 101, 2), 2):
         canvas = Canvas.over([0, 100], [1], rows=2)
         canvas.marks([(value, "mark-p99", words) for value in values])
-        lines, texts = ([one.attributes for one in canvas.shapes if one.tag == tag] for tag in ("line", "text"))
+        lines, texts = ([shape.attributes for shape in canvas.shapes if shape.tag == tag] for tag in ("line", "text"))
         for text in texts:
             left = text["x"] - length if text["class"].endswith(" end") else text["x"]
             assert left >= 0 and left + length <= WIDTH and text["y"] < canvas.y.end, values
-            through = [one["x1"] for one in lines if one["y1"] < text["y"] and left < one["x1"] < left + length]
+            through = [line["x1"] for line in lines if line["y1"] < text["y"] and left < line["x1"] < left + length]
             assert through == [], values

@@ -29,13 +29,17 @@ def test_the_table_has_what_was_tried_with_the_reason_of_what_was_dropped(tmp_pa
 
 
 def test_a_rate_has_the_bracket_that_its_probes_measured(tmp_path):
-    found = record()
-    best = next(one for one in found.evaluations if one.options == found.chosen and one.score is not None)
-    paced = [msgspec.structs.replace(one, unit="queries/s", low=110.0, high=121.5) for one in best.scenarios]
+    searched = record()
+    best = next(
+        evaluation
+        for evaluation in searched.evaluations
+        if evaluation.options == searched.chosen and evaluation.score is not None
+    )
+    paced = [msgspec.structs.replace(scenario, unit="queries/s", low=110.0, high=121.5) for scenario in best.scenarios]
     later = msgspec.structs.replace(best, round=best.round + 1, scenarios=paced)
     path = tmp_path / SETTINGS_PATH
     path.parent.mkdir(parents=True)
-    write_record(path, msgspec.structs.replace(found, evaluations=[*found.evaluations, later]))
+    write_record(path, msgspec.structs.replace(searched, evaluations=[*searched.evaluations, later]))
     value = tried_settings(tmp_path).rows[0][4]
     assert value.endswith(" queries/s (110.00 to 121.50)")
 

@@ -28,7 +28,7 @@ def test_its_figure_is_the_90th_percentile_of_the_latency(report: Report) -> Non
     part = report.results[0].performance
     assert part.valid and part.metric.name == "latency_p90"
     assert part.metric.source.field == "result_90.00_percentile_latency_ns"
-    assert {one.name: one.limit for one in part.latencies} == {"TTFT": None, "TPOT": None}
+    assert {latency.name: latency.limit for latency in part.latencies} == {"TTFT": None, "TPOT": None}
     assert re.search(r"SingleStream  [\d.]+ ms \(latency p90\)", final_table(report))
     assert "ms (latency p90) in the SingleStream scenario" in sentence(report)
     assert missing_scenarios(report) == [Scenario.OFFLINE]
@@ -49,6 +49,6 @@ def test_what_bound_it_is_the_phase_that_takes_most_of_a_request(
 ) -> None:
     metrics = SimulatedServer().run(qps=0.05, prompt=prompt_tokens, answer=answer)
     part = report.results[0].performance
-    found = why(replace(part, run=changed(part.run, server_metrics=metrics)))
-    assert found.cause is cause
-    assert "target_qps" not in found.option and "max_num_seqs" not in found.option
+    explanation = why(replace(part, run=changed(part.run, server_metrics=metrics)))
+    assert explanation.cause is cause
+    assert "target_qps" not in explanation.option and "max_num_seqs" not in explanation.option

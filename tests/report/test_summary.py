@@ -163,8 +163,8 @@ def traced(page: Page, *roots: Path) -> int:
     """Take each figure of a page back to its file and field, and return how many there are."""
     figures = [(float(a["value"] or ""), a["data-unit"], a["title"] or "") for tag, a in page.elements if tag == "data"]
     for value, unit, source in figures:
-        found = [read_back(one, unit or "", value, roots) for one in source.removeprefix("mean of ").split(" and ")]
-        assert value == pytest.approx(sum(found) / len(found), rel=1e-12), source
+        values = [read_back(part, unit or "", value, roots) for part in source.removeprefix("mean of ").split(" and ")]
+        assert value == pytest.approx(sum(values) / len(values), rel=1e-12), source
     return len(figures)
 
 

@@ -34,8 +34,8 @@ def test_page_json_and_csv_are_written_and_agree(out: Path) -> None:
         assert float(row["result"]) == result.metric.value and row["unit"] == result.metric.unit == "tokens/s"
         assert row["scenario"] == result.scenario and row["valid"] == str(result.valid)
         assert row["notice"] == "REHEARSAL, NOT A RESULT"
-        for one in result.latencies:
-            assert float(row[f"{one.name.lower()}_p99_ms"]) == one.p99_ms
+        for latency in result.latencies:
+            assert float(row[f"{latency.name.lower()}_p99_ms"]) == latency.p99_ms
 
 
 def test_scores_and_targets_keep_their_digits(real_runs: Path) -> None:

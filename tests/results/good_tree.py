@@ -122,7 +122,7 @@ def _renew(path: Path) -> None:
     summary.write_text(
         re.sub(
             r"(?m)^(qsl|sample_index|schedule)_rng_seed : .*$",
-            lambda one: f"{one[1]}_rng_seed : {stated[one[1]]}",
+            lambda match: f"{match[1]}_rng_seed : {stated[match[1]]}",
             summary.read_text(),
         )
     )

@@ -33,22 +33,22 @@ def rates(tree: Path) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("of_result", "of_test", "found"),
+    ("of_result", "of_test", "expected"),
     [(1.0, 1.0, {}), (1.1, 1.0, {"COMPLIANCE-FIGURES warning"}), (1.0, 1.1, {"COMPLIANCE-FIGURES error"})],
 )
 def test_the_scores_of_a_compliance_test_are_those_of_its_logs(
-    place: Path, tmp_path: Path, of_result: float, of_test: float, found: set[str]
+    place: Path, tmp_path: Path, of_result: float, of_test: float, expected: set[str]
 ) -> None:
     own, test = rates(tmp_path)
     text = (
         f"Verifying performance.\nReference score = {own * of_result:.2f}\ntest score = {test * of_test}\nTEST PASS\n"
     )
     (place / "TEST01" / "verify_performance.txt").write_text(text)
-    assert set(codes(check_tree(tmp_path), "COMPLIANCE-FIGURES")) == set(found)
+    assert set(codes(check_tree(tmp_path), "COMPLIANCE-FIGURES")) == set(expected)
 
 
 @pytest.mark.parametrize(
-    ("test", "file", "text", "found"),
+    ("test", "file", "text", "expected"),
     [
         ("TEST07", "verify_accuracy.txt", "Accuracy score: 61.2\nTEST PASS\n", []),
         ("TEST07", "verify_accuracy.txt", "Accuracy score: 60.2\nTEST PASS\n", ["Accuracy score 60.698 or more"]),
@@ -62,10 +62,10 @@ def test_the_scores_of_a_compliance_test_are_those_of_its_logs(
     ],
 )
 def test_a_test_whose_figure_is_not_one_of_a_passed_test_is_found(
-    any_scenario: Logs, tmp_path: Path, test: str, file: str, text: str, found: list[str]
+    any_scenario: Logs, tmp_path: Path, test: str, file: str, text: str, expected: list[str]
 ) -> None:
     folder = put(tmp_path, any_scenario, "gpt-oss-120b/Offline", kind="tokens", system_type="datacenter") / test
     folder.mkdir()
     (folder / file).write_text(text)
     errors = codes(check_tree(tmp_path), "COMPLIANCE-FIGURES").get("COMPLIANCE-FIGURES error", [])
-    assert [one.partition(f"{file} ")[2] for one in errors] == found
+    assert [error.partition(f"{file} ")[2] for error in errors] == expected

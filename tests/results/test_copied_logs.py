@@ -36,12 +36,12 @@ def change_logs(home: Path, pattern: str, new: str) -> None:
         path.write_text(re.sub(pattern, new, path.read_text()))
 
 
-def found(home: Path, code: str) -> list[str]:
-    return [one.file for one in check_tree(home.parents[1]).findings if one.code == code]
+def files_with(home: Path, code: str) -> list[str]:
+    return [finding.file for finding in check_tree(home.parents[1]).findings if finding.code == code]
 
 
 def test_one_submitter_alone_has_no_copies(home: Path) -> None:
-    assert found(home, "LOG-COPIED") == []
+    assert files_with(home, "LOG-COPIED") == []
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_one_submitter_alone_has_no_copies(home: Path) -> None:
 )
 def test_each_log_of_a_copied_submission_is_named(home: Path, pattern: str, new: str) -> None:
     change_logs(copy(home), pattern, new)
-    files = found(home, "LOG-COPIED")
+    files = files_with(home, "LOG-COPIED")
     for scenario in ("Server", "Offline"):
         for who, system in (("Somebody", good_tree.SYSTEM), ("Another", "other_system")):
             log = f"closed/{who}/results/{system}/{good_tree.MODEL}/{scenario}/performance/run_1/mlperf_log_detail.txt"
@@ -68,13 +68,13 @@ def test_each_log_of_a_copied_submission_is_named(home: Path, pattern: str, new:
 def test_copied_accuracy_runs_are_named_by_their_times(home: Path) -> None:
     other = copy(home)
     shutil.rmtree(other / "results" / "other_system" / good_tree.MODEL / "Offline")
-    files = found(home, "LOG-COPIED")
+    files = files_with(home, "LOG-COPIED")
     assert f"closed/Another/results/other_system/{good_tree.MODEL}/Server/accuracy/mlperf_log_detail.txt" in files
 
 
 def test_the_two_divisions_of_a_submitter_may_share_a_run(home: Path) -> None:
     shutil.copytree(home, home.parents[1] / "open" / home.name)
-    assert found(home, "LOG-COPIED") == []
+    assert files_with(home, "LOG-COPIED") == []
 
 
 def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home: Pa
     change_logs(
         home / "results" / "4xH100_copy", r'("key": "test_datetime", "value": ")2024-07-\d+', r"\g<1>2024-07-28"
     )
-    assert len(found(home, "LOG-TWICE")) == 2
+    assert len(files_with(home, "LOG-TWICE")) == 2
 
 
 # --- compliance tests -------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_log_that_only_changed_its_dates_is_one_run_under_two_results(home: Pa
 
 def answers(test: Path, first: int) -> None:
     (test / "accuracy").mkdir(parents=True)
-    entries = [{"seq_id": one, "qsl_idx": one, "data": f"{first + one:08X}" * 30} for one in range(100)]
+    entries = [{"seq_id": number, "qsl_idx": number, "data": f"{first + number:08X}" * 30} for number in range(100)]
     (test / "accuracy" / "mlperf_log_accuracy.json").write_text(json.dumps(entries))
 
 
@@ -100,15 +100,15 @@ def test_the_answers_of_a_test_under_two_systems_are_a_note(home: Path, second: 
     other = copy(home)
     answers(home / RESULT / "Server" / "TEST06", 7)
     answers(other / "results" / "other_system" / good_tree.MODEL / "Server" / "TEST06", second)
-    assert len(found(home, "TEST-ALIKE")) == count
+    assert len(files_with(home, "TEST-ALIKE")) == count
 
 
 def test_the_log_of_a_test_is_of_the_system_of_the_result(home: Path) -> None:
     folder = home / RESULT / "Server" / "TEST06" / "performance" / "run_1"
     shutil.copytree(home / RESULT / "Server" / "performance" / "run_1", folder)
-    assert found(home, "RUNS-APART") == []
+    assert files_with(home, "RUNS-APART") == []
     change_logs(folder, '"PySUT"', '"OtherSUT"')
-    assert len(found(home, "RUNS-APART")) == 1
+    assert len(files_with(home, "RUNS-APART")) == 1
 
 
 def test_the_log_of_one_test_under_two_systems_is_an_error(home: Path) -> None:
@@ -116,4 +116,4 @@ def test_the_log_of_one_test_under_two_systems_is_an_error(home: Path) -> None:
     shutil.copytree(home / RESULT / "Offline" / "performance" / "run_1", folder)
     system = home / "results" / "4xH100_copy"
     shutil.copytree(home / "results" / good_tree.SYSTEM, system)
-    assert sum("/TEST06/" in one for one in found(home, "LOG-COPIED")) == 2
+    assert sum("/TEST06/" in file for file in files_with(home, "LOG-COPIED")) == 2

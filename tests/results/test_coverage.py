@@ -53,13 +53,15 @@ def log_values(place: Path, **values: object) -> None:
 
 def codes(checked: CheckedTree, *wanted: str) -> dict[str, list[str]]:
     """Return for each code the files, the fields and what is expected there."""
-    found: dict[str, list[str]] = {}
-    for one in checked.findings:
-        if one.code in wanted:
-            found.setdefault(f"{one.code} {one.severity}", []).append(
-                " ".join(filter(None, (one.file.rpartition("/results/System/")[2], one.field, one.expected)))
+    by_code: dict[str, list[str]] = {}
+    for finding in checked.findings:
+        if finding.code in wanted:
+            by_code.setdefault(f"{finding.code} {finding.severity}", []).append(
+                " ".join(
+                    filter(None, (finding.file.rpartition("/results/System/")[2], finding.field, finding.expected))
+                )
             )
-    return found
+    return by_code
 
 
 RULES = (
@@ -81,25 +83,27 @@ def test_the_rules_of_a_vision_benchmark_are_applied_under_its_official_names(
     (place / "accuracy" / "accuracy.txt").write_text("accuracy=75.6%, good=1, total=2\nhash=ab12\n")
     checked = check_tree(tmp_path)
     single, log = "resnet50/SingleStream", "performance/run_1/mlperf_log_detail.txt"
-    found = codes(checked, *RULES)
-    assert found["SCENARIO-REQUIRED error"] == ["resnet50 Offline"]
-    assert f"{single} TEST01 TEST01" in found["COMPLIANCE error"] and len(found["COMPLIANCE error"]) == 4
-    assert f"{single}/{log} effective_min_duration_ms 600000" in found["LOG-MIN-DURATION error"]
+    own = codes(checked, *RULES)
+    assert own["SCENARIO-REQUIRED error"] == ["resnet50 Offline"]
+    assert f"{single} TEST01 TEST01" in own["COMPLIANCE error"] and len(own["COMPLIANCE error"]) == 4
+    assert f"{single}/{log} effective_min_duration_ms 600000" in own["LOG-MIN-DURATION error"]
     wanted = f"{single}/{log} effective_performance_sample_count 1024 or more"
-    assert wanted in found["PERFORMANCE-SAMPLES error"]
-    assert found["ACCURACY-TARGET error"] == [f"{single}/accuracy/accuracy.txt accuracy 75.6954 or more"]
-    assert any(one.endswith("50000") for one in found["ACCURACY-SAMPLES error"])
+    assert wanted in own["PERFORMANCE-SAMPLES error"]
+    assert own["ACCURACY-TARGET error"] == [f"{single}/accuracy/accuracy.txt accuracy 75.6954 or more"]
+    assert any(text.endswith("50000") for text in own["ACCURACY-SAMPLES error"])
     assert checked.coverage == {"results": 2, "rules_applied": 2}
 
 
 @pytest.mark.parametrize("folder", ["llama3_1-8b", "llama3.1-8b"])
 def test_a_language_model_is_known_by_its_other_name(any_scenario: Logs, tmp_path: Path, folder: str) -> None:
     put(tmp_path, any_scenario, f"{folder}/Offline", kind="tokens", system_type="datacenter")
-    found = codes(check_tree(tmp_path), *RULES, "RULES-UNKNOWN")
-    assert found["SCENARIO-REQUIRED error"] == [f"{folder} Server or Interactive"]
-    assert found["COMPLIANCE error"] == [f"{folder}/Offline TEST06 TEST06"]
+    own = codes(check_tree(tmp_path), *RULES, "RULES-UNKNOWN")
+    assert own["SCENARIO-REQUIRED error"] == [f"{folder} Server or Interactive"]
+    assert own["COMPLIANCE error"] == [f"{folder}/Offline TEST06 TEST06"]
     (submission,) = read_tree(tmp_path)
-    assert [(one.benchmark, one.mapped, one.covered) for one in submission.results] == [("llama3.1-8b", False, True)]
+    assert [(result.benchmark, result.mapped, result.covered) for result in submission.results] == [
+        ("llama3.1-8b", False, True)
+    ]
 
 
 def test_a_system_may_be_of_both_types_in_either_order(any_scenario: Logs, tmp_path: Path) -> None:
@@ -112,14 +116,14 @@ def test_a_system_may_be_of_both_types_in_either_order(any_scenario: Logs, tmp_p
 def test_a_scenario_of_another_type_of_system_is_found(any_scenario: Logs, tmp_path: Path) -> None:
     for scenario in ("Offline", "SingleStream", "MultiStream", "Server"):
         put(tmp_path, any_scenario, f"resnet50/{scenario}")
-    (found,) = (one for one in check_tree(tmp_path).findings if one.code == "SCENARIO-REQUIRED")
-    assert (found.value, found.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
+    (finding,) = (listed for listed in check_tree(tmp_path).findings if listed.code == "SCENARIO-REQUIRED")
+    assert (finding.value, finding.expected) == ("Server (edge)", "SingleStream, MultiStream, Offline")
 
 
 def test_a_benchmark_of_the_other_category_is_found(any_scenario: Logs, tmp_path: Path) -> None:
     put(tmp_path, any_scenario, "rgat/Offline", system_type="edge")
-    found = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
-    assert found == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
+    own = codes(check_tree(tmp_path), "SCENARIO-REQUIRED")
+    assert own == {"SCENARIO-REQUIRED error": ["rgat system_type datacenter or datacenter,edge"]}
 
 
 @pytest.mark.parametrize(("target_ms", "kept"), [(15, True), (15.1, False)])
@@ -137,10 +141,9 @@ def test_an_inferred_result_has_the_counts_of_the_scenario_that_ran(any_scenario
     assert files == {}  # 64 samples are drawn, as asked for; SingleStream issues one at a time
     own = tmp_path / "own"
     log_values(put(own, any_scenario, "yolo-95/Offline"), effective_samples_per_query=1524, effective_min_query_count=0)
-    assert [one.rpartition(" effective_")[2] for one in codes(check_tree(own), "PERFORMANCE-SAMPLES").popitem()[1]] == [
-        "min_query_count 1 or more",
-        "samples_per_query 1525 or more",
-    ]
+    assert [
+        text.rpartition(" effective_")[2] for text in codes(check_tree(own), "PERFORMANCE-SAMPLES").popitem()[1]
+    ] == ["min_query_count 1 or more", "samples_per_query 1525 or more"]
 
 
 PASSED = {"verify_performance.txt": "TEST PASS", "verify_accuracy.txt": "TEST PASS"}
@@ -169,8 +172,8 @@ def test_a_compliance_test_is_passed_by_its_files_or_by_scores_that_are_near(
     for name, text in files.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
-    found = [one for one in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"] if "verify" in one]
-    assert found == [f"yolo-95/Offline/TEST01/{one}" for one in missing]
+    own = [text for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"] if "verify" in text]
+    assert own == [f"yolo-95/Offline/TEST01/{name}" for name in missing]
 
 
 @pytest.mark.parametrize(
@@ -194,22 +197,22 @@ def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
     before = codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]
     assert before == [f"{log} result_validity VALID"]  # it lasted for a part of a second
     log_values(place, **{key: value})
-    (found,) = {*codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"], ""} - {*before, ""}
-    assert found.startswith(log) and key in found
+    (own,) = {*codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"], ""} - {*before, ""}
+    assert own.startswith(log) and key in own
 
 
 @pytest.mark.parametrize("test", ["TEST01", "TEST05"])
 def test_the_run_of_a_compliance_test_has_the_seeds_of_that_test(any_scenario: Logs, tmp_path: Path, test: str) -> None:
-    found, place = round_terms("v4.1"), put(tmp_path, any_scenario, "resnet50/Offline")
-    for folder, own in (("TEST01", found.seeds), ("TEST05", found.test_seeds["TEST05"])):
+    known, place = round_terms("v4.1"), put(tmp_path, any_scenario, "resnet50/Offline")
+    for folder, own in (("TEST01", known.seeds), ("TEST05", known.test_seeds["TEST05"])):
         shutil.copytree(any_scenario["Offline", "samples"], place / folder / "performance" / "run_1")
-        swapped = found.test_seeds["TEST05"] if folder == test == "TEST01" else found.seeds if folder == test else own
+        swapped = known.test_seeds["TEST05"] if folder == test == "TEST01" else known.seeds if folder == test else own
         seeds = {f"effective_{name}_rng_seed": getattr(swapped, name) for name in ("qsl", "sample_index", "schedule")}
         log_values(place / folder, **seeds)
     wrong = [
-        one.file.split("/")[6]
-        for one in check_tree(tmp_path, round_name="v4.1").findings
-        if one.code == "COMPLIANCE" and "seed" in one.field
+        finding.file.split("/")[6]
+        for finding in check_tree(tmp_path, round_name="v4.1").findings
+        if finding.code == "COMPLIANCE" and "seed" in finding.field
     ]
     assert wrong == [test]
 
@@ -219,7 +222,7 @@ def test_the_run_of_a_compliance_test_is_published(any_scenario: Logs, tmp_path:
     place.mkdir()
     for name, text in PASSED.items():
         (place / name).write_text(text)
-    assert [one.rpartition("/")[2] for one in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]] == [
+    assert [text.rpartition("/")[2] for text in codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]] == [
         "mlperf_log_detail.txt",
         "mlperf_log_summary.txt",
     ]
@@ -231,8 +234,8 @@ def test_an_accuracy_run_publishes_the_named_answers(any_scenario: Logs, tmp_pat
     place.mkdir()
     for name in names:
         (place / f"{name}.png").write_bytes(b"png")
-    found = codes(check_tree(tmp_path, round_name="v6.0"), "ACCURACY-FILES")
-    assert found == {"ACCURACY-FILES warning": ["stable-diffusion-xl/Offline/accuracy/images 2289"]}
+    own = codes(check_tree(tmp_path, round_name="v6.0"), "ACCURACY-FILES")
+    assert own == {"ACCURACY-FILES warning": ["stable-diffusion-xl/Offline/accuracy/images 2289"]}
     (place / "2289.png").write_bytes(b"png")
     assert codes(check_tree(tmp_path, round_name="v6.0"), "ACCURACY-FILES") == {}
 
@@ -304,12 +307,12 @@ def test_several_rounds_in_one_tree_are_named(any_scenario: Logs, tmp_path: Path
     assert codes(check_tree(tmp_path), "ROUND-MIXED") == {}
     log_values(put(tmp_path, any_scenario, "resnet50/MultiStream"), **seeds)
     checked = check_tree(tmp_path)
-    assert [one.round for one in checked.submissions] == [ROUND]  # that of most logs
+    assert [submission.round for submission in checked.submissions] == [ROUND]  # that of most logs
     assert codes(checked, "ROUND-MIXED", "LOG-SEEDS").keys() == {"ROUND-MIXED warning", "LOG-SEEDS error"}
     two = tmp_path / "two"
     put(two, any_scenario, "resnet50/Offline")
     log_values(put(two, any_scenario, "resnet50/Offline", division="open"), **seeds)
-    (mixed,) = (one for one in check_tree(two).findings if one.code == "ROUND-MIXED")
+    (mixed,) = (finding for finding in check_tree(two).findings if finding.code == "ROUND-MIXED")
     assert mixed.value == "1 of v6.0, 1 of v6.1"
 
 

@@ -35,9 +35,9 @@ def home(neural_magic: Path, tmp_path: Path) -> Path:
 
 
 def found_in(home: Path) -> dict[str, Finding]:
-    found = {one.code: one for one in check_tree(home.parents[1]).findings}
-    assert "README-UNFILLED" in found
-    return found
+    by_code = {finding.code: finding for finding in check_tree(home.parents[1]).findings}
+    assert "README-UNFILLED" in by_code
+    return by_code
 
 
 def reported(home: Path, sarif: Path) -> Mapping[str, object]:
@@ -57,17 +57,17 @@ def test_a_count_that_is_none_is_a_finding(home: Path, tmp_path: Path, text: str
     stated = json.loads(path.read_text())
     for key in ("number_of_nodes", "accelerators_per_node", "host_processor_core_count"):
         path.write_text(json.dumps({**stated, key: "COUNT"}).replace('"COUNT"', text))
-        found = found_in(home)
-        assert "CHECK-FAILED" not in found
-        assert ("SYSTEM-NUMBERS" in found) is (key != "host_processor_core_count")
+        by_code = found_in(home)
+        assert "CHECK-FAILED" not in by_code
+        assert ("SYSTEM-NUMBERS" in by_code) is (key != "host_processor_core_count")
         assert explored(home, tmp_path / "kept") == 2
 
 
 def test_a_number_too_long_for_json_makes_the_file_unreadable(home: Path, tmp_path: Path) -> None:
     path = home / "systems" / f"{good_tree.SYSTEM}.json"
     path.write_text(path.read_text().replace('"number_of_nodes": ', f'"n": {"9" * 5000}, "number_of_nodes": ', 1))
-    found = found_in(home)
-    assert found["FILE-UNREADABLE"].file == f"closed/Somebody/systems/{good_tree.SYSTEM}.json"
+    by_code = found_in(home)
+    assert by_code["FILE-UNREADABLE"].file == f"closed/Somebody/systems/{good_tree.SYSTEM}.json"
     assert explored(home, tmp_path / "kept") == 2
 
 
@@ -80,9 +80,9 @@ def test_a_name_that_is_not_utf8_is_a_finding(
     (home / place).mkdir(exist_ok=True)
     Path(os.fsdecode(os.fsencode(home / place / "caf") + b"\xe9.json")).write_text("{}")
     state = json.loads(json.dumps(reported(home, tmp_path / "found.sarif"), ensure_ascii=False).encode())
-    named = [one for one in state["findings"] if one["file"].endswith("caf\\xe9.json")]
-    assert "FILE-UNEXPECTED" in {one["code"] for one in named}
-    assert "README-UNFILLED" in {one["code"] for one in state["findings"]}
+    named = [finding for finding in state["findings"] if finding["file"].endswith("caf\\xe9.json")]
+    assert "FILE-UNEXPECTED" in {finding["code"] for finding in named}
+    assert "README-UNFILLED" in {finding["code"] for finding in state["findings"]}
     assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
     assert explored(home, tmp_path / "kept") == 2
 
@@ -93,8 +93,8 @@ def test_names_of_systems_and_submitters_that_are_not_utf8_are_checked(home: Pat
     shutil.copytree(home, other)
     Path(other, RESULT.parent).rename(Path(other, "results", system))
     Path(other, "systems", f"{good_tree.SYSTEM}.json").rename(Path(other, "systems", f"{system}.json"))
-    found = check_tree(home.parents[1], keep=tmp_path / "kept")
-    files = {one.file for one in found.findings if one.code == "README-UNFILLED"}
+    checked = check_tree(home.parents[1], keep=tmp_path / "kept")
+    files = {finding.file for finding in checked.findings if finding.code == "README-UNFILLED"}
     assert f"closed/Z\\xfcrich/results/Syst\\xe8me/{good_tree.MODEL}/Offline/README.md" in files
     assert explored(home, tmp_path / "kept") == 4
     report_comparison(f"{home},{other}", tmp_path / "page.html")
@@ -164,16 +164,18 @@ def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: p
                 raise ValueError("no such\nthing")
             yield Fault("it was checked", result.folder)
 
-    one = Check("BROKEN", Rule("it holds", "a test"), "mend it", Severity.NOTE, Stage.TREE, broken)
-    before = {found.code for found in check_tree(home.parents[1]).findings}
-    monkeypatch.setitem(CHECKS, "BROKEN", one)
-    found = check_tree(home.parents[1]).findings
-    assert {found.code for found in found} == before | {"BROKEN", "CHECK-FAILED"}
-    (failed,) = [one for one in found if one.code == "CHECK-FAILED"]
+    broken_check = Check("BROKEN", Rule("it holds", "a test"), "mend it", Severity.NOTE, Stage.TREE, broken)
+    before = {finding.code for finding in check_tree(home.parents[1]).findings}
+    monkeypatch.setitem(CHECKS, "BROKEN", broken_check)
+    all_findings = check_tree(home.parents[1]).findings
+    assert {finding.code for finding in all_findings} == before | {"BROKEN", "CHECK-FAILED"}
+    (failed,) = [finding for finding in all_findings if finding.code == "CHECK-FAILED"]
     assert failed.file == f"closed/Somebody/{RESULT}/Offline"
     assert failed.what == "the check BROKEN could not be made" and failed.value == "ValueError: no such thing"
-    checked = {one.file for one in found if one.code == "BROKEN"}
-    assert {f"closed/Somebody/results/Another/{good_tree.MODEL}/{one}" for one in ("Offline", "Server")} <= checked
+    checked = {finding.file for finding in all_findings if finding.code == "BROKEN"}
+    assert {
+        f"closed/Somebody/results/Another/{good_tree.MODEL}/{scenario}" for scenario in ("Offline", "Server")
+    } <= checked
 
 
 def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,5 +197,5 @@ def test_a_folder_that_cannot_be_listed_is_a_finding(home: Path, monkeypatch: py
         return scan(path)
 
     monkeypatch.setattr(file_listing.os, "scandir", refusing)  # root may list all: the refusal is made here
-    found = found_in(home)["FILE-UNREADABLE"]
-    assert (found.file, found.value) == ("closed/Somebody/documentation", "Permission denied")
+    finding = found_in(home)["FILE-UNREADABLE"]
+    assert (finding.file, finding.value) == ("closed/Somebody/documentation", "Permission denied")

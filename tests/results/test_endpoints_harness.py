@@ -91,8 +91,12 @@ def put(tree: Path, name: str, content: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(content) if name == CONFIG else json.dumps(content))
 
 
-def found(tree: Path, round_name: str = "v6.1") -> set[str]:
-    return {one.code for one in check_tree(tree, round_name=round_name).findings if one.code.startswith(MEASURED)}
+def codes_of(tree: Path, round_name: str = "v6.1") -> set[str]:
+    return {
+        finding.code
+        for finding in check_tree(tree, round_name=round_name).findings
+        if finding.code.startswith(MEASURED)
+    }
 
 
 def test_a_result_of_the_endpoints_harness_is_read(tree: Path) -> None:
@@ -107,7 +111,7 @@ def test_a_result_of_the_endpoints_harness_is_read(tree: Path) -> None:
         True,
     )
     assert str(run.metric.source).endswith("performance/result_summary.json: tps")
-    assert [(one.name, round(one.p99, 2), one.limit) for one in run.latencies] == [
+    assert [(latency.name, round(latency.p99, 2), latency.limit) for latency in run.latencies] == [
         ("TTFT", 306.03, 2000),
         ("TPOT", 61.21, 80),
     ]
@@ -119,7 +123,7 @@ def test_a_result_of_the_endpoints_harness_is_read(tree: Path) -> None:
 
 
 def test_a_good_result_has_no_findings_of_what_was_measured(tree: Path) -> None:
-    assert found(tree, "") == set()
+    assert codes_of(tree, "") == set()
 
 
 def change(name: str, edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -134,24 +138,27 @@ def change(name: str, edit: Callable[[dict[str, Any]], object]) -> Callable[[Pat
 @pytest.mark.parametrize(
     ("apply", "code"),
     [
-        (change(PERFORMANCE, lambda one: one.update(n_samples_failed=3)), "RESULT-INVALID"),
-        (change(PERFORMANCE, lambda one: one.update(n_samples_completed=5990)), "RESULT-INVALID"),
-        (change(PERFORMANCE, lambda one: one.update(complete=False, state="interrupted")), "RESULT-INVALID"),
-        (change(PERFORMANCE, lambda one: one.update(ttft=times(7))), "LATENCY-LIMIT"),
-        (change(PERFORMANCE, lambda one: one.pop("tps")), "METRIC-MISSING"),
-        (change(PERFORMANCE, lambda one: one.update(tps=310.0 * 8000)), "TOKENS-RANGE"),
-        (change(CONFIG, lambda one: one["settings"]["runtime"].update(scheduler_random_seed=42)), "LOG-SEEDS"),
-        (change(CONFIG, lambda one: one["settings"]["runtime"].update(min_duration_ms=1000)), "LOG-MIN-DURATION"),
-        (change(CONFIG, lambda one: one.update(type="offline")), "LOG-SCENARIO"),
-        (change(ACCURACY, lambda one: one["accuracy_scores"][0].update(score=70.0)), "ACCURACY-TARGET"),
-        (change(ACCURACY, lambda one: one["accuracy_scores"][0].update(total_samples=100)), "ACCURACY-SAMPLES"),
+        (change(PERFORMANCE, lambda content: content.update(n_samples_failed=3)), "RESULT-INVALID"),
+        (change(PERFORMANCE, lambda content: content.update(n_samples_completed=5990)), "RESULT-INVALID"),
+        (change(PERFORMANCE, lambda content: content.update(complete=False, state="interrupted")), "RESULT-INVALID"),
+        (change(PERFORMANCE, lambda content: content.update(ttft=times(7))), "LATENCY-LIMIT"),
+        (change(PERFORMANCE, lambda content: content.pop("tps")), "METRIC-MISSING"),
+        (change(PERFORMANCE, lambda content: content.update(tps=310.0 * 8000)), "TOKENS-RANGE"),
+        (change(CONFIG, lambda content: content["settings"]["runtime"].update(scheduler_random_seed=42)), "LOG-SEEDS"),
+        (
+            change(CONFIG, lambda content: content["settings"]["runtime"].update(min_duration_ms=1000)),
+            "LOG-MIN-DURATION",
+        ),
+        (change(CONFIG, lambda content: content.update(type="offline")), "LOG-SCENARIO"),
+        (change(ACCURACY, lambda content: content["accuracy_scores"][0].update(score=70.0)), "ACCURACY-TARGET"),
+        (change(ACCURACY, lambda content: content["accuracy_scores"][0].update(total_samples=100)), "ACCURACY-SAMPLES"),
         (lambda tree: (tree / FOLDER / "README.md").unlink(), "RESULT-FILES"),
         (lambda tree: (tree / FOLDER / CONFIG).write_text("a: [1"), "FILE-UNREADABLE"),
     ],
 )
 def test_each_fault_of_such_a_result_is_found(tree: Path, apply: Callable[[Path], None], code: str) -> None:
     apply(tree)
-    assert code in found(tree)
+    assert code in codes_of(tree)
 
 
 @pytest.mark.parametrize("value", ["a text", None, -1, True, [], {}, 1e400, [[]]])
@@ -161,7 +168,7 @@ def test_values_of_other_types_are_left_out_and_no_crash(tree: Path, value: obje
         content = yaml.safe_load((tree / FOLDER / name).read_text())
         for key in content:
             put(tree, name, {**content, key: value})
-            found(tree)
+            codes_of(tree)
         put(tree, name, content)
     put(tree, ACCURACY, {"accuracy_scores": [value]})
-    found(tree)
+    codes_of(tree)

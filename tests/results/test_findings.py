@@ -15,11 +15,11 @@ from cm4vllm.results.model import Submission
 OUT = Path("/results")
 
 
-def finding(severity: Severity, what: str, remedy: str = "") -> Finding:
+def finding(severity: Severity, fault: str, remedy: str = "") -> Finding:
     return Finding(
         code="A-CODE",
         severity=severity,
-        what=what,
+        what=fault,
         file="a/file",
         field="a field",
         value="1",
@@ -43,7 +43,7 @@ def test_one_error_is_told_in_full() -> None:
 
 
 def test_all_errors_are_told_and_each_remedy_once() -> None:
-    errors = [finding(Severity.ERROR, what, "do it again") for what in ("first", "second", "third")]
+    errors = [finding(Severity.ERROR, fault, "do it again") for fault in ("first", "second", "third")]
     with pytest.raises(SubmissionError, match="3 errors in the results below /results") as refused:
         refuse([*errors, finding(Severity.WARNING, "doubtful")], OUT)
     assert [line.split(": ")[1].split(" ")[0] for line in refused.value.cause.splitlines()] == [
@@ -64,7 +64,7 @@ def test_every_check_has_a_code_a_rule_a_source_and_a_remedy() -> None:
 def test_an_empty_submission_breaks_nothing_but_that_it_is_empty() -> None:
     empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
     assert findings(empty) == []
-    assert [one.code for one in findings(empty, submitted=True)] == ["RUN-MISSING"]
+    assert [finding.code for finding in findings(empty, submitted=True)] == ["RUN-MISSING"]
 
 
 def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:
@@ -77,7 +77,7 @@ def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:
         lambda _: iter([Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]),
     )
     empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
-    assert [(one.severity, one.remedy) for one in check.findings(empty)] == [
+    assert [(finding.severity, finding.remedy) for finding in check.findings(empty)] == [
         (Severity.ERROR, "the remedy"),
         (Severity.NOTE, "another"),
     ]

@@ -64,10 +64,10 @@ def test_text_says_a_rule_once_and_names_each_place() -> None:
     assert summary(FOUND) == "2 errors, 1 warning, 2 notes"
 
 
-def submission(name: str, *found: Finding) -> CheckedSubmission:
+def submission(name: str, *listed: Finding) -> CheckedSubmission:
     division, _, submitter = name.partition("/")
     return CheckedSubmission(
-        division=division, submitter=submitter, round="v6.0", results=3, covered=2, files=9, findings=found
+        division=division, submitter=submitter, round="v6.0", results=3, covered=2, files=9, findings=listed
     )
 
 
@@ -105,30 +105,30 @@ def test_codes_are_counted_with_their_submissions() -> None:
     st.text(max_size=400),
     st.lists(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=150), min_size=1, max_size=5),
 )
-def test_no_line_is_wider_than_120_columns_and_nothing_is_left_out(what: str, folders: list[str]) -> None:
+def test_no_line_is_wider_than_120_columns_and_nothing_is_left_out(text: str, folders: list[str]) -> None:
     path = "/".join(["open/Us", *folders])
-    one = replace(finding("C-CODE", Severity.ERROR, path), what=what, value=what, remedy=what)
-    lines = list(by_submission({"open/Us": [one]}, Severity.ERROR))
+    wide = replace(finding("C-CODE", Severity.ERROR, path), what=text, value=text, remedy=text)
+    lines = list(by_submission({"open/Us": [wide]}, Severity.ERROR))
     assert max(map(len, lines)) <= WIDTH
     printed = "".join("".join(lines).split())
-    assert "".join(one.file.removeprefix("open/Us/").split()) in printed
+    assert "".join(wide.file.removeprefix("open/Us/").split()) in printed
 
 
 def test_a_path_stands_once_in_a_line(tree: Path) -> None:
     for name in ("performance/run_1/mlperf_log_detail.txt", "accuracy/mlperf_log_detail.txt"):
         next(tree.glob(f"open/*/results/*/*/*/{name}")).unlink()
-    found = check_tree(tree).findings
-    assert {one.what for one in found if one.code == "FILE-MISSING"} == {"mlperf_log_detail.txt is missing"}
-    for line in by_submission({"open/NeuralMagic": found}, Severity.ERROR):
+    all_findings = check_tree(tree).findings
+    assert {item.what for item in all_findings if item.code == "FILE-MISSING"} == {"mlperf_log_detail.txt is missing"}
+    for line in by_submission({"open/NeuralMagic": all_findings}, Severity.ERROR):
         assert line.count("mlperf_log_detail.txt") <= 1
-    for one in found:
-        assert one.file not in one.what and one.file != one.value
+    for item in all_findings:
+        assert item.file not in item.what and item.file != item.value
 
 
 def test_objects_have_every_field_and_no_finding_twice() -> None:
-    found = as_objects(FOUND)
-    assert [one["code"] for one in found] == ["C-CODE", "C-CODE", "A-CODE", "B-CODE"]
-    assert found[0] == {
+    all_findings = as_objects(FOUND)
+    assert [item["code"] for item in all_findings] == ["C-CODE", "C-CODE", "A-CODE", "B-CODE"]
+    assert all_findings[0] == {
         "code": "C-CODE",
         "severity": "error",
         "what": "it is one",
@@ -166,7 +166,7 @@ def test_sarif_and_json_say_what_was_checked_by_which_rules_and_what_was_not(tre
     assert checked["round_from"] == "the seeds of the logs"
     assert (checked["results"], checked["rules_applied"]) == (10, 9)
     assert checked["files"] == sum(path.is_file() for path in (tree / "open" / "NeuralMagic").rglob("*"))
-    left = {one["what"]: one["why"] for one in state["not_checked"]}  # type: ignore[attr-defined]
+    left = {part["what"]: part["why"] for part in state["not_checked"]}  # type: ignore[attr-defined]
     assert left["open/Another"] == "--submitter names others"
     assert left["open/Empty"] == "it has no folder results/"
     assert "1 of 10 results of open/NeuralMagic" in left and "the weights that were served" in left
@@ -174,7 +174,7 @@ def test_sarif_and_json_say_what_was_checked_by_which_rules_and_what_was_not(tre
     (run,) = json.loads((tmp_path / "found.sarif").read_text())["runs"]
     assert run["properties"] == {name: state[name] for name in ("checked", "coverage", "not_checked")}
     (invocation,) = run["invocations"]
-    texts = [one["message"]["text"] for one in invocation["toolExecutionNotifications"]]
+    texts = [notice["message"]["text"] for notice in invocation["toolExecutionNotifications"]]
     assert invocation["executionSuccessful"] is True
     assert "not checked: open/Empty: it has no folder results/" in texts
 
@@ -183,7 +183,7 @@ def test_filters_choose_what_is_shown_and_not_what_is_judged(tree: Path, capsys:
     next(tree.glob("open/*/results/*/*/*/performance/run_1/mlperf_log_detail.txt")).unlink()
     with pytest.raises(SubmissionError) as refused:
         report_checks(tree, filters=Filters.parse(severities="notes", codes="model-not-verifiable,FILE-MISSING"))
-    assert [one["code"] for one in refused.value.state["findings"]] == ["MODEL-NOT-VERIFIABLE"]  # type: ignore
+    assert [item["code"] for item in refused.value.state["findings"]] == ["MODEL-NOT-VERIFIABLE"]  # type: ignore
     printed = capsys.readouterr().out
     assert "MODEL-NOT-VERIFIABLE" in printed and "FILE-MISSING" not in printed
     hidden = re.search(r"(\d+) findings of other codes or severities are not shown", printed)
@@ -239,10 +239,10 @@ def test_the_sarif_log_is_written_and_the_findings_kept_when_there_are_errors(tr
     next(tree.glob("open/*/results/*/*/*/performance/run_1/mlperf_log_detail.txt")).unlink()
     with pytest.raises(SubmissionError) as refused:
         report_checks(tree, sarif=tmp_path / "findings.sarif")
-    found = refused.value.state["findings"]
-    assert isinstance(found, list) and found[0]["severity"] == "error"
+    all_findings = refused.value.state["findings"]
+    assert isinstance(all_findings, list) and all_findings[0]["severity"] == "error"
     results = json.loads((tmp_path / "findings.sarif").read_text())["runs"][0]["results"]
-    assert len(results) == len(found)
+    assert len(results) == len(all_findings)
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])

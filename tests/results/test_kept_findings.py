@@ -28,14 +28,16 @@ def test_what_was_found_is_kept_until_a_file_changes(tree: Path, keep: Path) -> 
     kept_findings.kept_findings(keep).put(name, state, msgspec.structs.replace(checked, results=77))
     again = check_tree(tree, keep=keep)
     assert again.findings == first.findings and again.submissions[0].results == 77
-    path = next(one for one in sorted(tree.rglob("user.conf")) if "server" in one.parts)
+    path = next(path for path in sorted(tree.rglob("user.conf")) if "server" in path.parts)
     before = path.stat()
     path.write_text("*.Server.target_qps = 1000\n".ljust(before.st_size))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     changed = check_tree(tree, keep=keep)
     assert changed.submissions[0].results == 10
-    assert {one.code for one in changed.findings} - {one.code for one in first.findings} == {"USER-CONF-DIFFERS"}
+    assert {finding.code for finding in changed.findings} - {finding.code for finding in first.findings} == {
+        "USER-CONF-DIFFERS"
+    }
     assert check_tree(tree, round_name="v5.0", keep=keep).submissions[0].round == "v5.0"
     assert len(list(keep.iterdir())) == 1
 
@@ -85,4 +87,4 @@ def test_nothing_is_kept_of_a_tree_with_a_link_to_a_folder_elsewhere(tree: Path,
 def test_a_file_beside_the_divisions_is_found_though_findings_are_kept(tree: Path, keep: Path) -> None:
     check_tree(tree, keep=keep)
     (tree / "notes.txt").write_text("beside the divisions")
-    assert "notes.txt" in {one.file for one in check_tree(tree, keep=keep).findings}
+    assert "notes.txt" in {finding.file for finding in check_tree(tree, keep=keep).findings}

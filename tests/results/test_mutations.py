@@ -51,25 +51,32 @@ def in_result(place: str) -> str:
 
 
 def found_in(home: Path) -> set[str]:
-    return {f"{one.code} {one.severity}" for one in check_tree(home.parents[1]).findings}
+    return {f"{finding.code} {finding.severity}" for finding in check_tree(home.parents[1]).findings}
 
 
 def test_the_good_tree_has_nothing_but_what_no_tree_can_show(good: Path) -> None:
-    assert [str(one) for one in check_tree(good.parents[1]).findings if one.code != "MODEL-NOT-VERIFIABLE"] == []
+    assert [
+        str(finding) for finding in check_tree(good.parents[1]).findings if finding.code != "MODEL-NOT-VERIFIABLE"
+    ] == []
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=[one["name"] for one in MUTATIONS])
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation["name"] for mutation in MUTATIONS])
 def test_a_change_has_exactly_its_findings(home: Path, mutation: dict[str, Any]) -> None:
     for change in (mutation, *mutation.get("also", ())):
         ((kind, argument),) = change["do"].items()
         CHANGES[kind](home, home / in_result(change["at"]), argument)
     expected = mutation.get("both", mutation.get(home.parent.name))
-    wanted = {one for one in expected if not one.endswith(" none")}
+    wanted = {code for code in expected if not code.endswith(" none")}
     assert found_in(home) - {"MODEL-NOT-VERIFIABLE note"} == wanted
 
 
 def test_every_check_of_a_tree_is_shown_by_a_change() -> None:
-    shown = {code.split()[0] for one in MUTATIONS for key in ("both", "closed", "open") for code in one.get(key, ())}
+    shown = {
+        code.split()[0]
+        for mutation in MUTATIONS
+        for key in ("both", "closed", "open")
+        for code in mutation.get(key, ())
+    }
     missing = {code for code, check in CHECKS.items() if check.stage is Stage.TREE} - shown - set(ELSEWHERE)
     assert missing == set()
 
@@ -96,15 +103,17 @@ def test_a_summary_of_another_run_is_found_in_a_compliance_test(home: Path) -> N
     shutil.copy(
         home / RESULT / "Offline/performance/run_1/mlperf_log_summary.txt", place / "run_1/mlperf_log_summary.txt"
     )
-    found = [one for one in check_tree(home.parents[1]).findings if one.code == "SUMMARY-DIFFERS"]
-    assert [one.file.partition("/Server/")[2] for one in found] == ["TEST06/performance/run_1/mlperf_log_summary.txt"]
+    differing = [finding for finding in check_tree(home.parents[1]).findings if finding.code == "SUMMARY-DIFFERS"]
+    assert [finding.file.partition("/Server/")[2] for finding in differing] == [
+        "TEST06/performance/run_1/mlperf_log_summary.txt"
+    ]
 
 
 def test_a_tree_that_states_digests_of_the_weights_is_not_told_that_it_has_none(home: Path) -> None:
     for path in (home / RESULT).glob("*/measurements.json"):
         set_json(home, path, {"model_sha256": "c0ffee"})
-    (one,) = [one for one in check_tree(home.parents[1]).findings if one.code == "MODEL-NOT-VERIFIABLE"]
-    assert "states digests of the weights" in one.what and "--weights=FOLDER" in one.remedy
+    (finding,) = [listed for listed in check_tree(home.parents[1]).findings if listed.code == "MODEL-NOT-VERIFIABLE"]
+    assert "states digests of the weights" in finding.what and "--weights=FOLDER" in finding.remedy
 
 
 def test_another_number_of_tokens_a_sample_is_found(home: Path) -> None:
@@ -141,7 +150,7 @@ def add_entry(_: Path, path: Path, values: dict[str, Any]) -> None:
 
 def scale_times(_: Path, path: Path, factor: float) -> None:
     text = path.read_text()
-    path.write_text(re.sub(r'("time_ms": )([\d.]+)', lambda one: f"{one[1]}{float(one[2]) * factor:.6f}", text))
+    path.write_text(re.sub(r'("time_ms": )([\d.]+)', lambda match: f"{match[1]}{float(match[2]) * factor:.6f}", text))
 
 
 def lose(_: Path, path: Path, key: str) -> None:
@@ -211,7 +220,7 @@ CHANGES = {
 
 
 def unused() -> Iterator[str]:
-    yield from set(CHANGES) - {next(iter(one["do"])) for one in MUTATIONS}
+    yield from set(CHANGES) - {next(iter(mutation["do"])) for mutation in MUTATIONS}
 
 
 def test_every_kind_of_change_is_used() -> None:

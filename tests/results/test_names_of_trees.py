@@ -43,8 +43,12 @@ def test_a_name_forges_no_line_in_any_form(tmp_path: Path, name: str, capsys: py
     assert FORGED in printed
     assert not any(line.startswith(FORGED) for line in f"{printed}\n{error.value}".splitlines())
     assert "\x1b" not in printed
-    found = check_tree(root, round_name="v6.0").findings
-    texts = [text for one in (as_objects(found), as_sarif(found, "1")["runs"][0]["results"]) for text in _texts(one)]
+    all_findings = check_tree(root, round_name="v6.0").findings
+    texts = [
+        text
+        for form in (as_objects(all_findings), as_sarif(all_findings, "1")["runs"][0]["results"])
+        for text in _texts(form)
+    ]
     assert texts and all(text.isprintable() for text in texts)
     assert json.loads(sarif.read_text())["runs"]
 
@@ -62,5 +66,5 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [text for one in value.values() for text in _texts(one)]
-    return [text for one in value for text in _texts(one)] if isinstance(value, list) else []
+        return [text for part in value.values() for text in _texts(part)]
+    return [text for part in value for text in _texts(part)] if isinstance(value, list) else []

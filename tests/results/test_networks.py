@@ -39,8 +39,12 @@ def change(
             summary = (home / path.relative_to(base)).with_name("mlperf_log_summary.txt")
             stated_name = name.rpartition(': "')[2].rstrip('"')
             summary.write_text(re.sub(r"(?m)^SUT name : .*$", f"SUT name : {stated_name}", summary.read_text()))
-        found = check_tree(base.parents[1]).findings
-        return [f"{one.code} {one.severity}: {one.field}" for one in found if one.code != "MODEL-NOT-VERIFIABLE"]
+        all_findings = check_tree(base.parents[1]).findings
+        return [
+            f"{finding.code} {finding.severity}: {finding.field}"
+            for finding in all_findings
+            if finding.code != "MODEL-NOT-VERIFIABLE"
+        ]
 
     return make
 
@@ -65,4 +69,4 @@ def change(
     ],
 )
 def test_a_system_over_a_network_is_described_and_named_so(change, division, network, name, expected):
-    assert sorted(one for one in change(division, network, name) if not one.startswith("README-")) == expected
+    assert sorted(text for text in change(division, network, name) if not text.startswith("README-")) == expected

@@ -34,7 +34,7 @@ def tree_of(published: Path, name: str, root: Path) -> Path:
 
 
 def found_in(session: Path) -> set[str]:
-    return {one.code for one in check_tree(session.parents[6]).findings if one.code.startswith("POWER-")}
+    return {finding.code for finding in check_tree(session.parents[6]).findings if finding.code.startswith("POWER-")}
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def restate(session: Path) -> None:
         for name in content["results"]:
             if name in FILES and (session / name).is_file():
                 content["results"][name] = hashlib.sha1((session / name).read_bytes()).hexdigest()
-        watts = [one for one in content.get("ptd_messages", ()) if one["cmd"] == "Watts"]
-        for one, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
+        watts = [listed for listed in content.get("ptd_messages", ()) if listed["cmd"] == "Watts"]
+        for message, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
             mean = mean_watts(read_samples(session / phase / "spl.txt").samples)
-            one["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", one["reply"])
+            message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", message["reply"])
         path.write_text(json.dumps(content))
 
 
@@ -110,7 +110,9 @@ def ten_seconds_are_missing(session: Path) -> None:
 def samples_are_not_positive(session: Path) -> None:
     """Change the sign of 7 of 663 samples in the window."""
     of_samples(
-        session, lambda lines: [*lines[:700], *(scaled(one, -1) for one in lines[700:707]), *lines[707:]], Phase.TESTING
+        session,
+        lambda lines: [*lines[:700], *(scaled(line, -1) for line in lines[700:707]), *lines[707:]],
+        Phase.TESTING,
     )
 
 
@@ -119,7 +121,7 @@ def a_line_is_cut(session: Path) -> None:
 
 
 def testing_is_lower(session: Path) -> None:
-    of_samples(session, lambda lines: [scaled(one, 0.88) for one in lines], Phase.TESTING)
+    of_samples(session, lambda lines: [scaled(line, 0.88) for line in lines], Phase.TESTING)
 
 
 def a_sample_is_uncertain(session: Path) -> None:

@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def found(home: Path) -> list[Finding]:
+def findings_of(home: Path) -> list[Finding]:
     submission = Submission(home.parents[1], "v6.0", home.parent.name, home.name, (), ())
     return list(CHECKS["PRIVATE-TEXT"].findings(submission))
 
@@ -51,11 +51,11 @@ def found(home: Path) -> list[Finding]:
 def test_a_credential_is_found_in_programs_and_never_shown(home: Path, folder: str, secret: str) -> None:
     (home / folder).mkdir(parents=True, exist_ok=True)
     (home / folder / "start.sh").write_text(f"#!/bin/sh\nexport TOKEN={secret}\n")
-    (one,) = found(home)
-    assert (one.severity, one.what) == (Severity.ERROR, "a credential")
-    assert one.file == f"closed/Somebody/{folder}/start.sh"
-    assert one.value == f"{len(secret)} characters, not shown"
-    assert secret[10:20] not in str(one)
+    (finding,) = findings_of(home)
+    assert (finding.severity, finding.what) == (Severity.ERROR, "a credential")
+    assert finding.file == f"closed/Somebody/{folder}/start.sh"
+    assert finding.value == f"{len(secret)} characters, not shown"
+    assert secret[10:20] not in str(finding)
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,22 @@ def test_a_credential_is_found_in_programs_and_never_shown(home: Path, folder: s
 )
 def test_what_only_shows_where_a_secret_belongs_is_none(home: Path, text: str) -> None:
     (home / "src" / "llama" / "main.py").write_text(f'token = "{text}"\n')
-    assert found(home) == []
+    assert findings_of(home) == []
 
 
 def test_a_name_in_many_files_of_programs_is_one_finding(home: Path) -> None:
     for number in range(3):
         (home / "src" / "llama" / f"{number}.py").write_text(f"{number}, /home/scratch.jdoe/x\n")
-    (one,) = found(home)
-    assert one.what == "the home folder of a person, in 3 files of programs"
-    assert (one.file, one.value) == ("closed/Somebody/src/llama/0.py", "scratch.jdoe")
+    (finding,) = findings_of(home)
+    assert finding.what == "the home folder of a person, in 3 files of programs"
+    assert (finding.file, finding.value) == ("closed/Somebody/src/llama/0.py", "scratch.jdoe")
 
 
 def test_what_was_not_read_is_said(home: Path) -> None:
     (home / "src" / "llama" / "model.bin").write_bytes(b"\0\1" + f"hf_{made_up(34)}".encode())
     (home / "src" / "llama" / "long.txt").write_text("." * LARGEST_TEXT + f" hf_{made_up(34)}")
     (home / "src" / "llama" / "exact.txt").write_text("." * LARGEST_TEXT)
-    assert [(one.severity, one.what, one.value) for one in found(home)] == [
+    assert [(finding.severity, finding.what, finding.value) for finding in findings_of(home)] == [
         (Severity.NOTE, "binary files were not searched for private text", "1: src/llama/model.bin"),
         (
             Severity.NOTE,
@@ -99,7 +99,7 @@ def test_what_was_not_read_is_said(home: Path) -> None:
 def test_links_and_what_is_no_file_are_left_out(home: Path) -> None:
     (home / "src" / "llama" / "link.txt").symlink_to("/etc/hostname")
     os.mkfifo(home / "src" / "llama" / "pipe.txt")
-    assert found(home) == []
+    assert findings_of(home) == []
 
 
 def test_a_key_is_found_only_where_a_word_begins() -> None:

@@ -22,19 +22,19 @@ def findings(neural_magic: Path) -> tuple[Finding, ...]:
 
 def test_the_page_has_every_code_with_its_count(neural_magic: Path) -> None:
     stated = {(code, severity): int(count) for code, severity, count in ROW.findall(PAGE.read_text(encoding="utf-8"))}
-    assert Counter((one.code, str(one.severity)) for one in findings(neural_magic)) == stated
+    assert Counter((finding.code, str(finding.severity)) for finding in findings(neural_magic)) == stated
 
 
 def test_each_error_names_file_field_value_and_what_was_expected(neural_magic: Path) -> None:
-    for one in findings(neural_magic):
-        if one.severity is Severity.ERROR:
-            assert (one.value and one.expected and one.remedy) or one.code == "PROGRAM-MISSING", one
-        assert (neural_magic.parents[1] / one.file).exists(), one.file
+    for finding in findings(neural_magic):
+        if finding.severity is Severity.ERROR:
+            assert (finding.value and finding.expected and finding.remedy) or finding.code == "PROGRAM-MISSING", finding
+        assert (neural_magic.parents[1] / finding.file).exists(), finding.file
 
 
 def test_the_doubled_tokens_are_those_of_one_result(neural_magic: Path) -> None:
-    (one,) = [one for one in findings(neural_magic) if one.code == "TOKENS-DOUBLED"]
-    assert (one.value, "GPTQ" in one.file, "64 bits" in one.what) == ("586.9", True, True)
+    (doubled,) = [finding for finding in findings(neural_magic) if finding.code == "TOKENS-DOUBLED"]
+    assert (doubled.value, "GPTQ" in doubled.file, "64 bits" in doubled.what) == ("586.9", True, True)
 
 
 def test_the_tables_of_the_page_are_printed_by_a_command(

@@ -87,12 +87,12 @@ def test_the_power_of_a_run_is_the_mean_of_its_meter_within_it(published: Index,
         "".join(f"Time,{at:%m-%d-%Y %H:%M:%S.%f},Watts,{watts},Volts,220,Amps,3,PF,0.9\n" for at, watts in meter)
     )
     rows = read_index(tree, tmp_path / "kept").rows
-    (row,) = [one for one in rows if one.power_w]
+    (row,) = [row for row in rows if row.power_w]
     assert row.power_w == 700 and row.value and row.per_watt == pytest.approx(row.value / 700)
     assert row.power_source == f"{Path(row.file).with_name('spl.txt')}: Watts, mean of the run"
     (tmp_path / "rounds").mkdir()
     (tmp_path / "rounds" / "one").symlink_to(tree)
-    (below,) = [one for one in read_index(tmp_path / "rounds", tmp_path / "kept").rows if one.power_w]
+    (below,) = [row for row in read_index(tmp_path / "rounds", tmp_path / "kept").rows if row.power_w]
     assert below.power_file == f"one/{row.power_file}"
 
 

@@ -51,7 +51,7 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
         tokens = figures.value("tokens_per_second") * figures.value("duration") / figures.value("samples")
         assert figures.value("tokens_per_sample") == pytest.approx(tokens, rel=1e-12)
         derived = ("samples", "duration", "tokens_per_sample")
-        read = [one for one in figures.values() if one.name not in derived]
+        read = [figure for figure in figures.values() if figure.name not in derived]
         for figure in read:
             assert figure.value == logged(figure, log), str(figure.source)
         seen += len(read)
@@ -60,7 +60,7 @@ def test_every_figure_of_the_published_tree_is_loadgens_own(neural_magic: Path) 
             for key, value in log.items()
             if key.startswith("result_") and isinstance(value, int | float) and not isinstance(value, bool)
         }
-        assert numbers - {one.source.field for one in read} <= OTHERS
+        assert numbers - {figure.source.field for figure in read} <= OTHERS
         assert result.performance.loadgen_valid == (log["result_validity"] == "VALID")
         for name in ("min_duration_ms", "target_qps", "scenario"):
             assert result.performance.settings[name] == log[f"effective_{name}"]
@@ -122,7 +122,7 @@ def test_a_result_has_its_round_benchmark_limits_and_weights(neural_magic: Path)
     result = by_name(submission)[H100, "llama2-70b-99", "Server"]
     assert result.performance and result.performance.metric
     assert str(result.performance.metric) == "1,468.24 tokens/s"
-    assert [(one.name, str(one.p99), one.limit) for one in result.performance.latencies] == [
+    assert [(latency.name, str(latency.p99), latency.limit) for latency in result.performance.latencies] == [
         ("TTFT", "502.1 ms", 2000),
         ("TPOT", "94.1 ms", 200),
     ]
@@ -150,8 +150,8 @@ def test_divisions_and_submitters_are_submissions_of_their_own(tree: Path) -> No
     shutil.copytree(tree / "open", tree / "closed")
     shutil.copytree(tree / "open", tree / "network")
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "open" / "Another")
-    found = [(one.division, one.submitter, len(one.results)) for one in read_tree(tree)]
-    assert sorted(found) == [
+    counts = [(submission.division, submission.submitter, len(submission.results)) for submission in read_tree(tree)]
+    assert sorted(counts) == [
         ("closed", "NeuralMagic", 10),
         ("network", "NeuralMagic", 10),
         ("open", "Another", 10),
@@ -171,8 +171,8 @@ def test_the_layout_of_later_rounds_is_read(tree: Path) -> None:
     shutil.rmtree(home / "measurements")
     after = only(read_tree(tree))
     assert after.problems == ()
-    for one, other in zip(before.results, after.results, strict=True):
-        assert (one.measurements, one.user_conf) == (other.measurements, other.user_conf)
+    for earlier, other in zip(before.results, after.results, strict=True):
+        assert (earlier.measurements, earlier.user_conf) == (other.measurements, other.user_conf)
         assert other.compliance == ("TEST06",)
 
 
@@ -201,7 +201,9 @@ def spoil(home: Path) -> Iterator[tuple[Path, str]]:
 def test_what_cannot_be_read_is_a_finding_and_the_rest_is_read(tree: Path) -> None:
     for path, code in spoil(tree / "open" / "NeuralMagic"):
         submission = only(read_tree(tree))
-        assert (code, path.relative_to(tree).as_posix()) in {(one.code, one.file) for one in submission.problems}
+        assert (code, path.relative_to(tree).as_posix()) in {
+            (problem.code, problem.file) for problem in submission.problems
+        }
         assert len(submission.results) == 10
 
 
@@ -242,7 +244,7 @@ def test_any_scenario_is_read_with_tokens_and_without(
         shutil.copytree(logs, folder / "performance" / "run_1")
         shutil.copytree(accuracy, folder / "accuracy")
     submission = only(read_tree(tmp_path))
-    assert [str(one) for one in submission.problems if one.code != "FILE-MISSING"] == []
+    assert [str(problem) for problem in submission.problems if problem.code != "FILE-MISSING"] == []
     assert submission.round == "v6.1"
     assert len(submission.results) == 8
     for result in submission.results:
@@ -266,9 +268,9 @@ def results_of(root: Path, logs: Path, accuracy: Path, folders: Iterable[str], s
         (place / "accuracy" / "accuracy.txt").write_text("'exact_match': 83.396\naccuracy=76\nmAP=53\n\nhash=ab12\n")
     (home / "systems").mkdir()
     (home / "systems" / "System.json").write_text(json.dumps({"system_type": system_type}))
-    found = check_tree(root, round_name="v6.0").findings
+    all_findings = check_tree(root, round_name="v6.0").findings
     codes = ("LOG-TWICE", "LOG-SCENARIO", "ONE-RUN-TWO-VARIANTS", "SCORE-UNREADABLE")
-    return {f"{one.code} {one.severity}" for one in found if one.code in codes}
+    return {f"{finding.code} {finding.severity}" for finding in all_findings if finding.code in codes}
 
 
 def test_an_edge_system_may_infer_a_result_from_another_scenario(

@@ -37,8 +37,8 @@ def submission(
     root: Path = Path(), *, name: str = "box", described: dict[str, Any] | None = None, **result: Any
 ) -> Submission:
     system = System(name, DESCRIBED | (described or {}), f"systems/{name}.json")
-    one = replace(RESULT, system=name, **result)
-    return Submission(root, "v4.1", "closed", "Somebody", (system,), (one,))
+    named = replace(RESULT, system=name, **result)
+    return Submission(root, "v4.1", "closed", "Somebody", (system,), (named,))
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_a_name_states_a_number_of_accelerators(name: str, count: set[int]) -> N
 
 def test_each_name_is_compared_by_itself() -> None:
     described = {"system_name": "XE8640 (1xH100-SXM-80GB, vLLM)", "accelerator_model_name": "NVIDIA H100-SXM-80GB"}
-    one = submission(name="XE8640_4xH100_vLLM", described=described)
-    (finding,) = CHECKS["SYSTEM-ACCELERATORS"].findings(one)
+    made = submission(name="XE8640_4xH100_vLLM", described=described)
+    (finding,) = CHECKS["SYSTEM-ACCELERATORS"].findings(made)
     assert (finding.value, finding.expected) == ("1 in each of 1 nodes", "4, as 'XE8640_4xH100_vLLM' says")
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "found"),
+    ("name", "model", "expected"),
     [
         ("DGX-H100_H100-SXM-80GBx8_TRT", "NVIDIA H100-SXM-80GB", ""),
         ("DGX-H100_H100-SXM-80GBx8_TRT", "NVIDIA A100-SXM-80GB", "H100, as 'DGX-H100_H100-SXM-80GBx8_TRT' says"),
@@ -88,10 +88,12 @@ def test_each_name_is_compared_by_itself() -> None:
         ("4xH100", "an accelerator that the table does not have", ""),
     ],
 )
-def test_a_name_states_the_accelerator_that_is_described(name: str, model: str, found: str) -> None:
-    one = submission(name=name, described={"accelerator_model_name": model})
-    faults = [fault for fault in CHECKS["SYSTEM-ACCELERATORS"].findings(one) if fault.field == "accelerator_model_name"]
-    assert [fault.expected for fault in faults] == ([found] if found else [])
+def test_a_name_states_the_accelerator_that_is_described(name: str, model: str, expected: str) -> None:
+    made = submission(name=name, described={"accelerator_model_name": model})
+    faults = [
+        fault for fault in CHECKS["SYSTEM-ACCELERATORS"].findings(made) if fault.field == "accelerator_model_name"
+    ]
+    assert [fault.expected for fault in faults] == ([expected] if expected else [])
 
 
 def test_a_count_of_one_node_is_right_too() -> None:
@@ -104,7 +106,7 @@ COMMAND = "```\ncm run script --tags=run-mlperf --vllm_model_name=org/Llama-2-7b
 
 
 @pytest.mark.parametrize(
-    ("name", "framework", "readme", "what"),
+    ("name", "framework", "readme", "fault"),
     [
         ("box", "deepsparse v1.5.2", COMMAND, "the description names other software than the commands that were run"),
         ("box", "vLLM 0.5.2", COMMAND, ""),
@@ -116,9 +118,9 @@ COMMAND = "```\ncm run script --tags=run-mlperf --vllm_model_name=org/Llama-2-7b
         ("box", "PyTorch 2.3", "", ""),
     ],
 )
-def test_the_software_that_served_is_named(name: str, framework: str, readme: str, what: str) -> None:
-    one = submission(name=name, described={"framework": framework}, readme=readme)
-    assert [finding.what for finding in CHECKS["SYSTEM-SOFTWARE"].findings(one)] == ([what] if what else [])
+def test_the_software_that_served_is_named(name: str, framework: str, readme: str, fault: str) -> None:
+    made = submission(name=name, described={"framework": framework}, readme=readme)
+    assert [finding.what for finding in CHECKS["SYSTEM-SOFTWARE"].findings(made)] == ([fault] if fault else [])
 
 
 def test_what_lies_below_a_framework_is_none() -> None:
@@ -139,8 +141,8 @@ def test_what_lies_below_a_framework_is_none() -> None:
 )
 def test_weights_are_of_the_type_that_their_names_say(stated: tuple[str, ...], readme: str, expected: str) -> None:
     keys = ("weight_data_types", "weight_transformations", "starting_weights_filename")
-    one = submission(measurements=dict(zip(keys, stated, strict=True)), readme=readme)
-    assert [finding.expected for finding in CHECKS["WEIGHTS-TYPES"].findings(one)] == ([expected] if expected else [])
+    made = submission(measurements=dict(zip(keys, stated, strict=True)), readme=readme)
+    assert [finding.expected for finding in CHECKS["WEIGHTS-TYPES"].findings(made)] == ([expected] if expected else [])
 
 
 CALIBRATION = """# Calibration
@@ -165,8 +167,8 @@ def test_calibration_of_another_division_is_left_out(
     page.parent.mkdir(parents=True)
     page.write_text(CALIBRATION.format(other=other, after=after))
     stated = {"weight_data_types": "fp16", "weight_transformations": "none", "starting_weights_filename": "Llama-2"}
-    found = CHECKS["WEIGHTS-TYPES"].findings(submission(tmp_path, measurements=stated))
-    assert [one.expected for one in found] == expected
+    faults = CHECKS["WEIGHTS-TYPES"].findings(submission(tmp_path, measurements=stated))
+    assert [fault.expected for fault in faults] == expected
 
 
 @pytest.mark.parametrize(
@@ -179,8 +181,8 @@ def test_calibration_of_another_division_is_left_out(
     ],
 )
 def test_what_is_said_of_a_scenario_in_lower_case_is_true_of_the_round(round_name: str, words: str) -> None:
-    one = replace(submission(folder=f"{RESULT.folder[:-7]}offline"), round=round_name)
-    (finding,) = CHECKS["SCENARIO-SPELLING"].findings(one)
+    made = replace(submission(folder=f"{RESULT.folder[:-7]}offline"), round=round_name)
+    (finding,) = CHECKS["SCENARIO-SPELLING"].findings(made)
     assert words in finding.what and ("inferred" in finding.what) is bool(words)
 
 

@@ -19,8 +19,8 @@ def latencies(seed: int, *, correlation: float = 0.9) -> np.ndarray:
     draw = np.random.default_rng(seed)
     noise = draw.normal(0, 0.3 * np.sqrt(1 - correlation**2), SAMPLES)
     values = [last := float(draw.normal(0, 0.3))]
-    for one in noise[1:].tolist():
-        last = correlation * last + one
+    for value in noise[1:].tolist():
+        last = correlation * last + value
         values.append(last)
     return 100 * np.exp(np.array(values))
 
@@ -39,11 +39,11 @@ TRUE = {0.5: 100.0, 0.99: 100 * float(np.exp(0.3 * 2.3263))}
 
 @pytest.mark.parametrize("share", [0.5, 0.99])
 def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> None:
-    found = [
+    intervals = [
         uncertainty.percentile(float(np.quantile(values, share)), values, share, seed=seed)
         for seed, values in enumerate(runs)
     ]
-    held = sum(one is not None and one.low <= TRUE[share] <= one.high for one in found)
+    held = sum(interval is not None and interval.low <= TRUE[share] <= interval.high for interval in intervals)
     assert held >= 0.93 * TRIALS
     # Taken as independent, the same samples would give an interval that misses it far more often.
     narrow = [
@@ -55,21 +55,21 @@ def test_the_interval_of_a_percentile_holds_the_true_one(runs, share: float) -> 
         )
         for values in runs
     ]
-    assert sum(one is not None and one.low <= TRUE[share] <= one.high for one in narrow) < held
+    assert sum(interval is not None and interval.low <= TRUE[share] <= interval.high for interval in narrow) < held
 
 
 def test_runs_of_the_same_latency_hardly_ever_differ_and_another_one_does(runs) -> None:
-    def verdict(one: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
+    def verdict(first_run: np.ndarray, other: np.ndarray, seed: int) -> Verdict:
         first, second = (
             uncertainty.mean(float(values.mean()), values, seed=seed + place)
-            for place, values in enumerate((one, other))
+            for place, values in enumerate((first_run, other))
         )
-        return shift(figure(float(one.mean()), first), figure(float(other.mean()), second)).verdict
+        return shift(figure(float(first_run.mean()), first), figure(float(other.mean()), second)).verdict
 
-    same = [verdict(one, other, 2 * seed) for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
+    same = [verdict(run, other, 2 * seed) for seed, (run, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))]
     slower = [
-        verdict(one, other * 1.15, 2 * seed)
-        for seed, (one, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))
+        verdict(run, other * 1.15, 2 * seed)
+        for seed, (run, other) in enumerate(zip(runs[::2], runs[1::2], strict=True))
     ]
     assert same.count(Verdict.REAL) <= 2
     assert slower.count(Verdict.REAL) >= 0.9 * len(slower)
@@ -104,15 +104,15 @@ def test_too_few_samples_give_no_interval_and_say_how_many_would(samples: int, s
 
 def test_a_change_is_unknown_without_intervals_and_likely_by_percentiles_alone() -> None:
     known = {0.0: 10.0, 0.5: 100.0, 0.9: 150.0, 0.97: 180.0, 0.99: 200.0, 0.999: 300.0, 1.0: 400.0}
-    one = uncertainty.from_percentiles(200.0, known, 24576, 0.99)
+    interval = uncertainty.from_percentiles(200.0, known, 24576, 0.99)
     far = uncertainty.from_percentiles(260.0, {share: 1.3 * value for share, value in known.items()}, 24576, 0.99)
     near = uncertainty.from_percentiles(201.0, {share: 1.005 * value for share, value in known.items()}, 24576, 0.99)
-    assert one and far and near
-    assert shift(figure(200, one), figure(260, far)).verdict is Verdict.LIKELY
-    assert shift(figure(200, one), figure(201, near)).verdict is Verdict.WITHIN
-    assert shift(figure(200, one), figure(260, None)).why == "no samples"
+    assert interval and far and near
+    assert shift(figure(200, interval), figure(260, far)).verdict is Verdict.LIKELY
+    assert shift(figure(200, interval), figure(201, near)).verdict is Verdict.WITHIN
+    assert shift(figure(200, interval), figure(260, None)).why == "no samples"
     assert shift(figure(200, None), figure(200, None)).verdict is Verdict.SAME
-    assert shift(figure(0, one), figure(5, far)).change is None
+    assert shift(figure(0, interval), figure(5, far)).change is None
 
 
 def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
@@ -123,16 +123,16 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
     rows["first_ns"] = rows["issued_ns"] + random.uniform(10e6, 20e6, 2000)
     rows["last_ns"] = rows["first_ns"] + 100e6
 
-    def found(name: str, value: float, unit: str) -> Interval:
+    def interval_of(name: str, value: float, unit: str) -> Interval:
         estimate, why = uncertainty.from_samples(Figure(name, value, unit, Source("log", name)), rows)
         assert estimate is not None and not why
         return estimate
 
-    rate = found("tokens_per_second", 220.0, "tokens/s")
+    rate = interval_of("tokens_per_second", 220.0, "tokens/s")
     assert 190 < rate.low < 220 < rate.high < 250
-    first = found("ttft_p99", 19.9, "ms")
+    first = interval_of("ttft_p99", 19.9, "ms")
     assert 19.6 < first.low < 19.9 < first.high < 20.2
-    assert found("tpot_p99", 10.0, "ms").basis is Basis.SAMPLES
+    assert interval_of("tpot_p99", 10.0, "ms").basis is Basis.SAMPLES
     burst = rows.copy()
     burst["last_ns"][1:] = burst["last_ns"][0]
     burst["last_ns"][-1] *= 1000
@@ -150,13 +150,13 @@ def test_the_samples_of_a_run_give_the_interval_of_each_figure() -> None:
 def test_the_interval_of_a_change_is_that_of_its_bootstrap() -> None:
     draw = np.random.default_rng(3)
     samples = [draw.lognormal(np.log(value), 0.5, 4000) for value in (100.0, 120.0)]
-    one, other = (
+    first, other = (
         figure(value, uncertainty.percentile(value, values, 0.5, seed=place))
         for place, (value, values) in enumerate(zip((100.0, 120.0), samples, strict=True))
     )
-    change = shift(one, other)
+    change = shift(first, other)
     assert change.verdict is Verdict.REAL and change.low is not None and change.high is not None
     medians = [np.median(draw.choice(values, (2000, len(values))), axis=1) for values in samples]
     low, high = np.quantile(medians[1] / medians[0], [0.005, 0.995])
     assert np.log1p(change.high) - np.log1p(change.low) == pytest.approx(np.log(high / low), rel=0.25)
-    assert shift(one, figure(100.5, one.interval)).verdict is Verdict.WITHIN
+    assert shift(first, figure(100.5, first.interval)).verdict is Verdict.WITHIN

@@ -39,8 +39,8 @@ def save(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
     at = 0
     for name, (kind, shape) in tensors.items():
         size = VALUE_BYTES[kind]
-        for one in shape:
-            size *= one
+        for length in shape:
+            size *= length
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
@@ -76,9 +76,9 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def found(home: Path, weights: Path, of: str = "") -> set[str]:
+def codes_of(home: Path, weights: Path, of: str = "") -> set[str]:
     checked = check_tree(home.parents[1], weights=weights, weights_of=of).findings
-    return {f"{one.code} {one.severity}" for one in checked}
+    return {f"{finding.code} {finding.severity}" for finding in checked}
 
 
 def state(home: Path, **values: str) -> None:
@@ -87,17 +87,17 @@ def state(home: Path, **values: str) -> None:
 
 
 def test_weights_that_are_as_claimed_leave_nothing_to_say(home: Path, tmp_path: Path) -> None:
-    assert found(home, model(tmp_path / "w")) == set()
+    assert codes_of(home, model(tmp_path / "w")) == set()
 
 
 def test_weights_are_only_those_of_the_results_that_are_named(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "results/4xH100_vLLM/llama2-70b-99", home / "results/4xH100_vLLM/another")
     weights = model(tmp_path / "w")
     with pytest.raises(UsageError, match="several models"):
-        found(home, weights)
+        codes_of(home, weights)
     with pytest.raises(UsageError, match="no result is named by 'llama3'"):
-        found(home, weights, "llama3")
-    assert "MODEL-NOT-VERIFIABLE note" in found(home, weights, "4xH100_vLLM/llama2*")
+        codes_of(home, weights, "llama3")
+    assert "MODEL-NOT-VERIFIABLE note" in codes_of(home, weights, "4xH100_vLLM/llama2*")
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_the_type_in_the_headers_is_compared_with_the_stated_one(
     home: Path, tmp_path: Path, kind: str, stated: str, finding: str
 ) -> None:
     state(home, weight_data_types=stated)
-    assert {one for one in found(home, model(tmp_path / "w", kind)) if "SERVED" in one} == ({finding} - {""})
+    assert {text for text in codes_of(home, model(tmp_path / "w", kind)) if "SERVED" in text} == ({finding} - {""})
 
 
 @pytest.mark.parametrize(("count", "wrong"), [(78, False), (80, False), (88, True), (40, True)])
 def test_parameters_are_those_of_the_benchmarks_model(home: Path, tmp_path: Path, count: int, wrong: bool) -> None:
-    assert ("SERVED-PARAMETERS error" in found(home, model(tmp_path / "w", count=count))) is wrong
+    assert ("SERVED-PARAMETERS error" in codes_of(home, model(tmp_path / "w", count=count))) is wrong
 
 
 def test_parameters_of_a_mapped_model_are_those_of_its_name(home: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_parameters_of_a_mapped_model_are_those_of_its_name(home: Path, tmp_path
     home = home / "Somebody"
     (home / "results/4xH100_vLLM/llama2-70b-99").rename(home / "results/4xH100_vLLM/my-llama-7b")
     (home / "model_mapping.json").write_text(json.dumps({"my-llama-7b": "llama2-70b-99"}))
-    assert "SERVED-PARAMETERS error" in found(home, model(tmp_path / "w"))
+    assert "SERVED-PARAMETERS error" in codes_of(home, model(tmp_path / "w"))
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_packed_weights_are_counted_by_their_bits(
 def test_weights_stated_by_their_digest_are_those(home: Path, tmp_path: Path) -> None:
     weights = model(tmp_path / "w")
     state(home, model_sha256=sha256_of_tree(weights))
-    assert found(home, weights) == {"SERVED-DIGESTS note"}
+    assert codes_of(home, weights) == {"SERVED-DIGESTS note"}
     state(home, model_sha256="0" * 64)
-    assert found(home, weights) == {"SERVED-DIGESTS error"}
+    assert codes_of(home, weights) == {"SERVED-DIGESTS error"}
 
 
 def test_weights_stated_as_the_references_have_the_published_digests(
@@ -184,14 +184,14 @@ def test_weights_stated_as_the_references_have_the_published_digests(
     weights = model(tmp_path / "w", "F16")
     state(home, weight_data_types="fp16", weight_transformations="none")
     published = {path.name: f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}" for path in weights.iterdir()}
-    assert "SERVED-DIGESTS warning" in found(home, weights)  # not in as many files as the published ones
+    assert "SERVED-DIGESTS warning" in codes_of(home, weights)  # not in as many files as the published ones
     entry = catalogue.catalogue().model("llama-2-70b-chat")
     monkeypatch.setattr(served_weights, "published_model", lambda result: (entry, published))
-    assert "SERVED-DIGESTS note" in found(home, weights)
+    assert "SERVED-DIGESTS note" in codes_of(home, weights)
     published["model-00002-of-00002.safetensors"] = "md5:0"
-    assert "SERVED-DIGESTS error" in found(home, weights)
+    assert "SERVED-DIGESTS error" in codes_of(home, weights)
     (weights / "model-00001-of-00002.safetensors").rename(weights / "another.safetensors")
-    assert "SERVED-DIGESTS warning" in found(home, weights)
+    assert "SERVED-DIGESTS warning" in codes_of(home, weights)
 
 
 def tamper(old: str, new: str) -> Callable[[bytes], bytes]:
@@ -238,7 +238,7 @@ def test_a_malformed_file_is_a_finding_and_no_crash(tmp_path: Path, damage: Call
 
 
 def test_weights_that_cannot_be_read_are_a_finding(home: Path, tmp_path: Path) -> None:
-    assert "SERVED-UNREADABLE error" in found(home, tmp_path / "none")
+    assert "SERVED-UNREADABLE error" in codes_of(home, tmp_path / "none")
     weights = model(tmp_path / "w")
     (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"c": "model-3.safetensors"}}))
-    assert "SERVED-UNREADABLE error" in found(home, weights)
+    assert "SERVED-UNREADABLE error" in codes_of(home, weights)

@@ -86,21 +86,38 @@ PRINTED = {
 
 def numbers():
     """Return all that is compared, as text."""
-    lines = [repr((name, found.audit, found.thresholds, found.samples)) for name in AUDITS for found in [audit(*name)]]
+    lines = [
+        repr((name, audited.audit, audited.thresholds, audited.samples))
+        for name in AUDITS
+        for audited in [audit(*name)]
+    ]
     for round_name in round_names():
         lines.append(repr((round_terms(round_name).seeds, round_terms(round_name).test_seeds)))
         for name in benchmark_names(round_name):
-            found = benchmark_terms(round_name, name)
-            facts = (found.category, found.required, found.compliance, found.samples, found.accuracy_files)
+            benchmark = benchmark_terms(round_name, name)
+            facts = (
+                benchmark.category,
+                benchmark.required,
+                benchmark.compliance,
+                benchmark.samples,
+                benchmark.accuracy_files,
+            )
             lines.append(repr((round_name, name, *facts, targets(round_name, name))))
-            for scenario in found.scenarios:
+            for scenario in benchmark.scenarios:
                 cells = [terms(round_name, name, scenario, mode) for mode in Mode]
-                lines.append(repr((scenario, [_numbers_of_run(one) for one in cells])))
+                lines.append(repr((scenario, [_numbers_of_run(cell) for cell in cells])))
     return "\n".join(re.sub(r", source='[^']*'|, source=\"[^\"]*\"", "", line) for line in lines)
 
 
-def _numbers_of_run(one):
-    return one.samples, one.min_samples, one.min_duration_ms, one.min_queries, one.early_stopping, one.limits
+def _numbers_of_run(run_terms):
+    return (
+        run_terms.samples,
+        run_terms.min_samples,
+        run_terms.min_duration_ms,
+        run_terms.min_queries,
+        run_terms.early_stopping,
+        run_terms.limits,
+    )
 
 
 def targets(round_name, name):
@@ -113,23 +130,23 @@ def targets_of(round_name, name, scenario):
 
 def constants(text, *names):
     """Return top-level assignments of a Python source."""
-    found = {}
+    namespace = {}
     for name in names:
         start = text.index(f"\n{name} = ") if f"\n{name} = " in text else text.index(f"{name} = ")
         source = text[start:].lstrip("\n")
         end = re.search(r"^[}\]]", source, re.MULTILINE).end()
-        exec(source[:end], found)
-    return found
+        exec(source[:end], namespace)
+    return namespace
 
 
 def method(text, name):
     """Return a method of a Python source as a function."""
-    found = {}
+    namespace = {}
     exec(
         textwrap.dedent(re.search(rf"^    def {name}\(.*?(?=^    def |^\S|\Z)", text, re.MULTILINE | re.DOTALL)[0]),
-        found,
+        namespace,
     )
-    return found[name]
+    return namespace[name]
 
 
 def show(commit, path):
@@ -201,8 +218,8 @@ class TestEachRound:
         ]
         theirs = {f"TEST05 {name}": seed for name, seed in checker.get("test05_seeds", {}).items()}
         assert theirs == {
-            f"{test} {name}_rng_seed": getattr(one, name)
-            for test, one in round_terms(round_name).test_seeds.items()
+            f"{test} {name}_rng_seed": getattr(seeds, name)
+            for test, seeds in round_terms(round_name).test_seeds.items()
             for name in ("qsl", "sample_index", "schedule")
         }
 
@@ -266,27 +283,27 @@ def check_score_lines(request, round_name, name):
 
 def check_scenarios(request, round_name, name):
     checker, _ = config(request, round_name)
-    found = benchmark_terms(round_name, name)
+    benchmark = benchmark_terms(round_name, name)
     for kind in KINDS:
         key = kind.replace(",", "-")
         required = checker[f"required-scenarios-{key}"].get(name)
         optional = checker[f"optional-scenarios-{key}"].get(name, [])
-        ours = found.required_on(kind)
-        assert ours == found.required_on(",".join(reversed(kind.split(","))))
+        ours = benchmark.required_on(kind)
+        assert ours == benchmark.required_on(",".join(reversed(kind.split(","))))
         assert (ours is None) == (required is None), kind
         if ours is not None:
             assert set(ours.all_of) == set(required) and set(ours.one_of) == set(optional)
     # A benchmark of both categories is one of the datacenter unless a user says otherwise.
     kinds = [kind for kind in Category if name in checker[f"required-scenarios-{kind}"]]
-    assert found.category == [*kinds, Category.DATACENTER][0]
+    assert benchmark.category == [*kinds, Category.DATACENTER][0]
 
 
 def check_samples(request, round_name, name):
     checker, source = config(request, round_name)
     sizes = checker.get("dataset-size") or config(request, "v5.0")[0]["dataset-size"]  # v4.1 has none
     whole = checker.get("accuracy-sample-count", {}).get(name, sizes.get(name))
-    found = benchmark_terms(round_name, name)
-    for scenario in found.scenarios:
+    benchmark = benchmark_terms(round_name, name)
+    for scenario in benchmark.scenarios:
         performance, accuracy = (terms(round_name, name, scenario, mode) for mode in Mode)
         assert performance.samples == checker["performance-sample-count"].get(name, whole)
         assert accuracy.samples == (whole[scenario] if isinstance(whole, dict) else whole)
@@ -294,7 +311,7 @@ def check_samples(request, round_name, name):
         assert scenario is Scenario.INTERACTIVE or performance.min_queries == least
         stops = method(source["methods"], "uses_early_stopping")(None, performance.loadgen_scenario)
         assert performance.early_stopping == stops
-    if Scenario.OFFLINE in found.scenarios:
+    if Scenario.OFFLINE in benchmark.scenarios:
         ours = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE).min_samples
         least = source["OFFLINE_MIN_SPQ_SINCE_V4"].get(name)
         # The newest checker has dropped GPT-J's, which round v5.0 still had.
@@ -307,9 +324,9 @@ def check_least_samples_in_user_conf(request, round_name, name):
     """user.conf asks for the samples of an Offline run where mlperf.conf does not."""
     _, source = config(request, round_name)
     if Scenario.OFFLINE in benchmark_terms(round_name, name).scenarios:
-        one = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE)
-        by_conf = one.loadgen_name in LEAST_ISSUED.findall(source["mlperf.conf"])
-        assert one.user_conf.get("min_query_count") == (None if by_conf else one.min_samples)
+        run_terms = terms(round_name, name, Scenario.OFFLINE, Mode.PERFORMANCE)
+        by_conf = run_terms.loadgen_name in LEAST_ISSUED.findall(source["mlperf.conf"])
+        assert run_terms.user_conf.get("min_query_count") == (None if by_conf else run_terms.min_samples)
 
 
 def check_duration(request, round_name, name):
@@ -322,32 +339,32 @@ def check_duration(request, round_name, name):
 
 def check_limits(request, round_name, name):
     checker, source = config(request, round_name)
-    found = benchmark_terms(round_name, name)
+    benchmark = benchmark_terms(round_name, name)
     limits = source["LLM_LATENCY_LIMITS"].get(name, {})
     if "conversational" in limits:
         limits = {"Server": limits["conversational"]}
-    for scenario in found.scenarios:
-        one = terms(round_name, name, scenario, Mode.PERFORMANCE)
+    for scenario in benchmark.scenarios:
+        run_terms = terms(round_name, name, scenario, Mode.PERFORMANCE)
         whole = checker["latency-constraint"].get(name, {}).get(scenario)
-        if one.limits is None or one.limits.ttft_ms is None:
-            assert (one.limits.latency_ms * 1e6 if one.limits else None) == whole
+        if run_terms.limits is None or run_terms.limits.ttft_ms is None:
+            assert (run_terms.limits.latency_ms * 1e6 if run_terms.limits else None) == whole
             assert scenario not in limits
             continue
-        assert {"ttft": one.limits.ttft_ms * 1e6, "tpot": one.limits.tpot_ms * 1e6} == limits[scenario]
+        assert {"ttft": run_terms.limits.ttft_ms * 1e6, "tpot": run_terms.limits.tpot_ms * 1e6} == limits[scenario]
         # LoadGen gets no target latency where the latencies of tokens are limited: the checker's limits nothing.
-        assert not whole or f"{one.loadgen_name}.Server.target_latency = 0" in source["mlperf.conf"]
+        assert not whole or f"{run_terms.loadgen_name}.Server.target_latency = 0" in source["mlperf.conf"]
 
 
 def check_accuracy_files(request, round_name, name):
     _, source = config(request, round_name)
     theirs = source["REQUIRED_ACC_BENCHMARK"].get(name, {}).get(round_name, {})
-    assert benchmark_terms(round_name, name).accuracy_files == {key: tuple(one) for key, one in theirs.items()}
+    assert benchmark_terms(round_name, name).accuracy_files == {key: tuple(names) for key, names in theirs.items()}
 
 
 def check_compliance(request, round_name, name):
     checker, source = config(request, round_name)
     ours = benchmark_terms(round_name, name).compliance
-    assert all(compliance_rules(one).files for one in ours)
+    assert all(compliance_rules(test).files for test in ours)
     if round_name == "v4.1":  # its code takes tests off a list, model by model
         run = {"model": name, "config": SimpleNamespace(version=round_name)}
         exec(source["tests"], run)

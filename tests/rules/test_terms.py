@@ -31,18 +31,20 @@ CELLS = [
 
 
 def check_cell(round_name, name, scenario, mode):
-    found = terms(round_name, name, scenario, mode)
+    run_terms = terms(round_name, name, scenario, mode)
     family = next(family for family in families() if name in [entry.name for entry in family.benchmarks])
     cell = (round_name, name, scenario, mode)
     run = benchmark_terms(round_name, name).loadgen
     for facts in (family.loadgen, family.samples, family.generation) if run else (family.samples,):
         assert len(matching(facts, *cell)) == 1
-    assert len(matching(family.limits, *cell)) == (1 if found.paced else 0) or (not run and found.limits is None)
+    assert len(matching(family.limits, *cell)) == (1 if run_terms.paced else 0) or (
+        not run and run_terms.limits is None
+    )
     assert all(len(matching(facts, *cell)) < 2 for facts in (family.least_issued, family.min_queries))
-    assert bool(found.generation.max_tokens) == run
-    labels = [target.label for target in found.targets]
+    assert bool(run_terms.generation.max_tokens) == run
+    labels = [target.label for target in run_terms.targets]
     assert len(labels) == len(set(labels)) and labels
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Terms) == found
+    assert msgspec.json.decode(msgspec.json.encode(run_terms), type=Terms) == run_terms
 
 
 def test_every_cell_has_one_value_for_each_fact_and_survives_a_record():
@@ -123,17 +125,17 @@ def test_scenarios_are_read_in_any_case():
 
 
 def test_interactive_is_loadgens_server_under_another_name():
-    found = terms("v6.1", "llama3.1-8b", Scenario.INTERACTIVE, Mode.PERFORMANCE)
-    assert (found.loadgen_scenario, found.loadgen_name) == ("Server", "llama3_1-8b-interactive")
-    assert (found.limits.ttft_ms, found.limits.tpot_ms) == (500, 30)
-    assert found.paced and found.first_token and found.needs_rate
+    run_terms = terms("v6.1", "llama3.1-8b", Scenario.INTERACTIVE, Mode.PERFORMANCE)
+    assert (run_terms.loadgen_scenario, run_terms.loadgen_name) == ("Server", "llama3_1-8b-interactive")
+    assert (run_terms.limits.ttft_ms, run_terms.limits.tpot_ms) == (500, 30)
+    assert run_terms.paced and run_terms.first_token and run_terms.needs_rate
 
 
 def test_single_stream_has_no_limits_and_a_rate_that_sizes_its_performance_run():
-    found, answers = (terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, mode) for mode in Mode)
-    assert found.limits is None and found.first_token and not found.paced and not found.at_once
-    assert found.one_by_one and found.needs_rate and not answers.needs_rate
-    assert found.min_samples == 1
+    run_terms, answers = (terms("v6.1", "llama3.1-8b-edge", Scenario.SINGLE_STREAM, mode) for mode in Mode)
+    assert run_terms.limits is None and run_terms.first_token and not run_terms.paced and not run_terms.at_once
+    assert run_terms.one_by_one and run_terms.needs_rate and not answers.needs_rate
+    assert run_terms.min_samples == 1
 
 
 def test_samples_and_lengths_differ_by_mode():
@@ -164,15 +166,15 @@ def test_a_target_with_an_upper_bound_alone_has_no_lower_one():
 
 
 def test_required_scenarios_depend_on_the_type_of_system():
-    found = benchmark_terms("v5.1", "deepseek-r1")
-    assert found.required_on("datacenter").all_of == (Scenario.SERVER, Scenario.OFFLINE)
-    assert Scenario.SINGLE_STREAM in found.required_on("datacenter,edge").all_of
-    assert found.required_on("edge") is None
+    benchmark = benchmark_terms("v5.1", "deepseek-r1")
+    assert benchmark.required_on("datacenter").all_of == (Scenario.SERVER, Scenario.OFFLINE)
+    assert Scenario.SINGLE_STREAM in benchmark.required_on("datacenter,edge").all_of
+    assert benchmark.required_on("edge") is None
 
 
 def test_the_seeds_of_each_round_are_different():
     seeds = [round_terms(name).seeds for name in round_names()]
-    assert len({value for one in seeds for value in (one.qsl, one.sample_index, one.schedule)}) == 3 * len(seeds)
+    assert len({value for seed in seeds for value in (seed.qsl, seed.sample_index, seed.schedule)}) == 3 * len(seeds)
 
 
 def test_a_compliance_test_has_its_audit_settings():

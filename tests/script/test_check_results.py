@@ -35,8 +35,8 @@ def test_json_has_all_findings_whatever_the_exit_code(cm, tree, tmp_path):
     assert done.code == SubmissionError.exit_code
     answer = json.loads(done.output[done.output.index("{\n") : done.output.rindex("}") + 1])
     assert answer["return"] == SubmissionError.exit_code
-    assert "FILE-MISSING" in {one["code"] for one in answer["new_state"]["findings"]}
-    assert [one["rules_of"] for one in answer["new_state"]["checked"]] == ["v4.1"]
+    assert "FILE-MISSING" in {entry["code"] for entry in answer["new_state"]["findings"]}
+    assert [entry["rules_of"] for entry in answer["new_state"]["checked"]] == ["v4.1"]
     assert answer["new_state"]["not_checked"]
     counted = answer["new_state"]["coverage"]
     assert counted["results"] == counted["rules_applied"] == 10

@@ -51,7 +51,7 @@ def page_faults(name, lines):
     shown = "\n".join(part(lines, "inputs"))
     yield from (f"--{flag}" for flag in {*script.input_mapping, *script.input_description} if f"--{flag}" not in shown)
     grouped = {word for line in part(lines, "variations") for word in line.replace(",", " ").split()}
-    yield from {f"_{one}" for one in script.variations if "," not in one} - grouped
+    yield from {f"_{variation}" for variation in script.variations if "," not in variation} - grouped
 
 
 def input_faults(name, lines):
@@ -63,13 +63,13 @@ def input_faults(name, lines):
             yield f"--{flag} is not described"
         elif "same_as" not in entry:
             expected = [*entry.get("choices", ()), entry.get("default", "")]
-            yield from (f"--{flag}: {one}" for one in expected if str(one) not in shown)
+            yield from (f"--{flag}: {word}" for word in expected if str(word) not in shown)
 
 
 @pytest.mark.parametrize("faults", [page_faults, input_faults])
 def test_every_page_is_whole_and_fits_and_explains_every_input(faults, monkeypatch):
-    found = {name: list(faults(name, page(name, monkeypatch))) for name in RECIPES}
-    assert {name: lacks for name, lacks in found.items() if lacks} == {}
+    lacking = {name: list(faults(name, page(name, monkeypatch))) for name in RECIPES}
+    assert {name: lacks for name, lacks in lacking.items() if lacks} == {}
 
 
 def test_a_long_line_is_found(monkeypatch):

@@ -102,7 +102,7 @@ def test_an_input_without_a_default_or_with_another_than_it_takes_is_found(entry
 @cache
 def settings() -> list[tuple[str, str, Any, Any]]:
     """Return field, environment key, type and default of all settings that code reads from the environment."""
-    found = []
+    classes = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         names = [
             node.name
@@ -118,11 +118,11 @@ def settings() -> list[tuple[str, str, Any, Any]]:
                 dict(zip(cls.__struct_fields__[::-1], cls.__struct_defaults__[::-1], strict=False)),
             )
             defaults = {field: value for field, value in defaults.items() if value is not NODEFAULT}
-            found += [
+            classes += [
                 (f"{cls.__name__}.{field}", key, hints[field], defaults.get(field))
                 for field, key in env_keys(cls).items()
             ]
-    return found
+    return classes
 
 
 def test_the_code_reads_each_input_as_its_meta_says():
@@ -189,7 +189,7 @@ def test_the_main_job_takes_the_values_that_are_listed_and_no_other(tmp_path, fl
 def test_all_values_that_the_rules_have_are_listed():
     wanted = {"division": Division, "category": Category, "execution_mode": ExecutionMode}
     listed = {flag: MAIN.input_description[flag]["choices"] for flag in wanted}
-    assert listed == {flag: [str(one) for one in kind] for flag, kind in wanted.items()}
+    assert listed == {flag: [str(value) for value in kind] for flag, kind in wanted.items()}
 
 
 def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
@@ -198,7 +198,7 @@ def test_the_main_job_lists_the_benchmarks_of_the_round_and_their_scenarios():
     assert input_values({})["scenario"][:2] == ["Offline", "Server"]
     assert "scenario" not in input_values({"CM_MLPERF_ROUND": "v4.1"})
     assert DESCRIBED["CM_MLPERF_SEARCH_SCENARIOS"][2]["values"] == [
-        str(one) for one in Scenario if one is not Scenario.MULTI_STREAM
+        str(scenario) for scenario in Scenario if scenario is not Scenario.MULTI_STREAM
     ]
 
 
@@ -249,18 +249,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 
 def unknown_flags(text: str) -> list[str]:
     """Return the flags of a page that no recipe takes, and those that the recipe of their command does not."""
-    found = sorted({flag for flag in FLAG.findall(text) if flag not in KNOWN | OTHERS})
+    unknown = sorted({flag for flag in FLAG.findall(text) if flag not in KNOWN | OTHERS})
     for tags, rest in COMMAND.findall(text.replace("\\\n", " ")):
         words = {word for word in tags.split(",") if word and word[0] not in "_<#-."}
         for script in [script for script in SCRIPTS if words and words <= set(script.tags)]:
             accepted = {*script.input_mapping, *ENGINE_FLAGS}
             own = IN_QUOTES.sub("", rest)
-            found += [f"{tags} {flag}" for flag in FLAG.findall(own) if flag not in accepted]
+            unknown += [f"{tags} {flag}" for flag in FLAG.findall(own) if flag not in accepted]
             inner = " ".join(IN_QUOTES.findall(rest))
-            found += [f"{tags} --job {flag}" for flag in FLAG.findall(inner) if flag not in MAIN.input_mapping]
-    return found
+            unknown += [f"{tags} --job {flag}" for flag in FLAG.findall(inner) if flag not in MAIN.input_mapping]
+    return unknown
 
 
 def test_a_page_names_only_flags_that_a_recipe_takes():
-    found = {str(page.relative_to(ROOT)): unknown_flags(page.read_text(encoding="utf-8")) for page in PAGES}
-    assert {page: flags for page, flags in found.items() if flags} == {}
+    unknown = {str(page.relative_to(ROOT)): unknown_flags(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: flags for page, flags in unknown.items() if flags} == {}

@@ -275,12 +275,12 @@ def test_a_valid_result_of_before_keeps_its_target(tmp_path, monkeypatch, files)
 
 
 def test_the_settings_that_are_found_are_those_of_the_server_and_recorded(tmp_path, monkeypatch, files):
-    found = {
+    exported = {
         "CM_VLLM_SERVER_EXTRA_ARGS": "--max-num-seqs=128",
         "CM_VLLM_SEARCHED_OPTIONS": "--max-num-seqs=128",
         "CM_VLLM_SEARCH_EVIDENCE": "Another may be better.",
     }
-    monkeypatch.setitem(EXPORTS, "find,mlperf,inference,server-settings", found)
+    monkeypatch.setitem(EXPORTS, "find,mlperf,inference,server-settings", exported)
     request = asked(tmp_path, "_vllm", {"search": "max-num-seqs:64..256"}, files)
     (node,) = [node for node in planned(tmp_path, request) if node.name == "server settings search"]
     assert "takes 1,800 s, at most" in node.notes[0]

@@ -52,10 +52,14 @@ def test_the_kernel_is_replaced_where_onednn_has_only_a_reference_one(model, tmp
 
 
 def test_vllm_finds_the_plugin_on_the_path_that_it_is_given(model, tmp_path):
-    found = fp8_env(model(FP8), processor(tmp_path, SAPPHIRE_RAPIDS))
-    plugins = [point for one in metadata.distributions(path=[found["PYTHONPATH"]]) for point in one.entry_points]
-    assert [(one.group, one.value) for one in plugins] == [("vllm.general_plugins", "cm4vllm_fp8:register")]
-    assert (Path(found["PYTHONPATH"]) / f"{plugins[0].module}.py").is_file()
+    env = fp8_env(model(FP8), processor(tmp_path, SAPPHIRE_RAPIDS))
+    plugins = [
+        point
+        for distribution in metadata.distributions(path=[env["PYTHONPATH"]])
+        for point in distribution.entry_points
+    ]
+    assert [(plugin.group, plugin.value) for plugin in plugins] == [("vllm.general_plugins", "cm4vllm_fp8:register")]
+    assert (Path(env["PYTHONPATH"]) / f"{plugins[0].module}.py").is_file()
 
 
 def test_what_the_user_disables_stays_disabled(model, tmp_path, monkeypatch):

@@ -31,14 +31,14 @@ def test_what_a_gpu_or_a_hub_would_make_it_write_is_known(log):
 
 def test_every_failure_has_a_log_or_is_known_by_how_the_process_ended():
     tried = {log.stem for log in [*RECORDED, *COMPOSED]}
-    assert {one.name for one in KNOWN_FAILURES} - tried == {"killed"}
+    assert {failure.name for failure in KNOWN_FAILURES} - tried == {"killed"}
     assert known_failure("it ended by itself: killed by SIGKILL").name == "killed"
     assert known_failure("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down").name == "killed"
     assert known_failure("it ended by itself: killed by SIGILL").name == "instruction"
 
 
 def test_names_and_remedies_are_each_of_its_own():
-    names, remedies = {one.name for one in KNOWN_FAILURES}, {one.remedy for one in KNOWN_FAILURES}
+    names, remedies = {failure.name for failure in KNOWN_FAILURES}, {failure.remedy for failure in KNOWN_FAILURES}
     assert len(names) == len(remedies) == len(KNOWN_FAILURES)
 
 

@@ -44,14 +44,14 @@ def test_every_option_is_found_by_each_of_its_names(options):
 def test_words_after_the_choices_belong_to_the_value(line, choices):
     words = line.partition("   ")[0].replace("--parser-plugin", "").split()
     names = [word.rstrip(",") for word in words if word.startswith("-")]
-    assert [(name, one.takes_value, one.choices) for name, one in parse_help(line).items()] == [
+    assert [(name, option.takes_value, option.choices) for name, option in parse_help(line).items()] == [
         (name, True, choices) for name in names
     ]
 
 
 def test_the_help_of_python_3_13_shows_the_value_once():
-    found = parse_help("  --tensor-parallel-size, -tp N\n").values()
-    assert {(one.full_name, one.takes_value) for one in found} == {("tensor-parallel-size", True)}
+    options = parse_help("  --tensor-parallel-size, -tp N\n").values()
+    assert {(option.full_name, option.takes_value) for option in options} == {("tensor-parallel-size", True)}
 
 
 def test_what_the_release_knows_is_left_as_it_is(options):

@@ -122,9 +122,9 @@ def gone(processes) -> bool:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         states = []
-        for one in processes:
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                states.append(one.status())
+                states.append(process.status())
         if not set(states) - {psutil.STATUS_ZOMBIE}:
             return True
         time.sleep(0.05)
@@ -158,8 +158,8 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
         record = read_record(tmp_path / "server" / SERVER_FILE, ServerRecord)
         supervisor = psutil.Process(record.supervisor_pid)
         processes = supervisor.children(recursive=True)
-        engine = next(one for one in processes if "EngineCore" in one.cmdline()[0])
-        assert any("Worker" in one.cmdline()[0] for one in processes)
+        engine = next(process for process in processes if "EngineCore" in process.cmdline()[0])
+        assert any("Worker" in process.cmdline()[0] for process in processes)
         sockets = Path(engine.environ()["VLLM_RPC_BASE_PATH"])
         segments = [link.readlink() for link in sockets.glob("psm_*")]
         assert any(path.is_socket() for path in sockets.iterdir())

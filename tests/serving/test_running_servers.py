@@ -25,13 +25,13 @@ def server(tmp_path):
 
 
 def ours(record):
-    return [one for one in running_servers() if one.supervisor == record.supervisor_pid]
+    return [server for server in running_servers() if server.supervisor == record.supervisor_pid]
 
 
 def test_a_running_server_is_found_and_described(server, tmp_path):
-    (one,) = ours(server)
-    assert (one.record, one.folder) == (server, tmp_path / "one")
-    text = status_text([one])
+    (running,) = ours(server)
+    assert (running.record, running.folder) == (server, tmp_path / "one")
+    text = status_text([running])
     assert text.startswith(f"{server.endpoint} serves")
     assert f"model       {peer.MODEL}, up to 2,048 tokens" in text
     assert str(tmp_path / "one" / "server.log") in text
@@ -39,19 +39,19 @@ def test_a_running_server_is_found_and_described(server, tmp_path):
 
 def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
     (tmp_path / "one" / SERVER_FILE).unlink()
-    (one,) = ours(server)
-    assert one.record is None
-    assert status_text([one]).startswith("starting for")
+    (running,) = ours(server)
+    assert running.record is None
+    assert status_text([running]).startswith("starting for")
 
 
 def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
     record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=PEER)
     try:
-        (one,) = ours(record)
+        (running,) = ours(record)
         (server,) = _children(record.supervisor_pid)
         server.suspend()
         server.kill()
-        assert "DOES NOT SERVE" in status_text([one])
+        assert "DOES NOT SERVE" in status_text([running])
     finally:
         stop(record)
 
@@ -61,10 +61,10 @@ def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_
     record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=[*PEER, "own-key"])
     try:
         assert record.access.key_env == "VLLM_API_KEY"
-        (one,) = ours(record)
-        assert f"{record.endpoint} serves" in status_text([one])
+        (running,) = ours(record)
+        assert f"{record.endpoint} serves" in status_text([running])
         monkeypatch.delenv("VLLM_API_KEY")
-        text = status_text([one])
+        text = status_text([running])
         assert "not checked: the environment variable VLLM_API_KEY is not set" in text
     finally:
         stop(record)
@@ -81,8 +81,8 @@ def _children(pid):
 @pytest.mark.parametrize("by", ["folder", "port"])
 def test_a_server_is_stopped_by_its_folder_or_its_port(server, tmp_path, by):
     port = int(server.endpoint.rpartition(":")[2])
-    one = stop_one(str(tmp_path / "one")) if by == "folder" else stop_one(str(tmp_path / "other"), port)
-    assert one.record == server
+    stopped = stop_one(str(tmp_path / "one")) if by == "folder" else stop_one(str(tmp_path / "other"), port)
+    assert stopped.record == server
     assert ours(server) == []
     assert death_reason(server) is not None
 

@@ -57,7 +57,11 @@ def family(pid: int) -> list[psutil.Process]:
 def gone(processes, timeout_s=30) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes if _exists(one)):
+        if not any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in processes
+            if _exists(process)
+        ):
             return True
         time.sleep(0.05)
     return False
@@ -100,8 +104,8 @@ def test_a_token_reaches_the_server_and_no_file_or_command_line(tmp_path, monkey
     monkeypatch.delenv("HF_TOKEN", raising=False)
     record = launch(tmp_path, extra="--hf-token s3cret-of-the-test")
     try:
-        servers = [one for one in family(record.supervisor_pid) if one.pid != record.supervisor_pid]
-        assert [one.environ().get("HF_TOKEN") for one in servers] == ["s3cret-of-the-test"]
+        servers = [process for process in family(record.supervisor_pid) if process.pid != record.supervisor_pid]
+        assert [process.environ().get("HF_TOKEN") for process in servers] == ["s3cret-of-the-test"]
         for process in family(record.supervisor_pid):
             assert "s3cret" not in " ".join(process.cmdline())
         for path in tmp_path.rglob("*"):
@@ -121,7 +125,7 @@ def test_servers_start_and_end_at_the_same_time(tmp_path):
         for record, (_, folder) in zip(records, parts, strict=True):
             assert read_record(folder / SERVER_FILE, ServerRecord) == record
             assert death_reason(record) is None
-        processes = [one for record in records for one in family(record.supervisor_pid)]
+        processes = [process for record in records for process in family(record.supervisor_pid)]
     finally:
         stop(replace(records[0], members=records[1:]))
     assert gone(processes, 0.1)
@@ -292,7 +296,11 @@ def test_orphans_that_ignore_sigterm_end_too(tmp_path, monkeypatch):
 def test_the_servers_end_takes_its_orphans_along(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
     processes = family(record.supervisor_pid)
-    next(one for one in processes if one.pid != record.supervisor_pid and peer.__file__ in one.cmdline()[1]).kill()
+    next(
+        process
+        for process in processes
+        if process.pid != record.supervisor_pid and peer.__file__ in process.cmdline()[1]
+    ).kill()
     assert gone(processes)
 
 
@@ -342,8 +350,8 @@ COMBINATIONS = [who for count in range(1, 5) for who in itertools.combinations(W
 def test_whoever_is_killed_no_process_is_left(owner, tmp_path, killed):
     record = read_record(tmp_path / SERVER_FILE, ServerRecord)
     supervisor, *others = family(record.supervisor_pid)
-    server = next(one for one in others if peer.__file__ in one.cmdline()[1])
-    orphan = next(one for one in others if one != server)
+    server = next(process for process in others if peer.__file__ in process.cmdline()[1])
+    orphan = next(process for process in others if process != server)
     processes = {"owner": psutil.Process(owner.pid), "supervisor": supervisor, "server": server, "orphan": orphan}
     for who in killed:
         os.kill(processes[who].pid, signal.SIGSTOP)  # so that none sees another's end before its own
@@ -372,7 +380,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", ENGINE, *PEER[1:]])
     processes = family(record.supervisor_pid)
-    engine = next(one for one in processes if one.cmdline()[0] == "VLLM::EngineCore")
+    engine = next(process for process in processes if process.cmdline()[0] == "VLLM::EngineCore")
     time.sleep(0.5)
     engine.kill()
     assert gone(processes, 2)
@@ -394,9 +402,9 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_
     record = launch(tmp_path / "first", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])
     try:
         supervisor, *others = family(record.supervisor_pid)
-        stray = next(one for one in others if "-I" in one.cmdline())
+        stray = next(process for process in others if "-I" in process.cmdline())
         supervisor.kill()
-        assert gone([one for one in others if one != stray])
+        assert gone([process for process in others if process != stray])
         assert stray.is_running()
         stop(launch(tmp_path / "second"))
         assert gone([stray], 1)

@@ -55,15 +55,15 @@ def test_a_run_is_summed_up_from_what_the_server_counted_during_it(serve, tmp_pa
     url, _ = serve(BEFORE.read_text(), AFTER.read_text())
     with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
-    found = watch.summary()
-    assert (found.samples, found.missed) == (2, 0)
-    assert (found.running_max, found.waiting_max) == (242, 253)
-    assert found.kv_cache_usage_max == pytest.approx(0.0402, abs=1e-4)
+    summary = watch.summary()
+    assert (summary.samples, summary.missed) == (2, 0)
+    assert (summary.running_max, summary.waiting_max) == (242, 253)
+    assert summary.kv_cache_usage_max == pytest.approx(0.0402, abs=1e-4)
     first, last = watch.samples
-    assert found.generation_tokens == last.generation_tokens - first.generation_tokens > 0
-    assert found.prefill.requests > 0
-    assert 0 < found.prefill.mean_ms < found.prefill.p99_at_most_ms
-    assert found.reused == ""
+    assert summary.generation_tokens == last.generation_tokens - first.generation_tokens > 0
+    assert summary.prefill.requests > 0
+    assert 0 < summary.prefill.mean_ms < summary.prefill.p99_at_most_ms
+    assert summary.reused == ""
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
 
 
@@ -71,8 +71,8 @@ def test_what_was_counted_before_the_run_is_not_the_runs(serve, tmp_path):
     url, _ = serve(AFTER.read_text())
     with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
-    found = watch.summary()
-    assert (found.prompt_tokens, found.generation_tokens, found.queue, found.prefill) == (0, 0, None, None)
+    summary = watch.summary()
+    assert (summary.prompt_tokens, summary.generation_tokens, summary.queue, summary.prefill) == (0, 0, None, None)
 
 
 @pytest.mark.parametrize("metric", ["prefix_cache_hits_total", "prompt_tokens_cached_total"])
@@ -86,8 +86,8 @@ def test_tokens_from_a_cache_are_told(serve, tmp_path, metric):
 
 
 def test_several_engines_are_added_up_and_the_fullest_cache_counts(serve, tmp_path):
-    one = BEFORE.read_text()
-    url, _ = serve("".join(line + _of_another_engine(line) for line in one.splitlines(True)), one)
+    page = BEFORE.read_text()
+    url, _ = serve("".join(line + _of_another_engine(line) for line in page.splitlines(True)), page)
     with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
     both, alone = watch.samples
@@ -107,10 +107,10 @@ def test_several_servers_are_added_up(serve, tmp_path):
     sites = [Site(serve(BEFORE.read_text())[0]) for _ in range(2)]
     with (
         sampled(sites, tmp_path / METRICS_FILE, interval_s=60) as both,
-        sampled(sites[:1], tmp_path / "other", interval_s=60) as one,
+        sampled(sites[:1], tmp_path / "other", interval_s=60) as alone,
     ):
         pass
-    assert both.samples[0].prompt_tokens == 2 * one.samples[0].prompt_tokens > 0
+    assert both.samples[0].prompt_tokens == 2 * alone.samples[0].prompt_tokens > 0
 
 
 def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_path):
@@ -119,9 +119,9 @@ def test_looks_are_taken_while_the_run_lasts_and_missed_ones_counted(serve, tmp_
         deadline = time.monotonic() + 20
         while handler.served < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
-    found = watch.summary()
-    assert found.missed == 1
-    assert found.samples >= 4
+    summary = watch.summary()
+    assert summary.missed == 1
+    assert summary.samples >= 4
 
 
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="cm4vllm-tiny"} '
@@ -140,8 +140,8 @@ def test_a_page_without_finite_values_is_missed_and_reported_and_the_watch_goes_
         deadline = time.monotonic() + 20
         while handler.served < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
-    found = watch.summary()
-    assert found.missed == 1 and found.samples >= 4
+    summary = watch.summary()
+    assert summary.missed == 1 and summary.samples >= 4
     said = "".join(capsys.readouterr())
     assert said.count("cannot be read") == 1 and "vllm:num_requests_running has no finite value" in said
     assert read_samples(tmp_path / METRICS_FILE) == watch.samples
@@ -155,9 +155,9 @@ def test_a_bucket_without_an_edge_is_left_out(serve, tmp_path, edge):
     url, _ = serve("".join(lines), AFTER.read_text())
     with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=60) as watch:
         pass
-    found = watch.summary()
-    assert (found.samples, found.missed) == (2, 0)
-    assert found.prefill.p99_at_most_ms > 0
+    summary = watch.summary()
+    assert (summary.samples, summary.missed) == (2, 0)
+    assert summary.prefill.p99_at_most_ms > 0
 
 
 def test_a_page_that_no_parser_takes_is_missed_and_the_watch_goes_on(serve, tmp_path):

@@ -62,8 +62,8 @@ def record(supervisor: int, niceness: int, **more) -> ServerRecord:
 def test_all_of_a_server_gives_way_and_its_supervisor_does_not(supervisor):
     own = os.getpriority(os.PRIO_PROCESS, 0)
     give_way(record(supervisor, 7))
-    found = {os.getpriority(os.PRIO_PROCESS, one) for pid in descendants(supervisor) for one in threads(pid)}
-    assert found == {min(19, own + 7)}
+    priorities = {os.getpriority(os.PRIO_PROCESS, thread) for pid in descendants(supervisor) for thread in threads(pid)}
+    assert priorities == {min(19, own + 7)}
     assert {group(pid) for pid in descendants(supervisor)} <= {"7", "none"}
     assert os.getpriority(os.PRIO_PROCESS, supervisor) == own
     assert group(supervisor) in ("0", "none")

@@ -13,10 +13,10 @@ def samples(
 ):
     """The samples of a server whose steps take step_ms(running) * slow(at), give or take 5 %."""
     noise = random.Random(seed)
-    tokens, computed, found, at = 0.0, 0.0, [], 0.0
+    tokens, computed, taken, at = 0.0, 0.0, [], 0.0
     while at <= seconds:
         now = round(running(at))
-        found.append(
+        taken.append(
             MetricsSample(
                 at_s=at,
                 running=now,
@@ -33,7 +33,7 @@ def samples(
         made = every_s * 1000 * following / (step_ms(following) * slow(at) * noise.uniform(0.95, 1.05))
         tokens, computed = tokens + made, computed + made * prompts(at)
         at += every_s
-    return found
+    return taken
 
 
 def by_line(running):
@@ -101,4 +101,4 @@ def test_a_server_that_is_hardly_used_has_no_speed():
     assert speed_of([]) is None
     assert speed_of(samples(10, by_line)) is None
     assert speed_of(samples(600, by_line, running=lambda at: 0)) is None
-    assert speed_of([replace(one, generation_tokens=0) for one in samples(100, by_line)]) is None
+    assert speed_of([replace(sample, generation_tokens=0) for sample in samples(100, by_line)]) is None

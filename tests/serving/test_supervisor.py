@@ -167,10 +167,10 @@ def test_descendants_are_found_through_generations():
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         child.stdout.readline()
-        found = descendants(child.pid)
-        assert len(found) == 1
-        assert parent_of(found[0]) == child.pid
-        assert set(found) < set(descendants(os.getpid()))
+        pids = descendants(child.pid)
+        assert len(pids) == 1
+        assert parent_of(pids[0]) == child.pid
+        assert set(pids) < set(descendants(os.getpid()))
     finally:
         child.communicate(b"\n")
     assert parent_of(child.pid) is None

@@ -123,8 +123,8 @@ def test_a_server_whose_text_cannot_be_counted_is_refused(habits, words):
 def test_a_refusal_that_names_no_parameter_drops_all_that_can_be_missed():
     class Vague(TextServer):
         def refusal(self, path, body):
-            found = super().refusal(path, body)
-            return found and (found[0], "bad request")
+            refusal = super().refusal(path, body)
+            return refusal and (refusal[0], "bad request")
 
     with Vague(refuses=("top_p", "seed")) as server:
         assert set(probed(server).dialect.left_out) == {"min_tokens", "top_k", "top_p", "seed", "stream_options"}
@@ -170,11 +170,11 @@ def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(faul
 
 def test_servers_in_two_dialects_are_not_alike():
     with (
-        TextServer() as one,
+        TextServer() as first,
         TextServer(counts=False) as two,
         pytest.raises(ServerUnsuitable, match="the servers differ"),
     ):
-        probe(f"{one.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
+        probe(f"{first.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
 
 
 def test_the_tokenizer_of_the_model_counts_as_the_server_does(model):

@@ -45,8 +45,8 @@ def with_h100(monkeypatch, tmp_path):
 def test_a_device_that_is_there_is_accepted(with_h100):
     require_device("cuda", {})
     require_device("cpu", {})
-    found = read_settings(Choice, gpu_env(detect_gpus()))
-    assert choose(found) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
+    choice = read_settings(Choice, gpu_env(detect_gpus()))
+    assert choose(choice) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
     assert choose(Choice(variant="cpu", cuda_devices=4)) == {}
     with pytest.raises(UsageError, match="no AMD GPU") as caught:
         require_device("rocm", {})

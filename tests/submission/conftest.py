@@ -153,24 +153,24 @@ def make_out(
 
 def of_round(log: str, round_name: str) -> str:
     """Return a detail log with the seeds of another round."""
-    found, wanted = round_terms(ROUND), round_terms(round_name)
+    own, wanted = round_terms(ROUND), round_terms(round_name)
     for name in ("qsl", "sample_index", "schedule"):
-        log = log.replace(str(getattr(found.seeds, name)), str(getattr(wanted.seeds, name)))
-    return log.replace(found.loadgen.wheel, wanted.loadgen.wheel)
+        log = log.replace(str(getattr(own.seeds, name)), str(getattr(wanted.seeds, name)))
+    return log.replace(own.loadgen.wheel, wanted.loadgen.wheel)
 
 
-def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
+def run_record(folder: Path, run_terms: Terms, *, rehearsal: bool, samples: int, source: str) -> RunRecord:
     conf = (folder / "user.conf").read_text()
     settings = RunSettings(
         rehearsal=rehearsal,
-        terms=found,
+        terms=run_terms,
         user_conf=conf,
         samples=samples,
         max_tokens=128,
         min_tokens=2,
         max_in_flight=64,
         target_qps_source="given",
-        target_qps=float(re.findall(rf"{found.loadgen_scenario}.target_qps = (.*)", conf)[0]),
+        target_qps=float(re.findall(rf"{run_terms.loadgen_scenario}.target_qps = (.*)", conf)[0]),
         model=ModelRecord(
             name=MODEL,
             path="/models/tiny-llama",
@@ -203,8 +203,8 @@ def run_record(folder: Path, found: Terms, *, rehearsal: bool, samples: int, sou
         started_at="2026-01-01T00:00:00+00:00",
         ended_at="2026-01-01T00:10:00+00:00",
         duration_s=600,
-        loadgen_version=found.loadgen.wheel,
-        versions={"mlcommons-loadgen": found.loadgen.wheel},
+        loadgen_version=run_terms.loadgen.wheel,
+        versions={"mlcommons-loadgen": run_terms.loadgen.wheel},
         files=files,
         client=ClientRecord(
             requests=samples, completed=samples, failed=0, retries=0, prompt_tokens=1, completion_tokens=8 * samples

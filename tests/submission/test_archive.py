@@ -62,7 +62,9 @@ def test_it_holds_the_divisions_and_nothing_of_the_machine(tree, tmp_path):
     assert [entry.name for entry in entries] == sorted(name for name in digests(tree) if name != "checker.json")
     assert {(entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime) for entry in entries} == {(0, 0, "", "", 0)}
     assert {entry.mode for entry in entries} == {0o644, 0o755}
-    assert digests(tmp_path / "out") == {name: one for name, one in digests(tree).items() if name != "checker.json"}
+    assert digests(tmp_path / "out") == {
+        name: digest for name, digest in digests(tree).items() if name != "checker.json"
+    }
 
 
 def full_disk(*_):

@@ -43,16 +43,16 @@ def out(tmp_path):
 
 
 def test_versions_are_those_of_this_environment():
-    found = detect_software()
-    assert found.cm == metadata.version("cmind") and found.packages["cmind"] == found.cm
-    assert found.python.split()[0] == platform.python_version()
+    software = detect_software()
+    assert software.cm == metadata.version("cmind") and software.packages["cmind"] == software.cm
+    assert software.python.split()[0] == platform.python_version()
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
     ).stdout
-    assert {one["name"].lower(): one["version"] for one in json.loads(listed)} == {
-        name.lower(): version for name, version in found.packages.items()
+    assert {package["name"].lower(): package["version"] for package in json.loads(listed)} == {
+        name.lower(): version for name, version in software.packages.items()
     }
-    assert (found.server_python, found.server_packages) == ("", {})
+    assert (software.server_python, software.server_packages) == ("", {})
 
 
 def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
@@ -65,9 +65,9 @@ def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
         owned=True,
         argv=[str(tmp_path / "venv/bin/python"), "-m", "vllm"],
     )
-    found = detect_software(server)
-    assert found.server_python == platform.python_version()
-    assert "pip" in found.server_packages and "cmind" not in found.server_packages
+    software = detect_software(server)
+    assert software.server_python == platform.python_version()
+    assert "pip" in software.server_packages and "cmind" not in software.server_packages
     theirs = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="0.32.0", owned=False)
     assert detect_software(theirs).server_packages == {}
 

@@ -116,10 +116,10 @@ def test_the_official_messages_are_explained(inference) -> None:  # type: ignore
         }
     assert len(messages) > 60
     unknown = [
-        one
-        for one in messages
-        if not codes_of(one)
-        and one not in NOT_EXPLAINED
-        and not any(part and part not in ("%s", "{}") and part in one for part in NOT_EXPLAINED)
+        message
+        for message in messages
+        if not codes_of(message)
+        and message not in NOT_EXPLAINED
+        and not any(part and part not in ("%s", "{}") and part in message for part in NOT_EXPLAINED)
     ]
     assert sorted(unknown) == []

@@ -54,16 +54,16 @@ def runs(parts: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LoadGen's logs of both modes and of the compliance test in each scenario: <scenario>/<mode or test>/."""
     folder = tmp_path_factory.mktemp("closed")
     for scenario in SCENARIOS:
-        found = terms("v6.1", BENCHMARK, scenario, Mode.PERFORMANCE)
+        run_terms = terms("v6.1", BENCHMARK, scenario, Mode.PERFORMANCE)
         for place in (*Mode, TEST):
             parts.run_loadgen(
                 folder / scenario / place,
-                found.loadgen_scenario,
+                run_terms.loadgen_scenario,
                 Mode.PERFORMANCE if place == TEST else place,
                 samples=WHOLE,
                 spread_s=0.7,
                 conf=CONF,
-                name=found.loadgen_name,
+                name=run_terms.loadgen_name,
                 audit_config=audit_config(TEST if place == TEST else ""),
             )
     return folder
@@ -159,10 +159,10 @@ def test_a_tree_of_the_network_division_says_how_its_machines_are_connected(clos
     (system,) = tree.glob("network/*/systems/*.json")
     stated = json.loads(system.read_text())
     assert {key: stated[key] for key in NETWORK_KEYS} == {"is_network": "true", **NETWORK}
-    found = {one.code for one in check_tree(tree).findings if one.severity is Severity.ERROR}
+    codes = {finding.code for finding in check_tree(tree).findings if finding.severity is Severity.ERROR}
     short = {"ACCURACY-TARGET", "ACCURACY-LOG-SIZE", "ACCURACY-HASH"}
     # The fixture states other tokens in the log than LoadGen measured.
-    assert found == short | {"TOKENS-DIFFER", "LOG-FIGURES", "LOG-REQUESTED", "SUMMARY-DIFFERS"}
+    assert codes == short | {"TOKENS-DIFFER", "LOG-FIGURES", "LOG-REQUESTED", "SUMMARY-DIFFERS"}
 
 
 @pytest.mark.parametrize("closed", [Division.CLOSED, Division.NETWORK], indirect=True)
@@ -175,11 +175,11 @@ def test_the_official_checkers_refuse_its_accuracy_and_lengths_alone(closed, inf
     for run in run_checkers(tree, closed.submitter, "v6.1", inference, tree.parent / "checker").runs:
         assert not run.crashed and not run.passed
         assert [error for error in run.errors if not ACCURACY.search(error)] == [], run.name
-        assert [one for one in run.warnings if not WARNED.search(one)] == [], run.name
+        assert [warning for warning in run.warnings if not WARNED.search(warning)] == [], run.name
         for target in terms("v6.1", BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY).targets:
             missed = f"accuracy not met: expected={target.lower:f}"
-            assert any(missed in one and "/Offline/" in one for one in run.warnings), target.metric
-        assert any("upper limit=8984408.4" in one and "/Interactive/" in one for one in run.warnings)
+            assert any(missed in warning and "/Offline/" in warning for warning in run.warnings), target.metric
+        assert any("upper limit=8984408.4" in warning and "/Interactive/" in warning for warning in run.warnings)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel
     ],
 )
 def test_the_gpus_that_serve_are_those_the_server_was_started_with(server, environ, used):
-    found = gpus_in_use(server, GPUS, environ)
-    assert (found if found is None else "".join(uuid[-1] for uuid in found)) == used
+    gpus = gpus_in_use(server, GPUS, environ)
+    assert (gpus if gpus is None else "".join(uuid[-1] for uuid in gpus)) == used
 
 
 def test_what_the_servers_processes_compute_on_counts_first():

@@ -132,7 +132,7 @@ def test_a_user_of_an_archive_without_git_may_have_a_name_that_the_program_uses(
     monkeypatch.setattr(privacy, "program_files", lambda: files)
     privacy._vocabulary.cache_clear()
     try:
-        words = [one for one in private_words(root, {"HOME": "/srv/people/x", "USER": user}) if one.kind == "user"]
+        words = [word for word in private_words(root, {"HOME": "/srv/people/x", "USER": user}) if word.kind == "user"]
         for file in files:
             assert first_private(file.path.read_text(encoding="utf-8", errors="replace"), words) is None, file.name
         assert scrubbed(f"{user}@node", words) == "[user]@node"
@@ -148,7 +148,7 @@ def test_root_is_nobodys_name(root):
 
 
 def test_this_machines_own_addresses_are_known():
-    words = {one.word for one in private_words()}
+    words = {word.word for word in private_words()}
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:
             if address.family == socket.AF_INET and not address.address.startswith("127."):
@@ -173,14 +173,14 @@ def test_a_secret_in_a_tree_is_refused_without_being_shown(root, tmp_path):
     words = private_words(root, ENV)
     tree = tmp_path / "tree"
     tree.mkdir()
-    for content, what in (
+    for content, cause in (
         ("x s3cr3t-w0rd x\n", "the value of HF_TOKEN"),
         ("key hf_" + "aB3" * 11 + "\n", "text in the form of a key"),
     ):
         (tree / "console.txt").write_text(content)
         with pytest.raises(SubmissionError, match=r"console.txt, line 1, contains a secret") as refused:
             refuse_private(tree, words)
-        assert refused.value.cause.startswith(what)
+        assert refused.value.cause.startswith(cause)
         assert not any(word in str(refused.value) for word in ("s3cr3t", "aB3"))
 
 
@@ -219,10 +219,10 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypat
     asked = campaign()
     address = next(
         (
-            one.address
+            interface.address
             for all_of in psutil.net_if_addrs().values()
-            for one in all_of
-            if one.family == socket.AF_INET and not one.address.startswith("127.")
+            for interface in all_of
+            if interface.family == socket.AF_INET and not interface.address.startswith("127.")
         ),
         "",
     )

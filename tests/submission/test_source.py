@@ -50,24 +50,24 @@ AS_PUBLISHED = {"submission_checker/main.py": "print('as published')\n", "submis
 
 def test_a_checkout_gives_the_pinned_commit_whatever_lies_in_its_folder(repository, pinned, tmp_path):
     (repository / "tools/submission/submission_checker/main.py").write_text("print('patched')\n")
-    found = open_source(repository)
-    assert found.commit == pinned
-    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
+    source = open_source(repository)
+    assert source.commit == pinned
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_a_bare_git_directory_gives_the_pinned_commit(repository, pinned, tmp_path):
     git(tmp_path, "clone", "-q", "--bare", str(repository), "bare")
-    found = open_source(tmp_path / "bare")
-    assert found.commit == pinned
-    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
+    source = open_source(tmp_path / "bare")
+    assert source.commit == pinned
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_plain_files_are_taken_and_named_by_their_digest(repository, tmp_path):
     plain = tmp_path / "plain"
     (repository / "tools").rename(plain.joinpath("tools").parent.mkdir() or plain / "tools")
-    found = open_source(plain)
-    assert found.commit.startswith("files with sha256 ")
-    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
+    source = open_source(plain)
+    assert source.commit.startswith("files with sha256 ")
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
 
 
 def test_a_checkout_of_another_commit_is_taken_when_its_checker_is_unchanged(repository):
@@ -95,12 +95,12 @@ def test_a_folder_without_a_checker_is_refused_with_a_remedy(tmp_path, name):
 
 def test_only_the_checkers_files_are_fetched(repository, pinned, tmp_path):
     git(repository, "config", "uploadpack.allowFilter", "true")
-    found = fetch(tmp_path / "fetched", f"file://{repository}", pinned)
+    source = fetch(tmp_path / "fetched", f"file://{repository}", pinned)
     assert not (tmp_path / "fetched" / "large.bin").exists()
     assert sum(file.stat().st_size for file in (tmp_path / "fetched").rglob("*")) < 500_000
     assert not (tmp_path / "fetched" / "tools/submission/notes.md").exists()
-    assert files(extract_checker(found, tmp_path / "out")[0]) == AS_PUBLISHED
-    assert fetch(tmp_path / "fetched", "file:///nowhere", pinned) == found
+    assert files(extract_checker(source, tmp_path / "out")[0]) == AS_PUBLISHED
+    assert fetch(tmp_path / "fetched", "file:///nowhere", pinned) == source
 
 
 def test_a_failed_fetch_leaves_nothing_that_looks_fetched(pinned, tmp_path):

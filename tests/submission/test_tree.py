@@ -33,12 +33,12 @@ def test_the_tree_has_every_file_of_the_round(campaign):
     asked = campaign()
     build_tree(asked)
     for scenario in (Scenario.OFFLINE, Scenario.SERVER):
-        found = {
+        files = {
             path.relative_to(measurement(asked, scenario)).as_posix()
             for path in measurement(asked, scenario).rglob("*")
             if path.is_file()
         }
-        assert found == {
+        assert files == {
             "measurements.json",
             "user.conf",
             "README.md",
@@ -168,7 +168,7 @@ def test_nothing_private_reaches_the_tree(campaign):
 
 
 @pytest.mark.parametrize(
-    ("path", "what"),
+    ("path", "fault"),
     [
         ("Offline/performance/run.json", "no submission without"),
         ("Server/accuracy/run.json", "no submission without"),
@@ -178,10 +178,10 @@ def test_nothing_private_reaches_the_tree(campaign):
         ("Offline/performance/mlperf_log_detail.txt", "mlperf_log_detail.txt is missing"),
     ],
 )
-def test_a_missing_file_is_refused(campaign, path, what):
+def test_a_missing_file_is_refused(campaign, path, fault):
     asked = campaign()
     (runs(asked).parents[1] / path).unlink()
-    with pytest.raises(SubmissionError, match=what):
+    with pytest.raises(SubmissionError, match=fault):
         build_tree(asked)
 
 
@@ -190,14 +190,14 @@ def change_settings(rewrite, path, **values):
 
 
 @pytest.mark.parametrize(
-    ("values", "what"), [({"benchmark": "llama2-70b-99.9"}, "benchmark"), ({"round": "v6.0"}, "round")]
+    ("values", "fault"), [({"benchmark": "llama2-70b-99.9"}, "benchmark"), ({"round": "v6.0"}, "round")]
 )
-def test_runs_of_different_settings_are_refused(campaign, rewrite, values, what):
+def test_runs_of_different_settings_are_refused(campaign, rewrite, values, fault):
     asked = campaign()
     change_settings(rewrite, runs(asked, "Server") / "run.json", **values)
     with pytest.raises(SubmissionError, match="do not belong together") as refused:
         build_tree(asked)
-    assert f"differ in their {what}" in str(refused.value)
+    assert f"differ in their {fault}" in str(refused.value)
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])
@@ -385,5 +385,5 @@ MADE_UP = {"README-NO-COMMAND", "TOKENS-DIFFER"}
 
 
 def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(campaign):
-    found = [one for one in check_tree(build_tree(campaign())).findings if one.code not in SHORT | MADE_UP]
-    assert [str(one) for one in found if one.severity is not Severity.NOTE] == []
+    left = [finding for finding in check_tree(build_tree(campaign())).findings if finding.code not in SHORT | MADE_UP]
+    assert [str(finding) for finding in left if finding.severity is not Severity.NOTE] == []

@@ -67,23 +67,23 @@ def below(names):
 
 
 def test_a_result_is_added_and_no_other_file_changes(two, tmp_path):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     truncate_tree(tree)
     before = digests(tree)
     build_tree(other, tree=tree, add=True)
     truncate_tree(tree)
     changed, gone = apart(before, digests(tree))
-    assert below(changed) <= SHARED | {f"src/{one.model}/README.md"} and not gone
+    assert below(changed) <= SHARED | {f"src/{first.model}/README.md"} and not gone
     for asked in two:
         for scenario in ("Offline", "Server"):
             assert (home(tree) / "results" / system_folder(asked.out) / asked.model / scenario).is_dir()
     root = (home(tree) / "README.md").read_text()
     assert "--name=one" in root and "--name=two" in root and root.count("### Quantisation") == 2
     assert root.count("| [README](results/") == 4
-    ran = (home(tree) / "src" / one.model / "README.md").read_text()
+    ran = (home(tree) / "src" / first.model / "README.md").read_text()
     assert "## other-system: Offline, Server" in ran
-    at_once = build_tree(one, other, tree=tmp_path / "at-once")
+    at_once = build_tree(first, other, tree=tmp_path / "at-once")
     truncate_tree(at_once)
     assert {name for name, digest in digests(at_once).items() if digests(tree).get(name) != digest} <= {
         "open/Nobody/README.md"
@@ -91,13 +91,13 @@ def test_a_result_is_added_and_no_other_file_changes(two, tmp_path):
 
 
 def test_what_was_added_is_removed_and_the_tree_is_what_it_was(two, tmp_path):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     before = digests(tree)
     build_tree(other, tree=tree, add=True)
     assert remove_results(tree, "other-system") == [
-        f"other-system/{one.model}/Offline",
-        f"other-system/{one.model}/Server",
+        f"other-system/{first.model}/Offline",
+        f"other-system/{first.model}/Server",
     ]
     assert digests(tree) == before
 
@@ -148,7 +148,7 @@ def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "fault"),
     [
         ({"submitter": "Another"}, "one submitter"),
         ({"description": {"cooling": "liquid"}}, "cooling: "),
@@ -157,17 +157,17 @@ def test_the_second_scenario_of_a_system_comes_with_pages_of_its_own(two, tmp_pa
         ({"round": True}, "one round"),
     ],
 )
-def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, rewrite, change, what):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, rewrite, change, fault):
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     if "description" in change:  # the same system, with another description
-        other = dataclasses.replace(one, readmes={Scenario.SERVER: one.readmes[Scenario.SERVER]})
-        remove_results(tree, f"{system_folder(one.out)}/{one.model}/Server")
-        rewrite(one.out / "system" / "system.json", lambda system: system.update(change["description"]))
+        other = dataclasses.replace(first, readmes={Scenario.SERVER: first.readmes[Scenario.SERVER]})
+        remove_results(tree, f"{system_folder(first.out)}/{first.model}/Server")
+        rewrite(first.out / "system" / "system.json", lambda system: system.update(change["description"]))
     if "submitter" in change:
         shutil.move(home(tree), home(tree).with_name("Another"))
     if "mapping" in change:
-        rewrite(home(tree) / "model_mapping.json", lambda mapping: mapping.update({one.model: change["mapping"]}))
+        rewrite(home(tree) / "model_mapping.json", lambda mapping: mapping.update({first.model: change["mapping"]}))
     if "program" in change:
         (home(tree) / "src/cm4vllm/cmr.yaml").write_text("alias: another\n")
     if "round" in change:
@@ -181,23 +181,23 @@ def test_what_contradicts_the_tree_is_refused_and_the_tree_stays(two, tmp_path, 
     before = digests(tree)
     with pytest.raises(SubmissionError) as refused:
         build_tree(other, tree=tree, add=True)
-    assert what in str(refused.value), refused.value
+    assert fault in str(refused.value), refused.value
     assert digests(tree) == before
 
 
 def test_results_of_an_updated_program_are_added_beside_those_of_the_old_one(two, tmp_path, capsys):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     manifest = home(tree) / "src/cm4vllm/MANIFEST.sha256"
     manifest.write_text(re.sub(r"commit .*", "commit 0ld", manifest.read_text(), count=1))
     truncate_tree(tree)
     before = digests(tree)
     build_tree(other, tree=tree, add=True)
     changed, gone = apart(before, digests(tree))
-    assert below(changed) <= SHARED | {f"src/{one.model}/README.md"} and not gone
+    assert below(changed) <= SHARED | {f"src/{first.model}/README.md"} and not gone
     versions = {path.name for path in (home(tree) / "src").glob("cm4vllm*")}
     (new,) = versions - {"cm4vllm"}
-    page = (home(tree) / "src" / one.model / "README.md").read_text()
+    page = (home(tree) / "src" / first.model / "README.md").read_text()
     assert f"`../{new}`" in page and "`../cm4vllm`" in page
     captured = capsys.readouterr()
     said = " ".join((captured.err + captured.out).split())
@@ -209,8 +209,8 @@ def test_results_of_an_updated_program_are_added_beside_those_of_the_old_one(two
 
 
 def test_a_tree_that_changes_meanwhile_is_not_overwritten(two, tmp_path, monkeypatch):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     log = next(tree.rglob("performance/run_1/mlperf_log_summary.txt"))
     copied = shutil.copytree
 
@@ -227,8 +227,8 @@ def test_a_tree_that_changes_meanwhile_is_not_overwritten(two, tmp_path, monkeyp
 
 
 def test_a_run_killed_between_the_two_renames_has_lost_nothing(two, tmp_path):
-    one, other = two
-    tree = build_tree(one, tree=tmp_path / "tree")
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
     before = digests(tree)
     tree.rename(tmp_path / "tree.old")  # where the older tree waits for the newer one to take its place
     (tmp_path / "tree.partial" / "open").mkdir(parents=True)

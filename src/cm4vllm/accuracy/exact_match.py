@@ -25,7 +25,7 @@ def answered(prediction: str, reference: str) -> float:
     if given in reference:
         return 100.0
     plain = _plain(given)
-    return 100.0 if any(_plain(one) in plain for one in reference.split("|")) else 0.0
+    return 100.0 if any(_plain(answer) in plain for answer in reference.split("|")) else 0.0
 
 
 def retrieved(prediction: str, reference: str) -> float:
@@ -34,14 +34,14 @@ def retrieved(prediction: str, reference: str) -> float:
     The n-th code of the prediction is compared with the n-th of the reference, by the characters that both have, in
     whatever order; codes that the reference lacks count as wrong.
     """
-    found, wanted = _CODE.findall(prediction), _CODE.findall(reference)
-    if not found:
+    retrieved_lines, wanted = _CODE.findall(prediction), _CODE.findall(reference)
+    if not retrieved_lines:
         return 0.0
     shares = [
         sum(1.0 for character in theirs if character.lower() in ours.lower()) / len(theirs)
-        for ours, theirs in zip(found, wanted, strict=False)
+        for ours, theirs in zip(retrieved_lines, wanted, strict=False)
     ]
-    return round(sum(shares) / len(found) * 100, 2)
+    return round(sum(shares) / len(retrieved_lines) * 100, 2)
 
 
 def _plain(text: str) -> str:

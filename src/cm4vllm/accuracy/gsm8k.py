@@ -22,8 +22,8 @@ def solved(prediction: str, reference: str) -> bool:
 
 def number_in(text: str) -> str:
     """Return the first number after the last "The answer is", else the last one of the text; empty without any."""
-    if _DELIMITER in text and (found := _NUMBER.search(text.split(_DELIMITER)[-1])):
-        return found[0]
+    if _DELIMITER in text and (match := _NUMBER.search(text.split(_DELIMITER)[-1])):
+        return match[0]
     numbers = _NUMBER.findall(text)
     return str(numbers[-1]) if numbers else ""
 

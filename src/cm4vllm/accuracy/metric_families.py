@@ -235,17 +235,17 @@ def _weighted(samples: Samples, verdicts: Sequence[bool | None]) -> float | None
 
 def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
     """Return whether each answer is right; None for one that no judge is known of, or whose grader is not ready."""
-    found: list[bool | None] = [None] * len(samples.rows)
+    verdicts: list[bool | None] = [None] * len(samples.rows)
     for key, judges_it in judges.items():
         places = [place for place, row in enumerate(samples.rows) if _key(row, judges) == key]
         if not isinstance(judges_it, _ByGrader):
             for place in places:
-                found[place] = judges_it(samples.predictions[place], str(samples.rows[place]["output"]))
+                verdicts[place] = judges_it(samples.predictions[place], str(samples.rows[place]["output"]))
         elif places and (record := samples.graders.get(judges_it.name)):
             tasks = [judges_it.task(samples.predictions[place], samples.rows[place]) for place in places]
             for place, verdict in zip(places, judge(record, tasks), strict=True):
-                found[place] = verdict.right
-    return found
+                verdicts[place] = verdict.right
+    return verdicts
 
 
 def _parts(samples: Samples, judges: _Judges, verdicts: Sequence[bool | None]) -> dict[str, float | int]:

@@ -21,15 +21,15 @@ _FINAL = re.compile(r"<\|channel\|>final[^<]*<\|message\|>(.*?)(?:<\|return\|>|$
 _BOLD = re.compile(r"\*\*([^*]+)\*\*")
 
 
-def is_choice(found: str | None, reference: str, letters: str) -> bool:
+def is_choice(answer: str | None, reference: str, letters: str) -> bool:
     """Say whether the letter found is the expected one."""
-    return found is not None and found in letters and found == reference.upper()
+    return answer is not None and answer in letters and answer == reference.upper()
 
 
-def is_integer(found: int | None, reference: str) -> bool:
+def is_integer(answer: int | None, reference: str) -> bool:
     """Say whether the number found is the expected one."""
     try:
-        return found is not None and found == int(reference)
+        return answer is not None and answer == int(reference)
     except ValueError:
         return False
 
@@ -46,21 +46,21 @@ def chosen_at_the_end(text: str, letters: str) -> str | None:
     final = _plain(_BOLD.sub(r"\1", final_part(text)))
     last = letters[-1]
     for pattern in (rf"^[^a-zA-Z]*([A-{last}])(?:[^a-zA-Z]|$)", rf"\bAnswer\s*[:.]?\s*([A-{last}])\b"):
-        if found := re.search(pattern, final.strip() if pattern[0] == "^" else final, re.IGNORECASE):
-            return found[1].upper()
+        if match := re.search(pattern, final.strip() if pattern[0] == "^" else final, re.IGNORECASE):
+            return match[1].upper()
     return _last(_announced(last), _unescaped(text)) or _alone(final, letters)
 
 
 def final_part(text: str) -> str:
     """Return the final part of an answer in the harmony format, the whole text of another."""
-    found = _FINAL.search(text)
-    return found[1].strip() if found else text
+    match = _FINAL.search(text)
+    return match[1].strip() if match else text
 
 
 def integer(text: str) -> int | None:
     """Return the last number in a box, else the last that is announced as the answer; None unless it is 0 to 999."""
-    found = _BOXED.findall(text) or _ANNOUNCED_NUMBER.findall(text)
-    value = _whole(found[-1]) if found else None
+    numbers = _BOXED.findall(text) or _ANNOUNCED_NUMBER.findall(text)
+    value = _whole(numbers[-1]) if numbers else None
     return value if value is not None and value <= _GREATEST else None
 
 
@@ -74,8 +74,8 @@ def _alone(text: str, letters: str) -> str | None:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return str(found[-1]).upper() if found else None
+    matches = pattern.findall(text)
+    return str(matches[-1]).upper() if matches else None
 
 
 def _plain(text: str) -> str:

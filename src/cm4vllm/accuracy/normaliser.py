@@ -40,8 +40,8 @@ def normalised(texts: Sequence[str], packages: Path) -> list[str]:
             cause=(done.stderr.strip().splitlines() or ["no output"])[-1],
             remedy="cm run script --tags=get,speech-packages --renew",
         )
-    found: list[str] = json.loads(done.stdout)
-    return found
+    outputs: list[str] = json.loads(done.stdout)
+    return outputs
 
 
 def main() -> None:

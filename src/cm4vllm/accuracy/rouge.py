@@ -169,7 +169,7 @@ def _short_unions(pairs: _Pairs, short: IntArray, place: IntArray) -> npt.NDArra
     begins = np.cumsum(ours.lengths) - ours.lengths
     order = np.argsort(-ours.lengths[candidate], kind="stable")
     candidate, lane_owner = candidate[order], owner[order]
-    found = lcs.unions(
+    marks = lcs.unions(
         lcs.Lanes(
             rows=theirs.lengths[short][lane_owner],
             columns=ours.lengths[candidate],
@@ -180,7 +180,7 @@ def _short_unions(pairs: _Pairs, short: IntArray, place: IntArray) -> npt.NDArra
         )
     )
     unions = np.zeros(len(short), np.uint64)
-    np.bitwise_or.at(unions, lane_owner, found)
+    np.bitwise_or.at(unions, lane_owner, marks)
     return unions
 
 

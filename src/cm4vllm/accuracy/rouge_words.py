@@ -56,9 +56,9 @@ class Vocabulary:
         for text in texts:
             before = len(lengths)
             for line in text.lower().encode("ascii", "replace").translate(_PARTED).split(b"\n"):
-                if found := line.split():
-                    words += map(number, found)
-                    lengths.append(len(found))
+                if numbers := line.split():
+                    words += map(number, numbers)
+                    lengths.append(len(numbers))
             lines.append(len(lengths) - before)
         return Texts(np.array(words, np.int64), np.array(lengths, np.int64), np.array(lines, np.int64))
 

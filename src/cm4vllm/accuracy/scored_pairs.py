@@ -88,7 +88,7 @@ def score_pairs(
         ]
         plain = [executor.submit(_score_plainly, predictions[index], references[index]) for index in sample]
         done = [part.result() for part in parts]
-        expected = [one.result() for one in plain]
+        expected = [future.result() for future in plain]
     scores = PairScores(
         {type_: [value for part in done for value in part.fmeasures[type_]] for type_ in TYPES},
         [length for part in done for length in part.lengths],

@@ -160,7 +160,7 @@ def score_run(
         scorer = scorer_of(run.settings.terms)
         sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run.settings)
-        ready = {one.name: one for one in graders}
+        ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
         scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
@@ -261,7 +261,7 @@ def texts_of_labels(
     data: Sequence[bytes], rows: Sequence[Mapping[str, Any]], labels: str
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the texts of logged int64 labels, and the rows of their samples with references of the same characters."""
-    texts = ["".join(labels[number] for number in memoryview(one).cast("q")) for one in data]
+    texts = ["".join(labels[number] for number in memoryview(answer).cast("q")) for answer in data]
     return texts, _readable(rows, labels)
 
 

@@ -176,8 +176,8 @@ def _installed() -> bool:
 
 
 def _copied(data: Path | None) -> dict[str, bytes]:
-    found = find_model(data)
-    return {name: (found / ENGLISH / name).read_bytes() for name in MODEL.files}
+    folder = find_model(data)
+    return {name: (folder / ENGLISH / name).read_bytes() for name in MODEL.files}
 
 
 def _read(path: Path) -> bytes:
@@ -207,11 +207,11 @@ def _fetched() -> bytes:
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:
-    found = hashlib.sha256(archive).hexdigest()
-    if found != MODEL.sha256:
+    digest = hashlib.sha256(archive).hexdigest()
+    if digest != MODEL.sha256:
         raise InstallError(
             "this is not the punkt_tab.zip that scores are compared with",
-            cause=f"its SHA-256 is {found}, not {MODEL.sha256}",
+            cause=f"its SHA-256 is {digest}, not {MODEL.sha256}",
             remedy=f"take it from {MODEL.url}",
         )
     with zipfile.ZipFile(BytesIO(archive)) as packed:

@@ -44,10 +44,10 @@ def _match(wanted: list[str], there: int, said: list[str], at: int) -> tuple[int
     return 1, 1
 
 
-def _distance(one: list[str], other: list[str]) -> int:
+def _distance(words: list[str], other: list[str]) -> int:
     """Return the Levenshtein distance of two lists."""
     previous = list(range(len(other) + 1))
-    for row, word in enumerate(one, 1):
+    for row, word in enumerate(words, 1):
         current = [row]
         for column, against in enumerate(other, 1):
             current.append(min(previous[column] + 1, current[column - 1] + 1, previous[column - 1] + (word != against)))

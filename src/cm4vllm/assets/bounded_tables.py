@@ -100,9 +100,9 @@ def unpacked(path: Path) -> bytes:
     return data
 
 
-def _too_much(path: Path, what: str, said: str = "") -> DatasetError:
+def _too_much(path: Path, resource: str, said: str = "") -> DatasetError:
     return DatasetError(
-        f"{path} takes more {what} than a table of its size",
+        f"{path} takes more {resource} than a table of its size",
         cause=said or "its reading was ended",
         remedy="have its publisher give it as JSON",
     )

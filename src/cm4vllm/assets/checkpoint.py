@@ -280,7 +280,7 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             header = json_of(file.read(length))
         header.pop("__metadata__", None)
         end = 8 + length
-        found = {}
+        tensors = {}
         for name, tensor in header.items():
             (first, last), shape = tensor["data_offsets"], tensor["shape"]
             if not all(type(number) is int and number >= 0 for number in (first, last - first, *shape)):
@@ -289,11 +289,11 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
             if str(tensor["dtype"]) in _VALUE_BYTES and wanted != last - first:
                 raise ValueError(f"the tensor {name} has {last - first} bytes, its shape and type make {wanted}")
             first, last = 8 + length + first, 8 + length + last
-            found[str(name)] = str(tensor["dtype"]), list(shape), slice(first, last)
+            tensors[str(name)] = str(tensor["dtype"]), list(shape), slice(first, last)
             end = max(end, last)
         if size != end:
             raise ValueError(f"{size} bytes, where its header promises {end}")
-        return found
+        return tensors
     except PermissionError as error:
         raise ModelError(
             f"{path} cannot be read",

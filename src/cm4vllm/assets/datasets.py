@@ -195,7 +195,7 @@ def _mlcommons(
     except DownloadError as error:
         kinds = {"calibration": settings.calibration, "performance_dataset": settings.performance}
         kinds |= {"compliance_dataset": bool(settings.test), "dataset": True}
-        kind = next(one for one, asked in kinds.items() if asked)
+        kind = next(kind for kind, asked in kinds.items() if asked)
         flag, own = f"{kind}_path", Path(known.file).name
         error.what = f"the dataset {name} could not be fetched: {error.what}"
         error.remedy = "\n".join(
@@ -221,7 +221,7 @@ def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_jso
     )
     for start in range(0, len(made), _CHUNK):
         chunk = made[start : start + _CHUNK]
-        encodings = tokenizer.encode_batch([one.input for one in chunk])
+        encodings = tokenizer.encode_batch([example.input for example in chunk])
         for number, (example, encoding) in enumerate(zip(chunk, encodings, strict=True), start):
             kind = kinds[number % len(kinds)]
             yield {

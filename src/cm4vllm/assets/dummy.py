@@ -32,19 +32,19 @@ def known_model(name: str) -> str:
     Raises UsageError for others, and for one whose architecture is not known.
     """
     known = catalogue()
-    found = known.benchmarks[name].model if name in known.benchmarks else name
-    if found not in known.models:
+    key = known.benchmarks[name].model if name in known.benchmarks else name
+    if key not in known.models:
         raise UsageError(
             f"the architecture of {name!r} is not known", remedy=nearest(name, [*known.benchmarks, *known.models])
         )
-    if not known.models[found].config:
+    if not known.models[key].config:
         raise UsageError(
-            f"{found} has no architecture of its own in the catalogue",
-            cause=f"it was quantised from {known.models[found].base}",
-            remedy=f"take that one: _dummy.{known.models[found].base}; vLLM's --quantization=fp8 "
+            f"{key} has no architecture of its own in the catalogue",
+            cause=f"it was quantised from {known.models[key].base}",
+            remedy=f"take that one: _dummy.{known.models[key].base}; vLLM's --quantization=fp8 "
             "quantises its random weights when it starts",
         )
-    return found
+    return key
 
 
 def require_layers(model: str, layers: int | None) -> None:

@@ -61,9 +61,9 @@ def snapshot(name: str, revision: str) -> Snapshot:
         # The hub's client lets its HTTP library's own errors through, and which library that is changes by version.
         if (refusal := _refusal(error, name, revision, with_token=bool(token))) is not None:
             raise refusal from error
-        if (found := _cached(name, revision, cache)) is not None:
+        if (cached := _cached(name, revision, cache)) is not None:
             say(f"{name}: the hub is not reachable; the copy in its cache on this machine is used")
-            return found
+            return cached
         raise DownloadError(
             f"the model {name} cannot be downloaded",
             cause=_first_line(error),

@@ -68,10 +68,10 @@ def read_manifest(url: str) -> Manifest:
         raise DownloadError(f"{address} is not a manifest", cause=f"it contains {base[:80]!r}, not the URL of a folder")
     digests: dict[str, str] = {}
     for line in filter(str.strip, listed.splitlines()):
-        found = re.fullmatch(r"([0-9a-f]{32})[ *]+(?:\./)?(\S.*)", line.strip())
-        if found is None or not _inside(found[2]):
+        match = re.fullmatch(r"([0-9a-f]{32})[ *]+(?:\./)?(\S.*)", line.strip())
+        if match is None or not _inside(match[2]):
             raise DownloadError(f"the list of files of {address} is not usable", cause=f"it contains {line[:80]!r}")
-        digests[found[2]] = f"md5:{found[1]}"
+        digests[match[2]] = f"md5:{match[1]}"
     return Manifest(PurePosixPath(parts.path).stem, base, digests)
 
 
@@ -133,8 +133,8 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: V
     with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
         for number, (name, size) in enumerate(sizes.items(), start=1):
 
-            def tell(text: str, what: str = f"{name} ({number} of {len(sizes)})") -> None:
-                progress.update(f"{what}: {text}")
+            def tell(text: str, title: str = f"{name} ({number} of {len(sizes)})") -> None:
+                progress.update(f"{title}: {text}")
 
             address = _address(manifest, name)
             try:

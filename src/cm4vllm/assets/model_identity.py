@@ -57,12 +57,12 @@ def _compared(record: ModelRecord, benchmark: str) -> str:
     folder, files = Path(record.path), _published(benchmark)
     size = amount(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
     with step(f"comparing {size} of {record.name} with the digests that MLCommons publishes"):
-        found = differences(folder, benchmark)
-    if found:
+        differing = differences(folder, benchmark)
+    if differing:
         model = catalogue().benchmark(benchmark).model
         raise ModelError(
             f"{record.name} is not the model of {benchmark}",
-            cause=_first(found),
+            cause=_first(differing),
             remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference",
         )
     return f"{len(files)} files have the digests that MLCommons publishes"
@@ -85,9 +85,9 @@ def _differences(folder: Path, benchmark: str, *, quick: bool) -> Iterator[str]:
         if not path.is_file():
             yield f"{name} is missing"
         elif not (quick and path.stat().st_size > _SMALL_BYTES):
-            found = digest_of(path, digest.partition(":")[0])
-            if found != digest:
-                yield f"{name} has {found}, published is {digest}"
+            own = digest_of(path, digest.partition(":")[0])
+            if own != digest:
+                yield f"{name} has {own}, published is {digest}"
     for path in sorted(path for kind in _SERVED for path in folder.glob(kind)):
         if path.name not in files:
             yield f"{path.name} is not among the published files"
@@ -102,6 +102,6 @@ def _published(benchmark: str) -> dict[str, str]:
     }
 
 
-def _first(found: list[str]) -> str:
-    more = f"\nand {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "\n".join(found[:_SHOWN]) + more
+def _first(lines: list[str]) -> str:
+    more = f"\nand {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "\n".join(lines[:_SHOWN]) + more

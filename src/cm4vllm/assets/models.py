@@ -207,12 +207,12 @@ def _served(name: str, folder: str, revision: str) -> ModelRecord:
 
 def _hub(name: str, revision: str) -> ModelRecord:
     _require_hub_name(name)
-    found = hub.snapshot(name, revision)
+    copy = hub.snapshot(name, revision)
     return _described(
-        found.folder,
-        _published_name(found.folder),
-        f"Hugging Face hub, {name} at {found.commit}",
-        recipe={"hub": name, "revision": found.commit},
+        copy.folder,
+        _published_name(copy.folder),
+        f"Hugging Face hub, {name} at {copy.commit}",
+        recipe={"hub": name, "revision": copy.commit},
     )
 
 

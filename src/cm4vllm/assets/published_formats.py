@@ -64,7 +64,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    values = {name: list(one.values()) if isinstance(one, dict) else one for name, one in columns.items()}
+    values = {name: list(column.values()) if isinstance(column, dict) else column for name, column in columns.items()}
     if not all(isinstance(value, list) for value in values.values()):
         return []
     if len({len(value) for value in values.values()}) != 1:

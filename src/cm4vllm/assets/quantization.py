@@ -179,9 +179,9 @@ def _samples(dataset: DatasetRecord, count: int) -> list[list[int]]:
 
 def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples: list[list[int]]) -> dict[str, Any]:
     scheme = schemes()[settings.scheme]
-    what = settings.scheme + (" with fp8 keys and values" if settings.kv_fp8 else "")
+    method = settings.scheme + (" with fp8 keys and values" if settings.kv_fp8 else "")
     with (
-        step(f"quantising {model.name}: {what}") as progress,
+        step(f"quantising {model.name}: {method}") as progress,
         staged_folder(folder) as staging,
         scratch_folder() as scratch,
     ):
@@ -200,14 +200,14 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
             words.append(f"--samples={scratch / 'samples.json'}")
 
         def tell(line: str) -> None:
-            if found := _PROGRESS.search(line):
-                progress.update(f"{found[1]} {found[4]} %")
+            if match := _PROGRESS.search(line):
+                progress.update(f"{match[1]} {match[4]} %")
 
         status, lines = run_worker(words, tell)
-        facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {what}")
+        facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {method}")
         if unset := unset_scales(staging):
             raise ModelError(
-                f"{model.name} was not quantised well to {what}",
+                f"{model.name} was not quantised well to {method}",
                 cause=f"scales that calibration has not set: {len(unset)}, the first {unset[0]}",
                 remedy="take another scheme, or give other samples with --calibration_path",
             )
@@ -234,5 +234,5 @@ def _weights(folder: Path, name: str) -> str:
 
 def _transformations(made: QuantizationRecord) -> str:
     parts = {"weights": made.weights, "activations": made.activations, "KV cache": made.kv_cache}
-    parts_text = "; ".join(f"{what}: {how}" for what, how in parts.items() if how != "not quantised")
+    parts_text = "; ".join(f"{part}: {how}" for part, how in parts.items() if how != "not quantised")
     return f"quantization ({parts_text})"

@@ -26,14 +26,14 @@ def train_stand_in(
     `subject` is the name of the module beside this one that training.py is given, `data` its file. The folder appears
     when the model is whole. Raises InstallError where that Python lacks a package, ModelError where the training fails.
     """
-    what = f"{name} ({duration} on one core)"
+    title = f"{name} ({duration} on one core)"
     words = [str(python), "-P", str(_HERE / "training.py"), f"--subject={_HERE / subject}.py"]
-    require_space(folder, _SPACE_BYTES, what)
-    with step(f"training {what}") as progress, staged_folder(folder) as staging:
+    require_space(folder, _SPACE_BYTES, title)
+    with step(f"training {title}") as progress, staged_folder(folder) as staging:
 
         def tell(line: str) -> None:
-            if found := _PROGRESS.search(line):
-                progress.update(f"step {found[1]} of {found[2]}")
+            if match := _PROGRESS.search(line):
+                progress.update(f"step {match[1]} of {match[2]}")
 
         _check(*run_worker([*words, f"--data={data}", f"--seed={seed}", f"--output={staging}"], tell), words[0], name)
 

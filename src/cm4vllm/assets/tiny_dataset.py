@@ -126,12 +126,12 @@ def split_of(prompt: str) -> Split:
 def examples(split: Split, count: int, seed: int, most_records: int = _MOST_RECORDS) -> list[Example]:
     """Return `count` examples of `split` with different prompts; the same for the same seed on every machine."""
     rng = random.Random(f"{split}:{seed}:{most_records}")  # noqa: S311 - reproducible, not secret
-    found: dict[str, Example] = {}
-    while len(found) < count:
+    by_input: dict[str, Example] = {}
+    while len(by_input) < count:
         example = _example(rng, most_records)
         if split_of(example.input) is split:
-            found.setdefault(example.input, example)
-    return list(found.values())
+            by_input.setdefault(example.input, example)
+    return list(by_input.values())
 
 
 def _example(rng: random.Random, most_records: int) -> Example:

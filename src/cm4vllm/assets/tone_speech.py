@@ -31,13 +31,13 @@ _EVALUATION_SHARE = 8
 def sentences(count: int, seed: int, *, evaluation: bool) -> list[str]:
     """Return `count` different texts of one of the two sets; the same for the same seed on every machine."""
     rng = random.Random(f"speech:{seed}:{evaluation}")  # noqa: S311 - reproducible, not secret
-    found: dict[str, None] = {}
-    while len(found) < count:
+    texts: dict[str, None] = {}
+    while len(texts) < count:
         number = _LEAST_WORDS + int(rng.random() * (_MOST_WORDS - _LEAST_WORDS + 1))
         text = " ".join(WORDS[int(rng.random() * len(WORDS))] for _ in range(number))
         if (hashlib.sha256(text.encode()).digest()[0] % _EVALUATION_SHARE == 0) is evaluation:
-            found.setdefault(text)
-    return list(found)
+            texts.setdefault(text)
+    return list(texts)
 
 
 def clip(text: str) -> npt.NDArray[np.int16]:

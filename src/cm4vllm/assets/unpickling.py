@@ -186,8 +186,8 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be na
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:
             raise _Refused(f"{module}.{name}")
-        found: Callable[..., Any] = _KNOWN[module, name]
-        return found
+        builder: Callable[..., Any] = _KNOWN[module, name]
+        return builder
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("an object outside the file")

@@ -24,10 +24,10 @@ class VerifiedDigests:
         self._folder = folder
         self._file = folder.with_name(f"{folder.name}.proofs.json")
         try:
-            found = json.loads(self._file.read_bytes())
+            kept = json.loads(self._file.read_bytes())
         except (OSError, ValueError):
-            found = {}
-        self._known: dict[str, list[object]] = found if isinstance(found, dict) else {}
+            kept = {}
+        self._known: dict[str, list[object]] = kept if isinstance(kept, dict) else {}
 
     def knows(self, name: str, digest: str) -> bool:
         """Tell whether a file was found to have this digest and has not changed since."""

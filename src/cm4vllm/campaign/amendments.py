@@ -117,7 +117,7 @@ def _entries(change: Mapping[str, Any], keys: Mapping[str, str]) -> Iterable[tup
     """Yield what a change sets: its name as it was typed, its environment key (empty where it has none), its value."""
     for flag, value in change.items():
         if flag == "env" and isinstance(value, Mapping):
-            yield from ((f"env.{key}", key, one) for key, one in value.items())
+            yield from ((f"env.{key}", key, setting) for key, setting in value.items())
         else:
             yield flag, keys.get(flag, ""), value
 
@@ -166,14 +166,14 @@ def _is_data(tag: str) -> bool:
 
 def amended(step: Step, inputs: Iterable[StepInput]) -> dict[str, Any]:
     """Return a step's inputs with those that `--adr` gives it. Raises UsageError for one that the job itself gives."""
-    found = dict(step.inputs)
-    for one in inputs:
-        if one.name in step.names:
-            if one.key in step.inputs:
+    result = dict(step.inputs)
+    for amendment in inputs:
+        if amendment.name in step.names:
+            if amendment.key in step.inputs:
                 raise UsageError(
-                    f"--adr.{one.name}.{one.flag} cannot be given",
+                    f"--adr.{amendment.name}.{amendment.flag} cannot be given",
                     cause=f"the job itself gives it to the step {step.name}",
                     remedy="leave it out, or use the flag of the job for it (--help lists them)",
                 )
-            found[one.key] = one.value
-    return found
+            result[amendment.key] = amendment.value
+    return result

@@ -136,8 +136,8 @@ class Sources:
     def _entry(self) -> CatalogueModel | None:
         """Return what the catalogue says of the model, also of one that is named by its hub id."""
         known = catalogue().models
-        found = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
-        return found or next(
+        known_entry = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
+        return known_entry or next(
             (entry for entry in known.values() if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None
         )
 

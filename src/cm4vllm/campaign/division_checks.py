@@ -44,12 +44,12 @@ class Fault:
     """A breach of a rule of the job's division, and its remedy."""
 
     rule: DivisionRule
-    found: str
+    fact: str
     remedy: str
 
     @property
     def words(self) -> str:
-        return f"{self.found}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
+        return f"{self.fact}\n  rule {self.rule.code}: {self.rule.text} ({self.rule.source})"
 
 
 def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) -> tuple[Fault, ...]:
@@ -59,10 +59,10 @@ def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) ->
     """
     facts = _Facts(job, env, root)
     return tuple(
-        Fault(rule, found, remedy)
+        Fault(rule, fact, remedy)
         for code, rule in division_rules(job.division, job.category).items()
         if code in _CHECKS
-        for found, remedy in _CHECKS[code](facts)
+        for fact, remedy in _CHECKS[code](facts)
     )
 
 
@@ -124,10 +124,10 @@ class _Facts:
 _NOT_TOLD = "; vLLM's HTTP API, by which alone LoadGen's machine asks it, does not tell"
 
 #: What is against a rule and the remedy, for each fault; the remedy is empty where there is none in the division.
-_Found = Iterator[tuple[str, str]]
+_Breaches = Iterator[tuple[str, str]]
 
 
-def _model(facts: _Facts) -> _Found:
+def _model(facts: _Facts) -> _Breaches:
     job, (source, _, location) = facts.job, facts.job.sources.model.removeprefix("_").partition(".")
     own = catalogue().benchmark(job.benchmark.name).model
     remedy = f"name the benchmark's model: _mlcommons.{own} among the tags; --quantize=SCHEME quantises it"
@@ -142,25 +142,25 @@ def _model(facts: _Facts) -> _Found:
     elif job.sources.dummy:
         yield "the model has random weights (_dummy)", remedy
     elif source == "path":
-        found = differences(typed_path(location), job.benchmark.name, quick=True)
-        if found:
+        differing = differences(typed_path(location), job.benchmark.name, quick=True)
+        if differing:
             yield (
-                f"the model in {location} is not {own}: {found[0]}"
-                + (f", and {len(found) - 1} more" if len(found) > 1 else ""),
+                f"the model in {location} is not {own}: {differing[0]}"
+                + (f", and {len(differing) - 1} more" if len(differing) > 1 else ""),
                 remedy,
             )
     elif not is_from(job.benchmark.name, location):
         yield f"the model is {location}; the benchmark's is {own}", remedy
 
 
-def _calibration(facts: _Facts) -> _Found:
+def _calibration(facts: _Facts) -> _Breaches:
     sources = facts.job.sources
     name = catalogue().benchmark(facts.job.benchmark.name).calibration
     if facts.job.quantisation and name:
         yield from _published_file(sources.calibration, name, "calibration set", "--calibration_path")
 
 
-def _dataset(facts: _Facts) -> _Found:
+def _dataset(facts: _Facts) -> _Breaches:
     assets, sources = catalogue().benchmark(facts.job.benchmark.name), facts.job.sources
     yield from _published_file(sources.dataset, assets.dataset, "dataset", "--dataset_path")
     if sources.performance and assets.performance_dataset:
@@ -173,19 +173,22 @@ def _dataset(facts: _Facts) -> _Found:
         )
 
 
-def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
+def _published_file(variation: str, name: str, title: str, flag: str) -> _Breaches:
     source, _, location = variation.removeprefix("_").partition(".")
     known = catalogue().dataset(name)
     remedy = f"leave {flag} out, or give {known.file} as published, {known.digest}"
     if source == "tiny":
         yield (
-            f"the {what} is the stand-in's; the benchmark's is {name}",
+            f"the {title} is the stand-in's; the benchmark's is {name}",
             "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny",
         )
     elif source == "path":
-        found = digest_of(typed_path(location), known.digest.partition(":")[0])
-        if found != known.digest:
-            yield f"the {what} {Path(location).name} has {found}; {known.file} is published with {known.digest}", remedy
+        digest = digest_of(typed_path(location), known.digest.partition(":")[0])
+        if digest != known.digest:
+            yield (
+                f"the {title} {Path(location).name} has {digest}; {known.file} is published with {known.digest}",
+                remedy,
+            )
         elif known.clips and digest_of_clips(typed_path(location).parent, known.clips) != known.clips_digest:
             yield (
                 f"the clips beside {Path(location).name} are not those that are published with it",
@@ -193,7 +196,7 @@ def _published_file(variation: str, name: str, what: str, flag: str) -> _Found:
             )
 
 
-def _speculation(facts: _Facts) -> _Found:
+def _speculation(facts: _Facts) -> _Breaches:
     job = facts.job
     if job.settings.api_server:
         yield (
@@ -221,28 +224,28 @@ def _speculation(facts: _Facts) -> _Found:
         yield f"{option} in --extra_args: {where}", f"remove {option} from --extra_args"
 
 
-def _scenarios(facts: _Facts) -> _Found:
+def _scenarios(facts: _Facts) -> _Breaches:
     job, needed = facts.job, facts.job.benchmark.required_on(facts.job.category)
     if needed is None:
         return
-    missing = [str(one) for one in needed.all_of if one not in job.scenarios]
+    missing = [str(scenario) for scenario in needed.all_of if scenario not in job.scenarios]
     if needed.one_of and not set(needed.one_of) & set(job.scenarios):
         missing.append(" or ".join(needed.one_of))
     if missing:
-        asked = [str(one) for one in needed.all_of] + [str(one) for one in needed.one_of[:1]]
+        asked = [str(scenario) for scenario in needed.all_of] + [str(scenario) for scenario in needed.one_of[:1]]
         yield (
             f"{job.benchmark.name} needs {', '.join(missing)} beside {', '.join(job.scenarios)}",
             f"leave --scenario out, or name all: --scenario={','.join(asked)}",
         )
 
 
-def _validation(facts: _Facts) -> _Found:
+def _validation(facts: _Facts) -> _Breaches:
     missing = [str(mode) for mode in Mode if mode not in facts.job.modes]
     if missing:
         yield f"the job has no {' and no '.join(missing)} run", "add _performance-and-accuracy to the tags"
 
 
-def _ecc(facts: _Facts) -> _Found:
+def _ecc(facts: _Facts) -> _Breaches:
     stated = facts.stated
     for where, has_ecc in (("host", None), *_stated_accelerators(stated)) if facts.elsewhere else _memory_here(facts):
         key = _ECC_KEYS[where]
@@ -268,9 +271,9 @@ def _stated_accelerators(stated: Mapping[str, str]) -> Iterator[tuple[str, bool 
 
 def _gpu_memory(facts: _Facts) -> Iterator[tuple[str, bool | None]]:
     """Give whether the GPUs' memory has ECC, where the job may use GPUs: off where it is off in one."""
-    found = [] if facts.job.settings.device == "cpu" else [gpu.ecc for gpu in detect_gpus()]
-    if found:
-        yield "accelerators", False if False in found else None if None in found else True
+    ecc = [] if facts.job.settings.device == "cpu" else [gpu.ecc for gpu in detect_gpus()]
+    if ecc:
+        yield "accelerators", False if False in ecc else None if None in ecc else True
 
 
 def _states_ecc(text: str) -> bool:
@@ -278,7 +281,7 @@ def _states_ecc(text: str) -> bool:
     return "ecc" in words and not {"no", "non", "without", "off"} & set(words)
 
 
-def _networking(facts: _Facts) -> _Found:
+def _networking(facts: _Facts) -> _Breaches:
     stated = facts.stated
     cards = [] if facts.elsewhere else detect_network(facts.root)
     detected = [card for card in cards if card.kind != "virtual" and card.megabits]
@@ -290,11 +293,11 @@ def _networking(facts: _Facts) -> _Found:
         )
 
 
-def _datacenter(facts: _Facts) -> _Found:
+def _datacenter(facts: _Facts) -> _Breaches:
     yield f"the job is of the category {facts.job.category}", "give --category=datacenter where the benchmark has it"
 
 
-def _separate(facts: _Facts) -> _Found:
+def _separate(facts: _Facts) -> _Breaches:
     """Give what shows that a server shares this machine; that addresses are those of one machine cannot be seen."""
     servers = facts.job.settings.api_server
     here = [url for url in base_urls(servers) if runs_here(url)] if servers else []
@@ -309,7 +312,7 @@ def _separate(facts: _Facts) -> _Found:
 _FABRICS = re.compile(r"ethernet|802\.11|wi-?fi|infiniband|3gpp", re.IGNORECASE)
 
 
-def _fabric(facts: _Facts) -> _Found:
+def _fabric(facts: _Facts) -> _Breaches:
     stated = facts.stated
     if missing := [key for key in NETWORK_KEYS if key != "is_network" and key not in stated]:
         yield f"the network is not described: {', '.join(missing)}", f"state in --system_file: {', '.join(missing)}"
@@ -323,7 +326,7 @@ _OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
 #: What can be checked before a run, by the code of its rule. The others hold by what a job does: it asks for the
 #: lengths that the rules state, runs the tests that they ask for, asks the nodes for their names before each run, and
 #: draws how the machines are connected.
-_CHECKS: Mapping[str, Callable[[_Facts], _Found]] = {
+_CHECKS: Mapping[str, Callable[[_Facts], _Breaches]] = {
     "MODEL": _model,
     "CALIBRATION": _calibration,
     "DATASET": _dataset,

@@ -98,21 +98,23 @@ def report_machine(settings: MachineSettings, home: Path, installation: Sequence
         say_text(line)
     return {
         "round": round_.name,
-        "devices": [asdict(one) for one in devices],
-        "benchmarks": [asdict(one) for one in rows],
-        "missing": [asdict(one) for one in missing],
+        "devices": [asdict(device) for device in devices],
+        "benchmarks": [asdict(row) for row in rows],
+        "missing": [asdict(lack) for lack in missing],
     }
 
 
 def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
     """Return a row for each benchmark of a round that can be run, on each of the devices."""
     listed = tuple(devices)
-    return [_row(benchmark_terms(round_name, name), one) for name in runnable_benchmarks(round_name) for one in listed]
+    return [
+        _row(benchmark_terms(round_name, name), device) for name in runnable_benchmarks(round_name) for device in listed
+    ]
 
 
 def _devices() -> tuple[list[Device], list[Missing]]:
     """Return the devices that vLLM can use here, and why not the others."""
-    found, lacking = [], []
+    devices, lacking = [], []
     gpus = detect_gpus()
     for name in DEVICES:
         try:
@@ -123,8 +125,8 @@ def _devices() -> tuple[list[Device], list[Missing]]:
             continue
         own = [gpu.memory_bytes for gpu in gpus if gpu.vendor == VENDORS.get(name)]
         if name == DEVICES[0] or own:
-            found.append(Device(name, len(own), float(min(own, default=free_memory()))))
-    return found, lacking
+            devices.append(Device(name, len(own), float(min(own, default=free_memory()))))
+    return devices, lacking
 
 
 def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
@@ -171,8 +173,8 @@ def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
     )
     if device.gpus:
         return asked
-    one = asked.architecture.kv_bytes_per_token(2, 1) * asked.max_model_len
-    return replace(asked, memory_bytes=device.memory_bytes, kv_cache_bytes=max(1, math.ceil(one / GIB)) * GIB)
+    cache_bytes = asked.architecture.kv_bytes_per_token(2, 1) * asked.max_model_len
+    return replace(asked, memory_bytes=device.memory_bytes, kv_cache_bytes=max(1, math.ceil(cache_bytes / GIB)) * GIB)
 
 
 def _room(device: Device) -> str:
@@ -243,7 +245,10 @@ def _assets(rows: Sequence[Row], home: Path, env: Mapping[str, str]) -> Iterator
 
 
 def _unready() -> list[Missing]:
-    return [Missing("this machine", f"{one.what}: {one.why}", one.command) for one in unready(load=load_sample())]
+    return [
+        Missing("this machine", f"{finding.what}: {finding.why}", finding.command)
+        for finding in unready(load=load_sample())
+    ]
 
 
 def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missing: Sequence[Missing]) -> Iterator[str]:
@@ -252,10 +257,10 @@ def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missi
     for line in (
         *host_lines(host),
         *cpu_lines(detect_cpu(), host),
-        *(f"GPU: {one}" for one in gpu_lines(detect_gpus())),
+        *(f"GPU: {line}" for line in gpu_lines(detect_gpus())),
     ):
         yield from _wrapped(line, "  ")
-    yield f"  devices of vLLM: {'; '.join(f'{one.name}, {_room(one)}' for one in devices)}"
+    yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
     yield f"\nWhat it can run: round {round_name}, open division"
     yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
     yield f"      cm run script --tags={_tags(round_name)} --model=BENCHMARK"
@@ -272,9 +277,9 @@ def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missi
         "  ",
     )
     yield f"\nWhat is missing: {'nothing was found' if not missing else len(missing)}"
-    for one in missing:
-        yield from _wrapped(f"{one.subject}: {one.text}", "  ")
-        yield from _wrapped(one.remedy, "      ")
+    for lack in missing:
+        yield from _wrapped(f"{lack.subject}: {lack.text}", "  ")
+        yield from _wrapped(lack.remedy, "      ")
 
 
 def _wrapped(text: str, indent: str, ending: str = "") -> list[str]:

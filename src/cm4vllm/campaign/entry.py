@@ -112,7 +112,7 @@ def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
     if settings.model in values["model"]:
         benchmark = benchmark_terms(round_.name, settings.model)
-        values["scenario"] = [str(one) for one in benchmark.scenarios]
+        values["scenario"] = [str(scenario) for scenario in benchmark.scenarios]
         values["compliance"] = list(benchmark.compliance)
     return values
 
@@ -150,7 +150,7 @@ def as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; what it has in common with that `before` is said there."""
     measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
-    unknown = {one: f"the step {value.step}" for key, value in measured.items() for one in (key, TARGET_SOURCE)}
+    unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, TARGET_SOURCE)}
     notes = [
         f"gives {step.gives}; {f'takes {step.duration.words}' if step.duration else 'its duration is not known'}",
         *(f"{value.subject}: {value.words}" for value in new),
@@ -167,8 +167,8 @@ def as_plan(step: Step, before: Step | None) -> dict[str, Any]:
         "env": {key: value for key, value in step.inputs.items() if isinstance(value, str)},
         "only_if": step.condition.words if step.condition else "",
         "brings": [
-            {"how": one.how, "what": one.what, "disk_bytes": one.disk_bytes, "measured": one.source}
-            for one in step.brings
+            {"how": bring.how, "what": bring.what, "disk_bytes": bring.disk_bytes, "measured": bring.source}
+            for bring in step.brings
         ],
         "data": msgspec.to_builtins(step),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from cm4vllm.campaign.failed_attempts import forget_answers, set_aside
-from cm4vllm.campaign.kept_results import Found, found
+from cm4vllm.campaign.kept_results import KeptResult, kept_result
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.current_status import JobStatus, steps_of
 from cm4vllm.campaign.live.monitor import watched
@@ -188,7 +188,7 @@ class Execution:
             self.server = OwnServer(step, inputs, self._attempt)
             if self.server.can_wait(self.recipes, self.env):
                 return
-        earlier, why = self._found(step, inputs)
+        earlier, why = self._kept(step, inputs)
         if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
             forget_answers(inputs)
         if earlier.exports is not None:
@@ -215,15 +215,15 @@ class Execution:
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
-    def _found(self, step: Step, inputs: Mapping[str, str]) -> tuple[Found, str]:
+    def _kept(self, step: Step, inputs: Mapping[str, str]) -> tuple[KeptResult, str]:
         """Return what an earlier command left of a step, and why it is kept or not, where that is worth saying."""
         known = self.file.ledger.digest(step.name)
-        left = found(step, inputs, {**self.given, **self.env, **inputs}, known)
+        left = kept_result(step, inputs, {**self.given, **self.env, **inputs}, known)
         searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")
         if left.exports is not None and searched and searched == inputs.get(FOLDER):
             return left, _BY_THE_SEARCH
         if left.exports is not None and self.job.reruns(step.name):
-            return Found(left.digest), "asked for with --rerun"
+            return KeptResult(left.digest), "asked for with --rerun"
         return left, left.why_not
 
     def _make(self, step: Step, inputs: Mapping[str, str], digest: str, why: str) -> None:

@@ -104,8 +104,8 @@ def _placed(job: Job, report: Report) -> Report:
     if not job.settings.published_results:
         return report
     try:
-        found = published_index(job.settings.published_results)
+        index = published_index(job.settings.published_results)
     except (CmError, OSError) as error:
         warn(f"the report does not show the places among published results: {error}")
         return report
-    return replace(report, places=tuple(places_of(report.submission, found)))
+    return replace(report, places=tuple(places_of(report.submission, index)))

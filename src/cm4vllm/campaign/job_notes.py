@@ -64,10 +64,12 @@ def _rehearsal_notes(job: Job) -> Iterator[str]:
         return
     count, performance = job.settings.test_query_count, Mode.PERFORMANCE
     every = [job.terms(scenario, performance) for scenario in job.scenarios]
-    most, least = job.benchmark.samples, max(one.min_duration_ms for one in every) / 1000
+    most, least = job.benchmark.samples, max(run_terms.min_duration_ms for run_terms in every) / 1000
     size = f"{count:,} queries" if count else f"about {REHEARSAL_DURATION_S:g} s or {REHEARSAL_SAMPLES:,} samples"
     yield f"a rehearsal has runs of {size}; a result needs {least:g} s and all {most:,} samples"
-    few = [one.scenario for one in every if count and rehearsal_queries(one) > 2 and not passes(count, 0)]
+    few = [
+        run_terms.scenario for run_terms in every if count and rehearsal_queries(run_terms) > 2 and not passes(count, 0)
+    ]
     if few and performance in job.modes:
         yield (
             f"--test_query_count={count}: LoadGen calls {', '.join(few)} INVALID, because its test of the latencies "
@@ -88,7 +90,7 @@ def _length_notes(job: Job) -> Iterator[str]:
     name, division = job.benchmark.name, job.division
     for mode in job.modes:
         stated, reference = (
-            terms(job.round.name, name, job.scenarios[0], mode, one).generation for one in (division, Division.OPEN)
+            terms(job.round.name, name, job.scenarios[0], mode, each).generation for each in (division, Division.OPEN)
         )
         if (stated.min_tokens, stated.max_tokens) != (reference.min_tokens, reference.max_tokens):
             yield (

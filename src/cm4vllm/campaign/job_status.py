@@ -33,7 +33,7 @@ class StatusSettings(Record, frozen=True, kw_only=True):
 def report_status(settings: StatusSettings) -> dict[str, object]:
     """Print the steps of each job in the folder, and return them as plain objects. Raises UsageError for none."""
     base = typed_path(settings.output_dir).absolute()
-    folders = [one for one in (base, *(base / mode for mode in ExecutionMode)) if (one / LEDGER_FILE).exists()]
+    folders = [folder for folder in (base, *(base / mode for mode in ExecutionMode)) if (folder / LEDGER_FILE).exists()]
     if not folders:
         raise UsageError(
             f"no results of a job in {base}",

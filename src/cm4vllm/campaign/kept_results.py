@@ -31,7 +31,7 @@ from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 
-__all__ = ["Found", "found", "result_folder"]
+__all__ = ["KeptResult", "kept_result", "result_folder"]
 
 _CHANGED = "its inputs have changed"
 #: The inputs that name the folder of a step's result.
@@ -39,7 +39,7 @@ _FOLDERS = ("CM_MLPERF_OUTPUT_DIR", "CM_MLPERF_ACCURACY_RESULTS_DIR", "CM_MLPERF
 
 
 @dataclass(frozen=True)
-class Found:
+class KeptResult:
     """The digest of a step's inputs, and what an earlier command left of its product.
 
     `exports` is what the step would export where that can be kept, and None where it cannot: `why_not` says why, and is
@@ -51,7 +51,7 @@ class Found:
     why_not: str = ""
 
 
-def found(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> Found:
+def kept_result(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> KeptResult:
     """Return what is left of a step's product.
 
     `env` is what its recipe would get, its `inputs` among it; `known` is the digest of the inputs with which the step
@@ -62,7 +62,7 @@ def found(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: 
             return _KINDS[step.product](env, known)
         except CmError:
             pass  # something that it needs cannot be read: the step itself reports it
-    return Found(_digest(step.tags, dict(inputs)))
+    return KeptResult(_digest(step.tags, dict(inputs)))
 
 
 def result_folder(inputs: Mapping[str, str]) -> Path | None:
@@ -70,18 +70,18 @@ def result_folder(inputs: Mapping[str, str]) -> Path | None:
     return next((Path(inputs[key]) for key in _FOLDERS if inputs.get(key)), None)
 
 
-def _run(env: Mapping[str, str], _known: str) -> Found:
+def _run(env: Mapping[str, str], _known: str) -> KeptResult:
     inputs = read_settings(RunInputs, env)
     settings = settings_of(inputs, audit_config(inputs.compliance_test))
     folder = inputs.folder
     earlier = earlier_run(folder, settings)
     if earlier.record is not None and (why_not := lacks_session(inputs, env)):
-        return Found(settings_sha256(settings), None, why_not)
+        return KeptResult(settings_sha256(settings), None, why_not)
     exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(folder / RUN_FILE)}
-    return Found(settings_sha256(settings), exports, earlier.why_not)
+    return KeptResult(settings_sha256(settings), exports, earlier.why_not)
 
 
-def _search(env: Mapping[str, str], known: str) -> Found:
+def _search(env: Mapping[str, str], known: str) -> KeptResult:
     inputs = read_settings(RunInputs, env)
     path = inputs.folder / SEARCH_FILE
     digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
@@ -93,12 +93,12 @@ def _search(env: Mapping[str, str], known: str) -> Found:
     return _of_file(path, digest, known, exports)
 
 
-def _server_settings(env: Mapping[str, str], known: str) -> Found:
+def _server_settings(env: Mapping[str, str], known: str) -> KeptResult:
     path = Path(env["CM_MLPERF_OUTPUT_DIR"]).absolute() / SETTINGS_FILE
     return _of_file(path, inputs_digest(env), known, lambda: exports_of(read_record(path, SettingsRecord)))
 
 
-def _scores(env: Mapping[str, str], known: str) -> Found:
+def _scores(env: Mapping[str, str], known: str) -> KeptResult:
     folder = Path(env["CM_MLPERF_ACCURACY_RESULTS_DIR"]).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
@@ -111,7 +111,7 @@ def _scores(env: Mapping[str, str], known: str) -> Found:
     return _of_file(folder / ACCURACY_FILE, _digest(_content(run), log, env.get("CM_NLTK_DATA", "")), known, exports)
 
 
-def _verdict(env: Mapping[str, str], known: str) -> Found:
+def _verdict(env: Mapping[str, str], known: str) -> KeptResult:
     folder = Path(env["CM_MLPERF_COMPLIANCE_RESULTS_DIR"]).absolute()
     run = read_record(folder / RUN_FILE, RunRecord)
     log = run.files[ACCURACY_LOG]
@@ -125,24 +125,24 @@ def _verdict(env: Mapping[str, str], known: str) -> Found:
     return _of_file(folder / COMPLIANCE_FILE, _digest(_content(run), run.files), known, exports)
 
 
-def _curve(env: Mapping[str, str], _known: str) -> Found:
+def _curve(env: Mapping[str, str], _known: str) -> KeptResult:
     inputs, point = read_settings(CurveInputs, env), read_settings(PointInputs, env)
     earlier, why_not = earlier_curve(inputs, point)
     path = str(Path(inputs.output_dir).absolute() / CURVE_FILE)
-    return Found(
+    return KeptResult(
         curve_identity(inputs, point), None if earlier is None else {"CM_MLPERF_ENDPOINTS_CURVE": path}, why_not
     )
 
 
-def _point(env: Mapping[str, str], _known: str) -> Found:
+def _point(env: Mapping[str, str], _known: str) -> KeptResult:
     inputs = read_settings(PointInputs, env)
     earlier, why_not = earlier_point(inputs)
     path = str(Path(inputs.output_dir).absolute() / POINT_FILE)
     exports = None if earlier is None else {"CM_MLPERF_ENDPOINTS_POINT_RECORD": path}
-    return Found(point_setup(inputs).identity, exports, why_not)
+    return KeptResult(point_setup(inputs).identity, exports, why_not)
 
 
-_KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
+_KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], KeptResult]] = {
     Product.RUN: _run,
     Product.SEARCH: _search,
     Product.SETTINGS: _server_settings,
@@ -153,17 +153,17 @@ _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], Found]] = {
 }
 
 
-def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str, str] | None]) -> Found:
+def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str, str] | None]) -> KeptResult:
     """Return what is left of a product in one file, which counts if it was made from the same inputs."""
     if not path.exists():
-        return Found(digest)
+        return KeptResult(digest)
     if digest != known:
-        return Found(digest, None, _CHANGED if known else "the ledger does not say what it was made from")
+        return KeptResult(digest, None, _CHANGED if known else "the ledger does not say what it was made from")
     try:
         made = exports()
     except CmError as error:
-        return Found(digest, None, error.what)
-    return Found(digest, made, "" if made else f"{path.name} is not of the run that is there now, or not whole")
+        return KeptResult(digest, None, error.what)
+    return KeptResult(digest, made, "" if made else f"{path.name} is not of the run that is there now, or not whole")
 
 
 def _content(run: RunRecord) -> tuple[object, ...]:

@@ -159,13 +159,13 @@ class Ledger:
 
         From the first on that has other tags now, as the model where another is asked for, nothing is known.
         """
-        known, found = self.durations(), {}
+        known, durations = self.durations(), {}
         for name, tags in steps.items():
             if name in self.states and self.states[name].last.tags != tags:
                 break
             if name in known:
-                found[name] = known[name]
-        return found
+                durations[name] = known[name]
+        return durations
 
 
 def read_ledger(out: Path) -> Ledger:

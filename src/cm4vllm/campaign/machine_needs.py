@@ -38,13 +38,13 @@ def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tu
         for mode in job.modes:
             load, rate = _load(job, scenario, mode, options), given_target(job, scenario)
             demand = _demand(job, scenario, mode, options, load, rate)
-            found = needs(demand, limits)
+            need = needs(demand, limits)
             if load.at(rate) is not None:
-                known.append(found)
+                known.append(need)
             else:
                 notes.extend(_rate_notes(demand, load, limits))
     if known:
-        most = max(known, key=lambda one: one.most_files)
+        most = max(known, key=lambda known_need: known_need.most_files)
         allowed = "no limit is set" if limits.open_files is None else f"{limits.open_files:,} are allowed (ulimit -Hn)"
         notes.insert(0, f"this machine: {most.words}; {allowed}")
     return tuple(notes)

@@ -85,8 +85,8 @@ def require_publishable(session: PowerSession, words: Sequence[PrivateWord]) -> 
 
 def _private(line: str, words: Sequence[PrivateWord]) -> str:
     """Return the private part of a line in words; empty where nothing is private."""
-    if found := first_private(line, words):
-        return f"this machine's {found.kind}" if found.kind != "secret" else "a secret"
+    if word := first_private(line, words):
+        return f"this machine's {word.kind}" if word.kind != "secret" else "a secret"
     if vault().clean(line) != line:
         return "a secret"
     home = _HOME.search(line)
@@ -95,5 +95,5 @@ def _private(line: str, words: Sequence[PrivateWord]) -> str:
 
 def _configured(session: PowerSession) -> int:
     """Return the number of channels that the server was configured for; 0 where its configuration names none."""
-    channels = [one.get("channel") for one in session.analyzers]
-    return next((int(one[1]) for one in channels if isinstance(one, list) and len(one) == 2), 0)
+    channels = [analyzer.get("channel") for analyzer in session.analyzers]
+    return next((int(channel[1]) for channel in channels if isinstance(channel, list) and len(channel) == 2), 0)

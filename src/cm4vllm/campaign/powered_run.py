@@ -77,13 +77,13 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
         for value, flag in ((asked.power_server, "--power_server"), (asked.ntp_server, "--ntp_server")):
             if not value:
                 raise UsageError(f"--power needs {flag}", remedy=f"give {flag}=HOST; there is no default")
-        for value, flag, what in (
+        for value, flag, title in (
             (asked.settings_file, "--power_settings", "the settings of the measured system"),
             (asked.wiring_file, "--power_wiring", "the analyzer's wiring"),
         ):
             if tree and not value:
                 raise UsageError(
-                    f"{what} must be stated", cause="a submission with power holds them", remedy=f"give {flag}=FILE"
+                    f"{title} must be stated", cause="a submission with power holds them", remedy=f"give {flag}=FILE"
                 )
             if value and not typed_path(value).is_file():
                 raise UsageError(f"no file {value}", cause=f"{flag} names it", remedy=f"give {flag}=FILE")
@@ -151,7 +151,8 @@ def _state(session: PowerSession, asked: PowerInputs) -> None:
     if asked.supplies_file:
         write_bytes(session.folder / SUPPLIES, bytes_of(typed_path(asked.supplies_file)))
     names = dict.fromkeys(
-        (one.model, one.version, one.calibrated, " ".join(one.instrument)) for one in session.identities
+        (identity.model, identity.version, identity.calibrated, " ".join(identity.instrument))
+        for identity in session.identities
     )
     rows = [
         f"| {model} | {instrument} | {version} | {calibrated or 'not stated'} |"

@@ -67,10 +67,10 @@ def absolute_paths(env: Mapping[str, Any]) -> dict[str, str]:
     paths = {key: typed_path(env[key]) for key in _PATHS if env.get(key)}
     if (name := env.get(_MODEL)) and not env.get(_SERVER) and (folder := typed_path(name)).is_dir():
         paths[_MODEL] = folder
-    found = {key: str(path.absolute()) for key, path in paths.items()}
+    absolute = {key: str(path.absolute()) for key, path in paths.items()}
     if given := env.get(_PUBLISHED):
-        found[_PUBLISHED] = ",".join(map(str, typed_paths(given)))
-    return found
+        absolute[_PUBLISHED] = ",".join(map(str, typed_paths(given)))
+    return absolute
 
 
 def require_files(env: Mapping[str, Any]) -> None:

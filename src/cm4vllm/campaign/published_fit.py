@@ -56,21 +56,21 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
 def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
     """Return what the advisor is asked; in words what is missing for it."""
     name = str(settings.get("vllm_model_name", ""))
-    found = next((key for key, one in catalogue().models.items() if name in (key, one.hub)), "")
-    if not found:
+    model_key = next((key for key, model in catalogue().models.items() if name in (key, model.hub)), "")
+    if not model_key:
         return f"the architecture of {name} is not in the catalogue"
     known = accelerator(gpu)
     if known is None or not known.memory_gb:
         return f"the memory of {gpu} is not in the table of known accelerators"
-    architecture = read_architecture(catalogue().config(found))
+    architecture = read_architecture(catalogue().config(model_key))
     quantised = str(settings.get("quantization", ""))
     longest = architecture.max_positions or 0
     return Asked(
-        name=found,
+        name=model_key,
         architecture=architecture,
         gpus=gpus,
         memory_bytes=known.memory_gb[0] * GIB,
-        precision=quantised if quantised in _AT_START else catalogue().model(found).precision,
+        precision=quantised if quantised in _AT_START else catalogue().model(model_key).precision,
         max_model_len=min(int(settings.get("max_model_len", longest)), longest),
         kv_dtype="fp8" if str(settings.get("kv_cache_dtype", "")).startswith("fp8") else "bf16",
         utilisation=float(settings.get("gpu_memory_utilization", UTILISATION)),

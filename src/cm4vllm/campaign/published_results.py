@@ -207,13 +207,13 @@ def _lines() -> Iterator[str]:
         yield ""
         yield "| scenario | tokens/s | samples/s | TTFT p99 (ms) | TPOT p99 (ms) | ROUGE-1 | ROUGE-2 | ROUGE-L |"
         yield "|---|---|---|---|---|---|---|---|"
-        for one in run.results:
+        for result in run.results:
             latencies = " | ".join(
-                f"{value:,.1f}" if value is not None else "-" for value in (one.ttft_p99_ms, one.tpot_p99_ms)
+                f"{value:,.1f}" if value is not None else "-" for value in (result.ttft_p99_ms, result.tpot_p99_ms)
             )
             yield (
-                f"| {one.scenario} | {one.tokens_per_second:,} | {one.samples_per_second} | {latencies} | "
-                f"{one.rouge1} | {one.rouge2} | {one.rougeL} |"
+                f"| {result.scenario} | {result.tokens_per_second:,} | {result.samples_per_second} | {latencies} | "
+                f"{result.rouge1} | {result.rouge2} | {result.rougeL} |"
             )
         yield ""
         for line in (*_differences(run), *run.fit):

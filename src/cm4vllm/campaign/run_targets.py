@@ -127,7 +127,7 @@ def target_inputs(job: Job, scenario: Scenario, rate: str) -> dict[str, str | Me
         return {TARGET: str(given), TARGET_SOURCE: f"given by --{job.terms(scenario, Mode.PERFORMANCE).target_flag}"}
     kept = run_place(scenario, Mode.PERFORMANCE) if keeps_target(job, scenario) else ""
     if is_searched(job, scenario):
-        return {TARGET: MeasuredTarget(step=search_name(scenario), found=True, kept_from=kept)}
+        return {TARGET: MeasuredTarget(step=search_name(scenario), searched=True, kept_from=kept)}
     return {TARGET: MeasuredTarget(step=rate, share=target_share(job, scenario), kept_from=kept, one_by_one=one_by_one)}
 
 

@@ -103,7 +103,7 @@ def _runs(job: Job) -> Iterator[Step]:
             yield from _accuracy(job, scenario, NO_TARGET)
             if not job.sources.performance:  # the rate of other prompts and lengths is another
                 rate = run_name(scenario, Mode.ACCURACY)
-        if not rate and (wanting := [one for one in job.scenarios if lacks_rate(job, one)]):
+        if not rate and (wanting := [scenario for scenario in job.scenarios if lacks_rate(job, scenario)]):
             yield from _rate(job, wanting)
             rate = RATE_STEP
         if searched := is_searched(job, scenario):
@@ -179,7 +179,7 @@ def _accuracy(job: Job, scenario: Scenario, target: Mapping[str, str | MeasuredT
         product=Product.SCORES,
         inputs={
             "CM_MLPERF_ACCURACY_RESULTS_DIR": folder,
-            "CM_MLPERF_GRADERS": ",".join(f"<<<CM_MLPERF_GRADER_{one.upper()}>>>" for one in job.graders),
+            "CM_MLPERF_GRADERS": ",".join(f"<<<CM_MLPERF_GRADER_{grader.upper()}>>>" for grader in job.graders),
         },
     )
 
@@ -258,7 +258,7 @@ def _backed_off(job: Job, scenario: Scenario, target: Mapping[str, str | Measure
             **_run(scenario, Mode.PERFORMANCE, run_folder(job, scenario, Mode.PERFORMANCE)),
             **target,
             **_power(job),
-            TARGET: MeasuredTarget(step=search_name(scenario), found=True, lowered=times),
+            TARGET: MeasuredTarget(step=search_name(scenario), searched=True, lowered=times),
         }
         yield _measurement(
             name,

@@ -226,8 +226,8 @@ class Job:
         scenarios = _scenarios(settings, benchmark, category)
         require_runnable(round_, benchmark, scenarios)
         _require_values(settings)
-        found = sources(settings)
-        modes = _modes(settings, found, execution_mode)
+        asset_sources = sources(settings)
+        modes = _modes(settings, asset_sources, execution_mode)
         require_scored(benchmark, modes, execution_mode, settings.livecodebench_path)
         job = cls(
             settings=settings,
@@ -239,7 +239,7 @@ class Job:
             execution_mode=execution_mode,
             division=division,
             tests=compliance_tests(settings.compliance, benchmark, division, category),
-            sources=found,
+            sources=asset_sources,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
             quantisation=asked_quantisation(settings.quantize, benchmark.name, served=bool(settings.api_server)),
             rerun=reruns(settings.rerun)[1],
@@ -267,13 +267,13 @@ def _require_values(settings: CampaignSettings) -> None:
     _one_rate(settings)
 
 
-def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
+def _modes(settings: CampaignSettings, sources: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
     """Return the modes that were asked for, of random weights the performance alone.
 
     Raises UsageError for what cannot be done with those.
     """
     modes = tuple(Mode.parse(mode) for mode in settings.modes.split(","))
-    if not found.dummy or settings.rehearse:
+    if not sources.dummy or settings.rehearse:
         return modes
     refused = {
         "--execution_mode=valid": (style is ExecutionMode.VALID, "a result is of a model's own weights"),
@@ -284,10 +284,10 @@ def _modes(settings: CampaignSettings, found: Sources, style: ExecutionMode) -> 
             "there are no weights to quantise; --quantization=fp8 has vLLM quantise its random ones",
         ),
     }
-    for what, (asked, why) in refused.items():
+    for variation, (asked, why) in refused.items():
         if asked:
             raise UsageError(
-                f"{what} cannot be given with random weights (_dummy)",
+                f"{variation} cannot be given with random weights (_dummy)",
                 cause=why,
                 remedy="leave it out, or name a model with weights by --vllm_model_name",
             )

@@ -50,22 +50,22 @@ class Values:
         return inputs
 
     def holds(self, condition: Condition) -> bool:
-        return any(_NEEDS[condition.need](self, one) for one in condition.of)
+        return any(_NEEDS[condition.need](self, subject) for subject in condition.of)
 
     def target(self, wanted: MeasuredTarget) -> TargetQps:
         earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
-        if earlier is None and wanted.found:
-            return self._found_target(wanted)
+        if earlier is None and wanted.searched:
+            return self._searched_target(wanted)
         return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
     def _filled(self, value: str) -> str:
-        return _EXPORTED.sub(lambda found: self.env.get(found[1], ""), value)
+        return _EXPORTED.sub(lambda match: self.env.get(match[1], ""), value)
 
-    def _found_target(self, wanted: MeasuredTarget) -> TargetQps:
-        found = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
-        rate = found.lowered(wanted.lowered)
+    def _searched_target(self, wanted: MeasuredTarget) -> TargetQps:
+        search = read_record(self._folder(wanted.step) / SEARCH_FILE, SearchRecord)
+        rate = search.lowered(wanted.lowered)
         below = f"; lowered to {rate:g}, since a run missed a limit" if wanted.lowered else ""
-        return TargetQps(rate, f"{wanted.step}: {found.words}{below}")
+        return TargetQps(rate, f"{wanted.step}: {search.words}{below}")
 
     def _folder(self, name: str) -> Path:
         """Return the folder of the LoadGen run that the step `name` makes."""

@@ -122,15 +122,15 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
 
     With `one_by_one` it stands for the latency that LoadGen expects.
 
-    With `found`, `step` is a search and the target is the rate that it found; `lowered` says how many runs at it have
-    missed a limit. A valid result of an earlier run in the folder `kept_from`, below the results, gives its own
-    instead, so that the same command finds it again.
+    With `searched`, `step` is a search and the target is the rate that it found; `lowered` is the number of runs at
+    that rate that have missed a limit. A valid result of an earlier run in the folder `kept_from`, below the results,
+    gives its own target instead, so that the same command finds that result again.
     """
 
     step: str
     share: float = 1.0
     kept_from: str = ""
-    found: bool = False
+    searched: bool = False
     lowered: int = 0
     one_by_one: bool = False
 
@@ -141,7 +141,7 @@ class MeasuredTarget(Record, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         kept = f", or that of a valid result of an earlier run in {shown(self.kept_from)}" if self.kept_from else ""
-        if self.found:
+        if self.searched:
             below = f", lowered by {self.lowered} step{'s' if self.lowered > 1 else ''}" if self.lowered else ""
             return f"the rate found by {self.step}{below}{kept}"
         if self.one_by_one:
@@ -229,5 +229,5 @@ def names_of(tags: str) -> tuple[str, ...]:
     """Return the names by which `--adr` changes the recipe with these tags."""
     words = {word.partition(".")[0] for word in tags.replace(*_SIMULATED).split(",")}
     fitting = [recipe for recipe in RECIPES.values() if set(recipe.split(",")) <= words]
-    recipe = max(fitting, key=lambda one: one.count(","), default="")
+    recipe = max(fitting, key=lambda tags: tags.count(","), default="")
     return tuple(name for name, other in RECIPES.items() if other == recipe)

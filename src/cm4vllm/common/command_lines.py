@@ -67,7 +67,7 @@ class _Namer:
     def __init__(self, names: Mapping[str, str], hosts: Collection[str]) -> None:
         self._folders = sorted(
             ((folder.rstrip("/"), f"${{{name}:?}}") for folder, name in names.items() if folder.strip("/")),
-            key=lambda one: -len(one[0]),
+            key=lambda name: -len(name[0]),
         )
         self._hosts = hosts
         self._given: dict[str, str] = {}

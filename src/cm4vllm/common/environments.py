@@ -96,7 +96,7 @@ def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str
         checked(install_pinned(python, alone, log, words), f"{torch.split()[0]} cannot be installed", own_index)
 
 
-def checked(done: Completed, what: str, own_index: str = "") -> Completed:
+def checked(done: Completed, title: str, own_index: str = "") -> Completed:
     """Return a command that ended well. Raises InstallError with pip's own words, or the last lines of another command.
 
     `own_index` is the flag by which the user gives an index of their own, where there is one beside pip's settings.
@@ -105,7 +105,7 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
         return done
     if other := _other_files(done.output):
         raise InstallError(
-            what,
+            title,
             cause=f"a file has another hash than the pinned one: {other}",
             remedy="the index, a proxy or pip's cache gave another file than the one that was published: give an index "
             f"that has it, with {own_index or '`pip config`'}, or empty the cache with `pip cache purge`",
@@ -113,7 +113,7 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
     given = " or ".join(filter(None, (own_index, "`pip config`")))
     if unreachable := _no_connection(done.output):
         raise InstallError(
-            what,
+            title,
             cause=f"pip has no connection to the package index: {unreachable}",
             remedy="run the same command again where the machine has a network: what is installed once is used without "
             f"it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
@@ -121,7 +121,7 @@ def checked(done: Completed, what: str, own_index: str = "") -> Completed:
     said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
     raise InstallError(
-        what, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
+        title, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
     )
 
 

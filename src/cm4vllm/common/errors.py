@@ -82,10 +82,10 @@ class CmError(Exception):
     exit_code = 1
 
     def __init__(
-        self, what: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
+        self, failure: str, *, cause: str = "", remedy: str = "", state: Mapping[str, object] | None = None
     ) -> None:
-        super().__init__(what)
-        self.what = what
+        super().__init__(failure)
+        self.what = failure
         self.cause = cause
         self.remedy = remedy
         self.state = state or {}
@@ -93,8 +93,8 @@ class CmError(Exception):
     @property
     def in_one_line(self) -> str:
         """The first lines of what failed, of the cause and of the remedy."""
-        what, cause, remedy = ((text.splitlines() or [""])[0] for text in (self.what, self.cause, self.remedy))
-        return what + (f" ({cause})" if cause else "") + (f"; {remedy}" if remedy else "")
+        failure, cause, remedy = ((text.splitlines() or [""])[0] for text in (self.what, self.cause, self.remedy))
+        return failure + (f" ({cause})" if cause else "") + (f"; {remedy}" if remedy else "")
 
     def reworded(self, old: str, new: str) -> None:
         """Replace words of the message: a path that has changed, the flag that a key was given by."""
@@ -106,8 +106,8 @@ class CmError(Exception):
         """Make the error that a nested run reported by its exit code and its text, which has the form of `__str__`."""
         kind = next((kind for kind in _subclasses(CmError) if kind.exit_code == exit_code), CmError)
         parts = _PARTS.fullmatch(text)
-        what, cause, remedy = parts.groups("") if parts else (text, "", "")
-        error = kind(what, cause=cause.replace(_INDENT, "\n"), remedy=remedy.replace(_INDENT, "\n"))
+        failure, cause, remedy = parts.groups("") if parts else (text, "", "")
+        error = kind(failure, cause=cause.replace(_INDENT, "\n"), remedy=remedy.replace(_INDENT, "\n"))
         error.exit_code = exit_code
         return error
 

@@ -29,16 +29,16 @@ def git_directory(path: Path) -> Path | None:
 
 
 def fetch_checkout(
-    folder: Path, url: str, commit: str, patterns: Sequence[str], *, what: str = "sources", remedy: str = ""
+    folder: Path, url: str, commit: str, patterns: Sequence[str], *, title: str = "sources", remedy: str = ""
 ) -> Path:
     """Fetch the files at `commit` that fit the patterns (of sparse-checkout), and no more, into `folder`; return it.
 
-    `what` names the sources in messages. Raises SourceUnavailable, within seconds where the network does not answer.
+    `title` names the sources in messages. Raises SourceUnavailable, within seconds where the network does not answer.
     """
     if (folder / ".git").exists():
         return folder
     if shutil.which("git") is None:
-        raise SourceUnavailable(f"{what} cannot be fetched", cause="`git` not found on PATH", remedy=remedy)
+        raise SourceUnavailable(f"{title} cannot be fetched", cause="`git` not found on PATH", remedy=remedy)
     _reach(url, remedy)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with staged_folder(folder) as staging:
@@ -50,7 +50,7 @@ def fetch_checkout(
             ["fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit],
             ["checkout", "--quiet", "--detach", commit],
         ):
-            _fetching(staging, url, words, what, remedy)
+            _fetching(staging, url, words, title, remedy)
     return folder
 
 
@@ -83,7 +83,7 @@ def _reach(url: str, remedy: str) -> None:
         raise SourceUnavailable(f"{url} cannot be reached", cause=str(error), remedy=remedy) from error
 
 
-def _fetching(folder: Path, url: str, words: list[str], what: str, remedy: str) -> None:
+def _fetching(folder: Path, url: str, words: list[str], title: str, remedy: str) -> None:
     settings = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=15"]
     try:
         done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
@@ -92,4 +92,4 @@ def _fetching(folder: Path, url: str, words: list[str], what: str, remedy: str) 
             f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=remedy
         ) from error
     if not done.ok:
-        raise SourceUnavailable(f"{what} cannot be fetched from {url}", cause=done.tail(5), remedy=remedy)
+        raise SourceUnavailable(f"{title} cannot be fetched from {url}", cause=done.tail(5), remedy=remedy)

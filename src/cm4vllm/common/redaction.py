@@ -81,7 +81,7 @@ class Vault:
         """Take note of the secrets among the words of a command."""
         walk = _Words(self)
         walk.redacted(words)
-        for name, value in walk.found:
+        for name, value in walk.named_secrets:
             self.note(name, value)
 
     def note(self, name: str, value: str) -> None:
@@ -191,7 +191,7 @@ class _Cleaning:
 def redacted_words(words: Sequence[str], secrets: Vault | None = None) -> list[str]:
     """Return the words of a command with ${NAME:?} in the place of each secret.
 
-    Found are the values of `--hf-token X`, `--env.HF_TOKEN=X` and `HF_TOKEN=X`, also inside of a word that is itself a
+    Hidden are the values of `--hf-token X`, `--env.HF_TOKEN=X` and `HF_TOKEN=X`, also inside of a word that is itself a
     command or JSON (`--extra_args="--hf-token X"`), the secrets known to `secrets`, and what has the form of one.
     """
     return _Words(secrets or vault()).redacted(words)
@@ -203,8 +203,8 @@ def secret_flags(words: Iterable[str], secrets: Vault) -> dict[str, str]:
     for word in words:
         walk = _Words(secrets)
         walk.redacted([word])
-        if walk.found:
-            flags[word.partition("=")[0]] = variable_name(walk.found[0][0])
+        if walk.named_secrets:
+            flags[word.partition("=")[0]] = variable_name(walk.named_secrets[0][0])
     return flags
 
 
@@ -221,11 +221,11 @@ def _pair() -> re.Pattern[str]:
 
 
 class _Words:
-    """A walk over the words of a command. `found` collects (name, value) of each secret in them."""
+    """A walk over the words of a command. `named_secrets` collects (name, value) of each secret in them."""
 
     def __init__(self, secrets: Vault) -> None:
         self._vault = secrets
-        self.found: list[tuple[str, str]] = []
+        self.named_secrets: list[tuple[str, str]] = []
 
     def redacted(self, words: Iterable[str]) -> list[str]:
         done: list[str] = []
@@ -257,7 +257,7 @@ class _Words:
     def _hidden(self, name: str, value: str) -> str:
         if not value or PLACEHOLDER.fullmatch(value):
             return value
-        self.found.append((name, value))
+        self.named_secrets.append((name, value))
         return variable(name)
 
     def _text(self, name: str, text: str) -> str:
@@ -272,7 +272,7 @@ class _Words:
             return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
         text = self._pairs(headers_changed(text, self._hidden))
         if "://" in text:
-            self.found += [(name or "SECRET", secret) for secret in secrets_of_urls(text)]
+            self.named_secrets += [(name or "SECRET", secret) for secret in secrets_of_urls(text)]
         return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:

@@ -79,9 +79,9 @@ def secrets_of_urls(text: str) -> list[str]:
     """
     from urllib.parse import unquote
 
-    found = [one[1] or ("" if one[2].isalpha() else one[2]) for one in _in_url().finditer(text)]
-    found = [one for one in found + [one[2] for one in _in_query().finditer(text)] if one]
-    return list(dict.fromkeys(spelled for one in found for spelled in (one, unquote(one))))
+    secrets = [match[1] or ("" if match[2].isalpha() else match[2]) for match in _in_url().finditer(text)]
+    secrets = [secret for secret in secrets + [match[2] for match in _in_query().finditer(text)] if secret]
+    return list(dict.fromkeys(spelled for secret in secrets for spelled in (secret, unquote(secret))))
 
 
 @cache

@@ -45,10 +45,10 @@ def require_applied(log: DetailLog, test: Audit) -> None:
         if key == "min_query_count" and test.audit.get(_UNIQUE):
             continue  # each sample that is loaded is issued once, however many there are
         wanted: object = _MODES[value] if key == "mode" else bool(value) if key in _FLAGS else value
-        found = log.values.get(f"effective_{_LOGGED.get(key, key)}")
-        if found != wanted:
+        used = log.values.get(f"effective_{_LOGGED.get(key, key)}")
+        if used != wanted:
             raise RunFailed(
                 f"{log.path} is not the log of a run of {test.name}",
-                cause=f"LoadGen ran with {key} {found!r}, the test's audit.config has {wanted!r}",
+                cause=f"LoadGen ran with {key} {used!r}, the test's audit.config has {wanted!r}",
                 remedy="run the test again: --rerun",
             )

@@ -39,13 +39,13 @@ def verify(run: LoggedRun) -> Verdict:
     run.require_answers(1)
     baseline = logged_data(_beside(run.folder, "accuracy") / ACCURACY_LOG)
     tested = logged_data(run.folder / ACCURACY_LOG)
-    text, found = compared(baseline, tested, _BYTES[run.settings.terms.logged])
-    passed, scores = not found, dict[str, str]()
-    if found:
+    text, differing = compared(baseline, tested, _BYTES[run.settings.terms.logged])
+    passed, scores = not differing, dict[str, str]()
+    if differing:
         passed, scores, words = _by_scores(run, baseline, tested)
-        found = f"{found}; {words}"
+        differing = f"{differing}; {words}"
     speed_text, speed = _speed(read_performance(_beside(run.folder, "performance")), read_performance(run.folder))
-    same = found or f"all {len(tested)} answers begin as those of the accuracy run"
+    same = differing or f"all {len(tested)} answers begin as those of the accuracy run"
     return Verdict(
         (CheckResult(name=ACCURACY, passed=passed, found=same), speed),
         texts={ACCURACY_TEXT: text, PERFORMANCE_TEXT: speed_text},
@@ -74,16 +74,16 @@ def compared(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
     for index, data in baseline:
         again += index in known
         differing += known.setdefault(index, data) != data
-    found, matched, missing = [], 0, 0
+    mismatched, matched, missing = [], 0, 0
     for index, data in tested:
         if (before := known.get(index)) is None:
             missing += 1
         else:
             matched += 1
             if data[:width] != before[:width]:
-                found.append(index)
+                mismatched.append(index)
         known[index] = data
-    passed = matched > 0 and not found
+    passed = matched > 0 and not mismatched
     lines = [
         "Verifying accuracy. This might take a while...",
         "Reading accuracy mode results...",
@@ -93,11 +93,12 @@ def compared(baseline: Entries, tested: Entries, width: int) -> tuple[str, str]:
         f"num_acc_log_data_mismatch = {differing}",
         f"num_perf_log_entries = {len(tested)}",
         f"num_perf_log_qsl_idx_match = {matched}",
-        f"num_perf_log_data_mismatch = {len(found)}",
+        f"num_perf_log_data_mismatch = {len(mismatched)}",
         f"num_missing_qsl_idxs = {missing}",
         "TEST PASS\n" if passed else "TEST FAIL\n",
     ]
-    words = f"{len(found)} of {matched} answers begin otherwise than in the accuracy run, first sample {found[:1]}"
+    counts = f"{len(mismatched)} of {matched}"
+    words = f"{counts} answers begin otherwise than in the accuracy run, first sample {mismatched[:1]}"
     return "\n".join(lines) + "\n", "" if passed else words
 
 
@@ -131,10 +132,10 @@ def _scores(run: LoggedRun, entries: Entries) -> dict[str, float | int]:
 def _speed(result: PerformanceResult, test: PerformanceResult) -> tuple[str, CheckResult]:
     """Return the official text on the rates of the result's run and of the test's, and the check."""
     begin = "Verifying performance.\n"
-    for name, one in (("result", result), ("test", test)):
-        if not one.valid:
+    for name, run in (("result", result), ("test", test)):
+        if not run.valid:
             text = f"{begin}TEST FAIL: Invalid results in the {name}'s run\n"
-            words = f"LoadGen calls the {name}'s run INVALID: {'; '.join(one.reasons)}"
+            words = f"LoadGen calls the {name}'s run INVALID: {'; '.join(run.reasons)}"
             return text, CheckResult(name=PERFORMANCE, passed=False, found=words)
     ours, theirs = float(test.samples_per_second), float(result.samples_per_second)
     passed = theirs * (1 - _APART) <= ours <= theirs * (1 + _APART)

@@ -62,9 +62,9 @@ def end_tokens(model: Path) -> frozenset[int]:
     """
     for name in ("generation_config.json", "config.json"):
         if (model / name).is_file():
-            found = json_object(model / name).get("eos_token_id")
-            ids = found if isinstance(found, list) else [found]
-            if ids and all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+            stated = json_object(model / name).get("eos_token_id")
+            ids = stated if isinstance(stated, list) else [stated]
+            if ids and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
                 return frozenset(ids)
     raise ModelError(
         "the end tokens of the model are not known",
@@ -76,11 +76,11 @@ def end_tokens(model: Path) -> frozenset[int]:
 def _checked(
     name: str, answers: Sequence[LoggedAnswer], wrong: Callable[[LoggedAnswer], str], right: str
 ) -> CheckResult:
-    found = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
-    if not found:
+    faults = [f"sample {answer.sample}: {why}" for answer in answers if (why := wrong(answer))]
+    if not faults:
         return CheckResult(name=name, passed=True, found=f"all {len(answers)} answers {right}")
     return CheckResult(
-        name=name, passed=False, found=f"{len(found)} of {len(answers)} answers do not {right}; {found[0]}"
+        name=name, passed=False, found=f"{len(faults)} of {len(answers)} answers do not {right}; {faults[0]}"
     )
 
 

@@ -38,10 +38,10 @@ def verify(run: LoggedRun) -> Verdict:
 
 def verdict(score: float | None, logged: int, *, least: float, samples: int) -> Verdict:
     """Return the verdict on a score in percent (None where the answers could not be scored) of `logged` samples."""
-    found = "the answers were not scored" if score is None else f"{score} against a threshold of {least}"
+    words = "the answers were not scored" if score is None else f"{score} against a threshold of {least}"
     return Verdict(
         (
-            CheckResult(name=ACCURACY, passed=score is not None and score >= least, found=found),
+            CheckResult(name=ACCURACY, passed=score is not None and score >= least, found=words),
             CheckResult(
                 name=WHOLE, passed=logged == samples, found=f"answers to {logged} samples; the dataset has {samples}"
             ),

@@ -88,26 +88,26 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
 
     Raises SubmissionError where there is none, or where they are not all of one curve.
     """
-    found = []
+    points = []
     for path in sorted(folder.glob(f"*/{POINT_FILE}")):
         record = read_record(path, PointRecord)
         if record.curve is not None:
-            found.append((path.parent, record))
-    if not found:
+            points.append((path.parent, record))
+    if not points:
         raise SubmissionError(
             f"{folder} has no point of a curve", remedy="measure them with run-mlperf,endpoints, or give another folder"
         )
-    found.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
-    first = found[0][1]
-    for path, record in found[1:]:
+    points.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
+    first = points[0][1]
+    for path, record in points[1:]:
         for name in ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit"):
             if getattr(record, name) != getattr(first, name):
                 raise SubmissionError(
                     f"the points below {folder} are not of one curve",
-                    cause=f"{path.name} has another {name.replace('_', ' ')} than {found[0][0].name}",
+                    cause=f"{path.name} has another {name.replace('_', ' ')} than {points[0][0].name}",
                     remedy="remove the run folders that are of another curve",
                 )
-    return found
+    return points
 
 
 def _author(
@@ -229,7 +229,7 @@ def _write_sources(folder: Path, points: Sequence[tuple[Path, PointRecord]], mod
     lines = [
         f"# {record.server.named}",
         "",
-        *_starts([one for _, one in points], model),
+        *_starts([record for _, record in points], model),
         f"Each point was measured by the reference client (mlcommons/endpoints at {record.client_commit}),",
         "from a folder with the dataset and the model's tokenizer in `tokenizer`, by",
         "",

@@ -211,10 +211,10 @@ def _progress(log: Path) -> tuple[int, int] | None:
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            found = _PROGRESS.findall(file.read())
+            matches = _PROGRESS.findall(file.read())
     except OSError:
         return None
-    return (int(found[-1][0]), int(found[-1][1])) if found else None
+    return (int(matches[-1][0]), int(matches[-1][1])) if matches else None
 
 
 def _require_server(alive: Callable[[], str | None]) -> None:

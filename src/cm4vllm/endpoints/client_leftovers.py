@@ -22,14 +22,14 @@ _OLD_S = 600.0
 
 def remove_leftovers(shared_memory: Path = _SHARED_MEMORY) -> list[Path]:
     """Remove the folders of clients that have ended, and return them; new ones, and those that are used, are kept."""
-    found = [
+    leftovers = [
         folder
         for pattern in _NAMES
         for folder in shared_memory.glob(pattern)
         if not folder.is_symlink() and _is_old_folder_of_ours(folder)
     ]
-    used = _used_paths() if found else set()
-    left = [folder for folder in found if not any(path.startswith(f"{folder}/") for path in used)]
+    used = _used_paths() if leftovers else set()
+    left = [folder for folder in leftovers if not any(path.startswith(f"{folder}/") for path in used)]
     for folder in left:
         shutil.rmtree(folder, ignore_errors=True)
     return left

@@ -66,10 +66,10 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
         probe(high)
     else:
         high = _highest(probe, planned.benchmark.samples)
-    for between in _gaps([one.concurrency for one in probes]):
+    for between in _gaps([probe.concurrency for probe in probes]):
         probe(between)
     rates = ServerRates(
-        by_concurrency={one.concurrency: one.samples_per_second for one in probes},
+        by_concurrency={probe.concurrency: probe.samples_per_second for probe in probes},
         source=f"probes of {probes[0].samples} to {probes[-1].samples} samples",
     )
     plan = plan_curve(

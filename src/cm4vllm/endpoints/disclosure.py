@@ -207,10 +207,10 @@ def _accelerators(description: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _steady_state(found: SteadyState | None) -> dict[str, Any] | None:
-    if found is None:
+def _steady_state(steady_state: SteadyState | None) -> dict[str, Any] | None:
+    if steady_state is None:
         return None
-    block: dict[str, Any] = msgspec.to_builtins(found)
+    block: dict[str, Any] = msgspec.to_builtins(steady_state)
     for own in ("figures", "blocks", "least_variation"):
         block.pop(own)
     return {key: value for key, value in block.items() if value is not None}

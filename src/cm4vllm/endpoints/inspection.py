@@ -85,7 +85,11 @@ def _lines(curves: tuple[Curve, ...], findings: list[Finding], official: Officia
         return
     for severity in ("error", "warning"):
         for rule, count in official.counts(severity).items():
-            message = next(one.message for one in official.findings if one.rule == rule and one.severity == severity)
+            message = next(
+                finding.message
+                for finding in official.findings
+                if finding.rule == rule and finding.severity == severity
+            )
             yield from _wrapped(f"official {severity} {rule} ({count}): {message}")
     errors, warnings = (sum(official.counts(severity).values()) for severity in ("error", "warning"))
     verdict = "passed" if official.passed else "failed"
@@ -100,10 +104,10 @@ def _require_none(findings: list[Finding], official: OfficialReport | None, root
     """Raise SubmissionError where one of the checks has an error of a rule that is not allowed to have one."""
     own = {finding.code: None for finding in findings if finding.severity is Severity.ERROR}
     rules = official.counts("error") if official else {}
-    found = [f"our check: {name}" for name in own if name not in allowed]
-    found += [f"the official checker: {name}" for name in rules if name not in allowed]
-    if found:
-        raise SubmissionError(f"{root} has errors", cause="; ".join(found), remedy="each is named above")
+    errors = [f"our check: {name}" for name in own if name not in allowed]
+    errors += [f"the official checker: {name}" for name in rules if name not in allowed]
+    if errors:
+        raise SubmissionError(f"{root} has errors", cause="; ".join(errors), remedy="each is named above")
     for name in sorted(allowed & {*own, *rules}):
         say_text(f"allowed: the errors of {name}")
 

@@ -112,9 +112,9 @@ def find_python(given: str = "") -> Path:
     least = endpoints_rules().client.least_python
     seen = []
     for candidate in [given] if given else [*_PYTHONS, *map(str, _of_pyenv())]:
-        if (found := _version_of(candidate)) is None:
+        if (version_at := _version_of(candidate)) is None:
             continue
-        path, version = found
+        path, version = version_at
         if version >= tuple(map(int, least.split("."))):
             return path
         seen.append(f"{candidate} is Python {version[0]}.{version[1]}")
@@ -129,8 +129,8 @@ def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
     """Return a Python's own path and version; None for what is not found or is no Python."""
     if (path := shutil.which(candidate)) is None:
         return None
-    found = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-c", _VERSION]).output)
-    return (Path(found[1]), (int(found[2]), int(found[3]))) if found else None
+    match = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-c", _VERSION]).output)
+    return (Path(match[1]), (int(match[2]), int(match[3]))) if match else None
 
 
 def _of_pyenv() -> list[Path]:
@@ -142,7 +142,7 @@ def _of_pyenv() -> list[Path]:
 def client_checkout(folder: Path, source: Path | None, url: str, commit: str) -> Path:
     """Return a checkout of the client at its commit, from a git directory at hand or from its home."""
     if source is None:
-        return fetch_checkout(folder, url, commit, ["/*"], what="the reference client", remedy=_SOURCE_REMEDY)
+        return fetch_checkout(folder, url, commit, ["/*"], title="the reference client", remedy=_SOURCE_REMEDY)
     if (git := git_directory(source)) is None:
         raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
     shutil.rmtree(folder, ignore_errors=True)

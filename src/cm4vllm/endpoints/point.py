@@ -298,7 +298,7 @@ def _node(planned: PointSetup) -> dict[str, int | str]:
 
 
 def _say_result(record: PointRecord, summary: dict[str, object]) -> None:
-    found = record.steady_state
-    window = f"steady state: {found.words}" if found else "no steady state is computed for Offline"
+    state = record.steady_state
+    window = f"steady state: {state.words}" if state else "no steady state is computed for Offline"
     rate = f"{record.samples_per_second:,.2f} samples/s, {float(str(summary['tps'])):,.0f} tokens/s"
     say(f"concurrency {record.terms.concurrency}: {rate}; {window}")

@@ -89,7 +89,7 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
     if not blocks:
         return SteadyState(status="partial_dataset", verdict="not found")
     series = [_gating_metrics(block) for block in blocks]
-    if (found := _first_plateau(series, rules)) is None:
+    if (plateau := _first_plateau(series, rules)) is None:
         return SteadyState(
             status="insufficient_passes",
             verdict=_shape_without_window(series, rules),
@@ -97,9 +97,9 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
             blocks=len(series) - rules.left_out,
             least_variation=_least_variation(series, rules),
         )
-    first, last = found
+    first, last = plateau
     window = _window(blocks, first, last, size)
-    later = _later_plateau(series, found, rules)
+    later = _later_plateau(series, plateau, rules)
     after = _states(series[first:], rules)
     return SteadyState(
         status="windowable" if window.duration_s >= terms.least_seconds else "insufficient_duration",
@@ -179,15 +179,15 @@ def _least_variation(series: Sequence[dict[str, float]], rules: WindowRules) -> 
         max(_variation([metrics[name] for metrics in series[first : first + rules.passes]]) for name in rules.gating)
         for first in starts
     ]
-    return min((one for one in worst if math.isfinite(one)), default=None)
+    return min((value for value in worst if math.isfinite(value)), default=None)
 
 
-def _later_plateau(series: Sequence[dict[str, float]], found: tuple[int, int], rules: WindowRules) -> Anomaly | None:
+def _later_plateau(series: Sequence[dict[str, float]], plateau: tuple[int, int], rules: WindowRules) -> Anomaly | None:
     """Return a second plateau that differs from the first by more than the bound of variation; None without one.
 
     A run that goes on rising or falling after it has a drift, not a second plateau.
     """
-    first, last = found
+    first, last = plateau
     rest = series[last + 1 :]
     later = _first_plateau(rest, msgspec.structs.replace(rules, left_out=0))
     if later is None or any(state != "Plateau" for state in _states(rest[later[0] :], rules).values()):

@@ -32,7 +32,7 @@ def serving(gpus: Sequence[GpuFacts], used: Sequence[str] | None) -> list[UsedGp
     if used is None:
         return [UsedGpu(gpu) for gpu in gpus]
     everything = [UsedGpu(gpu) for gpu in gpus] + [UsedGpu(gpu, part) for gpu in gpus for part in gpu.mig_devices]
-    return [one for one in everything if one.uuid in used]
+    return [accelerator for accelerator in everything if accelerator.uuid in used]
 
 
 def accelerator_keys(parts: Sequence[UsedGpu]) -> dict[str, str]:

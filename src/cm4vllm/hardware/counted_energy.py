@@ -78,7 +78,7 @@ class RunEnergy(Record, frozen=True, kw_only=True):
 
     def serving(self, scope: Scope) -> list[CountedEnergy]:
         """Return the counters of a scope that count for the run: of GPUs those on which the server computes."""
-        return [one for one in self.counters if one.scope is scope and one.serves]
+        return [counter for counter in self.counters if counter.scope is scope and counter.serves]
 
 
 def energy_of_run(
@@ -91,15 +91,15 @@ def energy_of_run(
 ) -> RunEnergy:
     """Return the energy between two times. `used` are the UUIDs of the GPUs that serve; all do where it is empty."""
     first, last = begin.astimezone(UTC).timestamp(), end.astimezone(UTC).timestamp()
-    found, missing = [], list(not_measured)
+    counted, missing = [], list(not_measured)
     for counter, readings in counters:
         energy = energy_between(counter, readings, first, last)
         if energy is None:
             missing.append(f"{counter.name}: its counter was not read before and after the run")
             continue
         serves = counter.scope is not Scope.GPU or not used or counter.device in used
-        found.append(replace(energy, serves=serves))
-    return RunEnergy(seconds=round(last - first, 3), counters=found, not_measured=missing)
+        counted.append(replace(energy, serves=serves))
+    return RunEnergy(seconds=round(last - first, 3), counters=counted, not_measured=missing)
 
 
 def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, end: float) -> CountedEnergy | None:

@@ -99,8 +99,8 @@ def _mhz(cpus: list[Path], name: str) -> float | None:
 
 def _mhz_in_name(name: str) -> float | None:
     """Return the base frequency that Intel writes into the name: '... CPU @ 2.50GHz'."""
-    found = re.search(r"@ *(\d+(?:\.\d+)?) *GHz", name)
-    return round(float(found.group(1)) * 1000, 3) if found else None
+    match = re.search(r"@ *(\d+(?:\.\d+)?) *GHz", name)
+    return round(float(match.group(1)) * 1000, 3) if match else None
 
 
 def _caches(cpus: list[Path]) -> dict[str, str]:

@@ -39,9 +39,9 @@ class EnergyWatch:
         self._counters: list[tuple[Counter, Read]] = []
         self._rows: list[tuple[float, tuple[int | None, ...]]] = []
 
-    def add(self, found: Iterator[tuple[Counter, Read]], why_none: Callable[[], str]) -> None:
+    def add(self, counters: Iterator[tuple[Counter, Read]], why_none: Callable[[], str]) -> None:
         """Add counters, or why there are none."""
-        added = list(found)
+        added = list(counters)
         self._counters += added
         if not added:
             self.missing.append(why_none())
@@ -115,7 +115,7 @@ def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
     """Add the counters of GPU boards; the drivers stay open as long as the stack."""
     library, amdsmi = stack.enter_context(nvml.opened()), stack.enter_context(amd.opened())
 
-    def found() -> Iterator[tuple[Counter, Read]]:
+    def gpu_counters() -> Iterator[tuple[Counter, Read]]:
         if library is not None:
             yield from nvidia_counters(library)
         if amdsmi is not None:
@@ -125,7 +125,7 @@ def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
         seen = library is not None or amdsmi is not None
         return f"{Scope.GPU}: " + ("the driver has no energy counter" if seen else nvml.why_none() or "no GPU")
 
-    watch.add(found(), why_none)
+    watch.add(gpu_counters(), why_none)
 
 
 def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
@@ -135,7 +135,7 @@ def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
         handle = nvml.asked(library, "nvmlDeviceGetHandleByIndex", place)
         if handle is None or nvml.asked(library, question, handle) is None:
             continue
-        name, uuid = (nvml.asked(library, f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID"))
+        name, uuid = (nvml.asked(library, f"nvmlDeviceGet{fact}", handle) for fact in ("Name", "UUID"))
         counter = Counter(
             name=f"GPU {place} {_word(name)}",
             scope=Scope.GPU,

@@ -17,9 +17,9 @@ __all__ = ["detect_gpus", "record_gpus"]
 def detect_gpus() -> list[GpuFacts]:
     """Return the GPUs that the drivers show, NVIDIA's before AMD's, each in its driver's order."""
     with nvml.opened() as library:
-        found = nvml.nvidia_gpus(library) if library is not None else []
+        nvidia = nvml.nvidia_gpus(library) if library is not None else []
     amdsmi = amdsmi_library()
-    return found + (amd_gpus(amdsmi) if amdsmi is not None else [])
+    return nvidia + (amd_gpus(amdsmi) if amdsmi is not None else [])
 
 
 def record_gpus(path: Path) -> None:

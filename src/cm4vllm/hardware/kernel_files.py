@@ -23,9 +23,9 @@ def number(path: Path) -> int | None:
 
 def fields(block: str) -> dict[str, str]:
     """Return the `name : value` lines of a block; the first of a name counts."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in block.splitlines():
         name, colon, value = line.partition(":")
         if colon:
-            found.setdefault(name.strip(), value.strip())
-    return found
+            values.setdefault(name.strip(), value.strip())
+    return values

@@ -115,17 +115,17 @@ def processor(name: str) -> Processor | None:
 
 def contradictions(description: Mapping[str, str]) -> list[Contradiction]:
     """Return what a system description says against the table; keys that it lacks or leaves open are not judged."""
-    found = []
+    contradicting = []
     if row := accelerator(str(description.get("accelerator_model_name", ""))):
-        found += _of_accelerator(description, row)
+        contradicting += _of_accelerator(description, row)
     if cpu := processor(str(description.get("host_processor_model_name", ""))):
-        found += _of_processor(description, cpu)
-    return found
+        contradicting += _of_processor(description, cpu)
+    return contradicting
 
 
-def unconfirmed_note(name: str, what: Sequence[str], source: str) -> str:
+def unconfirmed_note(name: str, fields: Sequence[str], source: str) -> str:
     """Return the remark that these words on a product are a document's, as the table has it, and no more."""
-    return f"{', '.join(what).capitalize()} of the {name}: after {source}, not checked."
+    return f"{', '.join(fields).capitalize()} of the {name}: after {source}, not checked."
 
 
 def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Contradiction]:
@@ -144,7 +144,7 @@ def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Co
 
 
 def _other_type(said: str, row: Accelerator) -> bool:
-    types = [found.upper() for found in _MEMORY_TYPE.findall(said)]
+    types = [word.upper() for word in _MEMORY_TYPE.findall(said)]
     return bool(types) and row.memory_type.upper() not in types
 
 
@@ -164,23 +164,27 @@ def _links_of_none(said: str, row: Accelerator) -> bool:
 
 
 def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contradiction]:
-    found = []
+    contradicting = []
     cores = str(description.get("host_processor_core_count", ""))
     if (number := whole_number(cores)) is not None and number != row.cores:
         known = f"the {row.name} has {row.cores} cores"
-        found.append(Contradiction("host_processor_core_count", cores, known, row.source, "cores" not in row.confirmed))
+        contradicting.append(
+            Contradiction("host_processor_core_count", cores, known, row.source, "cores" not in row.confirmed)
+        )
     count = str(description.get("host_processors_per_node", ""))
     if (number := whole_number(count)) is not None and row.sockets and number > row.sockets:
         known = f"a machine holds at most {row.sockets} of the {row.name}"
-        found.append(
+        contradicting.append(
             Contradiction("host_processors_per_node", count, known, row.source, "sockets" not in row.confirmed)
         )
     said = str(description.get("host_processor_frequency", ""))
     stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
     if row.ghz and stated and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE):
         known = f"the {row.name} reaches {row.ghz[-1]:g} GHz"
-        found.append(Contradiction("host_processor_frequency", said, known, row.source, "ghz" not in row.confirmed))
-    return found
+        contradicting.append(
+            Contradiction("host_processor_frequency", said, known, row.source, "ghz" not in row.confirmed)
+        )
+    return contradicting
 
 
 def _words(name: str) -> str:

@@ -30,7 +30,9 @@ class MachineLimits:
 
 def machine_limits(root: Path = Path("/")) -> MachineLimits:
     """Return the limits of this process, and those that the machine under `root` shows."""
-    soft, hard = (None if one == resource.RLIM_INFINITY else one for one in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = (
+        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     return MachineLimits(
         open_files=hard,
         open_files_now=soft,
@@ -50,7 +52,7 @@ def local_ports(root: Path = Path("/")) -> int | None:
 
 def _free(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        filesystem = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return filesystem.f_bavail * filesystem.f_frsize

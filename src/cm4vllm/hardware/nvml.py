@@ -69,13 +69,13 @@ def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
 
     In a container with process numbers of its own, the driver reports those of the host.
     """
-    found = []
+    uuids = []
     for i in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(i)
         running = asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
         if any(process.pid in pids for process in running):
-            found.append(_text(nvml.nvmlDeviceGetUUID(handle)))
-    return found
+            uuids.append(_text(nvml.nvmlDeviceGetUUID(handle)))
+    return uuids
 
 
 def _gpu(
@@ -140,19 +140,19 @@ def _other_end(nvml: Any, handle: Any, link: int, buses: dict[str, str]) -> str:
 
 
 def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
-    found = []
+    devices = []
     for i in range(asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
         if part is not None:
             name = _text(nvml.nvmlDeviceGetName(part))
-            found.append(
+            devices.append(
                 MigFacts(
                     uuid=_text(nvml.nvmlDeviceGetUUID(part)),
                     profile=name.rpartition("MIG ")[2],
                     memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(part).total),
                 )
             )
-    return found
+    return devices
 
 
 def _bus(nvml: Any, handle: Any) -> str:

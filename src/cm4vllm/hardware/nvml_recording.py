@@ -25,15 +25,15 @@ class Recorder:
         self._handles: dict[int, str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._nvml, name)
-        if not name.startswith("nvml") or not callable(found):
-            return found
+        function = getattr(self._nvml, name)
+        if not name.startswith("nvml") or not callable(function):
+            return function
 
         def call(*args: Any) -> Any:
             words = [self._handles[_address(arg)] if _is_handle(arg) else str(arg) for arg in args]
             key = f"{name}({', '.join(words)})"
             try:
-                answer = found(*args)
+                answer = function(*args)
             except self._nvml.NVMLError as error:
                 self._answers[key] = {"error": error.value}
                 raise

@@ -70,18 +70,18 @@ def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
     began = time.monotonic()
     time.sleep(seconds)
     wall = (time.monotonic() - began) * (psutil.cpu_count() or 1)
-    used = {one: after - before.get(one, after) for one, after in _times().items() if one[0] != own}
-    (pid, name), most = max(used.items(), key=lambda one: one[1], default=((0, ""), 0.0))
+    used = {process: after - before.get(process, after) for process, after in _times().items() if process[0] != own}
+    (pid, name), most = max(used.items(), key=lambda item: item[1], default=((0, ""), 0.0))
     return LoadSample(psutil.cpu_percent(None) / 100, name, pid, most / wall if wall else 0.0)
 
 
 def _times() -> dict[tuple[int, str], float]:
     """Return the processor time of each process so far, by its number and name."""
-    found = {}
+    seconds = {}
     for process in psutil.process_iter(["pid", "name", "cpu_times"]):
         if (times := process.info["cpu_times"]) is not None:
-            found[process.info["pid"], str(process.info["name"])] = times.user + times.system
-    return found
+            seconds[process.info["pid"], str(process.info["name"])] = times.user + times.system
+    return seconds
 
 
 def _ports(root: Path) -> Iterator[Finding]:
@@ -106,7 +106,7 @@ def _clock(root: Path) -> Iterator[Finding]:
     source = text(root / _CLOCKS / "current_clocksource")
     if source not in _SLOW_CLOCKS:
         return
-    others = [one for one in text(root / _CLOCKS / "available_clocksource").split() if one not in _SLOW_CLOCKS]
+    others = [clock for clock in text(root / _CLOCKS / "available_clocksource").split() if clock not in _SLOW_CLOCKS]
     mend = (
         f"echo {shlex.quote(others[0])} | sudo tee /{_CLOCKS}/current_clocksource"
         if others
@@ -116,16 +116,16 @@ def _clock(root: Path) -> Iterator[Finding]:
 
 
 def _governor(root: Path) -> Iterator[Finding]:
-    found = sorted(
+    governors = sorted(
         {
             name
             for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
             if (name := text(path))
         }
     )
-    if any(name != "performance" for name in found):
+    if any(name != "performance" for name in governors):
         yield Finding(
-            f"the CPU governor is {', '.join(found)}",
+            f"the CPU governor is {', '.join(governors)}",
             "processors slow down between queries, and a first token waits until they are fast again",
             "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
         )

@@ -179,8 +179,8 @@ def keys_of(division: str) -> tuple[str, ...]:
 def stated_system(stated: Mapping[str, str]) -> dict[str, str]:
     """Return the keys of the division with what is stated, and nothing else."""
     keys = keys_of(stated.get("division", ""))
-    found = {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in keys}
-    return found | ({"is_network": "true"} if "is_network" in keys else {})
+    description = {key: stated.get(key) or ("" if key in _MAY_BE_EMPTY else NOT_STATED) for key in keys}
+    return description | ({"is_network": "true"} if "is_network" in keys else {})
 
 
 def hints(description: Mapping[str, str]) -> list[str]:

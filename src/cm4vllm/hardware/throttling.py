@@ -29,19 +29,19 @@ _LEAST_S, _LEAST_TIMES = 0.5, 1
 
 def throttling(root: Path = Path("/")) -> dict[str, float]:
     """Return the counters now; those of what this machine does not count are missing."""
-    found = _processors(root)
+    counters = _processors(root)
     with opened() as nvml:
         if nvml is not None:
-            found |= _gpus(nvml)
-    return found
+            counters |= _gpus(nvml)
+    return counters
 
 
 def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
     """Return what was slowed down between two readings, and for how many seconds, or how often."""
-    found = {name: after[name] - before[name] for name in after if name in before}
+    grown = {name: after[name] - before[name] for name in after if name in before}
     return {
         name: round(value, 3)
-        for name, value in found.items()
+        for name, value in grown.items()
         if value >= (_LEAST_TIMES if name.endswith(TIMES) else _LEAST_S)
     }
 
@@ -61,7 +61,7 @@ def _processors(root: Path) -> dict[str, float]:
 
 
 def _gpus(nvml: Any) -> dict[str, float]:
-    found = {}
+    counters = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         for policy, words in _POLICIES.items():
@@ -69,5 +69,5 @@ def _gpus(nvml: Any) -> dict[str, float]:
                 status = nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy))
             except nvml.NVMLError:  # a GPU that does not count it
                 continue
-            found[f"GPU {index}: {words}"] = status.violationTime / 1e9
-    return found
+            counters[f"GPU {index}: {words}"] = status.violationTime / 1e9
+    return counters

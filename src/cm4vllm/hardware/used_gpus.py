@@ -44,13 +44,13 @@ def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None, order: str = "")
             cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first",
             remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs",
         )
-    found: list[UsedGpu] = []
+    used: list[UsedGpu] = []
     for word in words:
         named = _named(word, whole)
-        if named is None or named in found:  # CUDA stops at the first one that is wrong, a repeated one too
+        if named is None or named in used:  # CUDA stops at the first one that is wrong, a repeated one too
             break
-        found.append(named)
-    return found
+        used.append(named)
+    return used
 
 
 def _named(word: str, whole: list[UsedGpu]) -> UsedGpu | None:

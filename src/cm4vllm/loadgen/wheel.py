@@ -92,8 +92,8 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
 
 def require_seeds(round_name: str, version: str) -> None:
     """Raise InstallError for a LoadGen that has the seeds of another round."""
-    found = round_terms(round_name)
-    if version not in found.builds and not _in_range(version, found.loadgen):
+    known = round_terms(round_name)
+    if version not in known.builds and not _in_range(version, known.loadgen):
         raise InstallError(
             f"LoadGen {version} has other seeds than those of round {round_name}",
             remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,_r{round_name[1:]}",

@@ -41,7 +41,7 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
         return folder
     if source is None:
         patterns = tuple(f"/{part}/**" for part in _PARTS)
-        return fetch_checkout(folder, URL, programs.commit, patterns, what="the power programs", remedy=_REMEDY)
+        return fetch_checkout(folder, URL, programs.commit, patterns, title="the power programs", remedy=_REMEDY)
     git = git_directory(source)
     if git is None:
         raise SourceUnavailable(

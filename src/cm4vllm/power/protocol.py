@@ -94,5 +94,5 @@ def log_lines(text: str) -> Iterator[LogLine]:
 
 def uncertainty_of(line: LogLine) -> float | None:
     """Return the uncertainty in percent that a line warns of; None where the line is no such warning."""
-    found = _UNCERTAIN.search(line.text)
-    return float(found[1]) if found else None
+    match = _UNCERTAIN.search(line.text)
+    return float(match[1]) if match else None

@@ -83,15 +83,15 @@ def read_samples(path: Path) -> Samples:
 
 def samples_of(text: str) -> Samples:
     """Return the samples in a text; lines with no sample in them, as those of a log, are passed over."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     damaged = []
     for number, line in enumerate(text.splitlines(), 1):
         parts = [part for part in _BEGIN.split(line) if part.startswith("Time,")]
         read = [sample for part in parts if (sample := _sample(part)) is not None]
-        found += read
+        samples += read
         if len(parts) > 1 or len(read) < len(parts):
             damaged.append(number)
-    return Samples(tuple(found), tuple(damaged))
+    return Samples(tuple(samples), tuple(damaged))
 
 
 def _sample(text: str) -> Sample | None:

@@ -113,20 +113,22 @@ class PowerSession:
     def ptd_messages(self) -> list[Mapping[str, Any]]:
         """The commands that PTDaemon got, and its replies, in their order."""
         messages = self.server.get("ptd_messages")
-        return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+        return [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
 
     @cached_property
     def identities(self) -> tuple[Identity, ...]:
         """The analyzers that PTDaemon named, each as often as the server asked."""
-        found = (identity_of(str(one.get("reply"))) for one in self.ptd_messages if one.get("cmd") == "Identify")
-        return tuple(one for one in found if one is not None)
+        identities = (
+            identity_of(str(message.get("reply"))) for message in self.ptd_messages if message.get("cmd") == "Identify"
+        )
+        return tuple(identity for identity in identities if identity is not None)
 
     @cached_property
     def analyzers(self) -> tuple[Mapping[str, Any], ...]:
         """The configuration of each analyzer; servers of before 2025 write that of one without a list."""
         config = self.server.get("ptd_config")
         listed = config if isinstance(config, list) else [config]
-        return tuple(one for one in listed if isinstance(one, dict))
+        return tuple(analyzer for analyzer in listed if isinstance(analyzer, dict))
 
     @property
     def missing(self) -> tuple[str, ...]:

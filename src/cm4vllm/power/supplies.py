@@ -46,6 +46,6 @@ def design_watts(stated: Any) -> float:
         return 0.0
     names = {str(key).lower(): key for key in stated}
     if _SUPPLIES in names and _NEEDED in names:
-        watts = sorted((float(one.get(_CAPACITY, 0)) for one in stated[names[_SUPPLIES]]), reverse=True)
+        watts = sorted((float(supply.get(_CAPACITY, 0)) for supply in stated[names[_SUPPLIES]]), reverse=True)
         return sum(watts[: stated[names[_NEEDED]]])
     return sum(map(design_watts, stated.values()))

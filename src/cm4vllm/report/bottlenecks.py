@@ -110,9 +110,9 @@ class _Seen:
     @property
     def limits(self) -> tuple[str, ...]:
         return tuple(
-            f"{one.name} p99 {ms(one.p99)} ms of {number(one.limit)} ms: {headroom(one.headroom)}"
-            for one in self.latencies
-            if one.limit is not None and one.headroom is not None
+            f"{latency.name} p99 {ms(latency.p99)} ms of {number(latency.limit)} ms: {headroom(latency.headroom)}"
+            for latency in self.latencies
+            if latency.limit is not None and latency.headroom is not None
         )
 
 
@@ -122,16 +122,16 @@ def why(part: Performance) -> Why | None:
     if seen is None:
         return None
     source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
-    found = _client(seen) or _machine(seen) or _kv_cache(seen)
-    if found is None:
-        found = _JUDGES[seen.run.settings.terms.arrivals](seen)
-    if found is None:
+    reason = _client(seen) or _machine(seen) or _kv_cache(seen)
+    if reason is None:
+        reason = _JUDGES[seen.run.settings.terms.arrivals](seen)
+    if reason is None:
         return None
-    cause, words, option, evidence = found
+    cause, words, option, evidence = reason
     return Why(cause, words, option, evidence, source)
 
 
-_Found = tuple[Cause, str, str, tuple[str, ...]]
+_Explanation = tuple[Cause, str, str, tuple[str, ...]]
 
 
 def _evidence(part: Performance) -> _Seen | None:
@@ -146,11 +146,11 @@ def _evidence(part: Performance) -> _Seen | None:
     return seen if enough and seen.total_ms > 0 else None
 
 
-def _client(seen: _Seen) -> _Found | None:
+def _client(seen: _Seen) -> _Explanation | None:
     room = client_headroom(seen.run)
     if room is None or room >= HEADROOM:
         return None
-    busiest = max(seen.run.client.processes, key=lambda one: one.cpu_share, default=None)
+    busiest = max(seen.run.client.processes, key=lambda process: process.cpu_share, default=None)
     used = (
         ()
         if busiest is None
@@ -164,12 +164,15 @@ def _client(seen: _Seen) -> _Found | None:
     )
 
 
-def _machine(seen: _Seen) -> _Found | None:
+def _machine(seen: _Seen) -> _Explanation | None:
     """Say that other work took the processors; not where the limits of a paced run left room for it."""
     load = seen.run.machine_load
     if load is None or load.own is None or load.others is None or load.busy + load.stolen < BUSY:
         return None
-    if load.others + load.stolen < TAKEN or min((one.headroom or 0.0 for one in seen.latencies), default=0.0) >= MOST:
+    if (
+        load.others + load.stolen < TAKEN
+        or min((latency.headroom or 0.0 for latency in seen.latencies), default=0.0) >= MOST
+    ):
         return None
     return (
         Cause.HOST,
@@ -183,7 +186,7 @@ def _machine(seen: _Seen) -> _Found | None:
     )
 
 
-def _kv_cache(seen: _Seen) -> _Found | None:
+def _kv_cache(seen: _Seen) -> _Explanation | None:
     metrics = seen.metrics
     preempted = metrics.preemptions >= max(1.0, PREEMPTED * seen.queue.requests)
     if not preempted and not (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
@@ -202,16 +205,17 @@ def _kv_cache(seen: _Seen) -> _Found | None:
     )
 
 
-def _around_the_engine(seen: _Seen) -> _Found | None:
+def _around_the_engine(seen: _Seen) -> _Explanation | None:
     """Say that requests wait for their first token outside of the engine, whose own times do not explain TTFT."""
-    ttft = next((one for one in seen.latencies if one.name == "TTFT"), None)
+    ttft = next((latency for latency in seen.latencies if latency.name == "TTFT"), None)
     if ttft is None or ttft.mean is None or ttft.headroom is None or ttft.headroom >= MOST:
         return None
     engine = seen.queue.mean_ms + seen.prefill.mean_ms
     if ttft.mean < UNEXPLAINED * engine + UNEXPLAINED_MS:
         return None
     late = max(
-        (lag.p99_ms for one in seen.run.client.processes for lag in (one.issue_lag, one.loop_lag) if lag), default=0.0
+        (lag.p99_ms for process in seen.run.client.processes for lag in (process.issue_lag, process.loop_lag) if lag),
+        default=0.0,
     )
     evidence = (
         f"TTFT is {ms(ttft.mean)} ms in the mean, of which {ms(engine)} ms are the engine's queue and prefill",
@@ -234,7 +238,7 @@ def _around_the_engine(seen: _Seen) -> _Found | None:
     )
 
 
-def _at_once(seen: _Seen) -> _Found | None:
+def _at_once(seen: _Seen) -> _Explanation | None:
     """Say what bound a run whose samples are all there from the start: that they wait is no finding."""
     working = seen.prefill.mean_ms + seen.decode.mean_ms
     if not working:
@@ -272,7 +276,7 @@ def _at_once(seen: _Seen) -> _Found | None:
     )
 
 
-def _queue(seen: _Seen) -> _Found:
+def _queue(seen: _Seen) -> _Explanation:
     if seen.all_running:
         return (
             Cause.QUEUE,
@@ -288,13 +292,13 @@ def _queue(seen: _Seen) -> _Found:
     )
 
 
-def _paced(seen: _Seen) -> _Found | None:
+def _paced(seen: _Seen) -> _Explanation | None:
     """Say what bound a run whose queries come at their own times."""
-    if (found := _around_the_engine(seen)) is not None:
-        return found
+    if (cause := _around_the_engine(seen)) is not None:
+        return cause
     if seen.share(seen.queue) >= MOST:
         return _queue(seen)
-    margins = {one.name: one.headroom for one in seen.latencies if one.headroom is not None}
+    margins = {latency.name: latency.headroom for latency in seen.latencies if latency.headroom is not None}
     if not margins:
         return None
     if min(margins.values()) >= MOST and seen.metrics.waiting_mean < 1:
@@ -323,7 +327,7 @@ def _paced(seen: _Seen) -> _Found | None:
     return None
 
 
-def _one_by_one(seen: _Seen) -> _Found | None:
+def _one_by_one(seen: _Seen) -> _Explanation | None:
     """Say what a request spends its time with where there is never more than one."""
     if seen.share(seen.prefill) >= MOST:
         return (
@@ -342,7 +346,7 @@ def _one_by_one(seen: _Seen) -> _Found | None:
     return None
 
 
-_JUDGES: Mapping[Arrivals, Callable[[_Seen], _Found | None]] = {
+_JUDGES: Mapping[Arrivals, Callable[[_Seen], _Explanation | None]] = {
     Arrivals.AT_ONCE: _at_once,
     Arrivals.POISSON: _paced,
     Arrivals.ONE_BY_ONE: _one_by_one,

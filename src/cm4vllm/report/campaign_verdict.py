@@ -47,15 +47,15 @@ def headline(report: Report, *, published: bool = False) -> str:
     """Return the verdict in one sentence; that of a `published` page leaves the checker's to its reader."""
     if report.rehearsal:
         return "A rehearsal, not a result"
-    found = findings(report, published=published)
-    bad = list(dict.fromkeys(f.subject for f in found if f.kind is Kind.BAD))
+    all_findings = findings(report, published=published)
+    bad = list(dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.BAD))
     if bad:
         return f"Not a valid submission: see {', '.join(bad)}"
     where = f" in the {report.division} division" if report.division else ""
-    doubtful = [f.subject for f in found if f.text.startswith("DOUBTFUL")]
+    doubtful = [f.subject for f in all_findings if f.text.startswith("DOUBTFUL")]
     if doubtful:
         return f"Valid{where}, but DOUBTFUL: see {', '.join(dict.fromkeys(doubtful))}"
-    incomplete = [f.subject for f in found if f.kind is Kind.OPEN and f.text.startswith("not ")]
+    incomplete = [f.subject for f in all_findings if f.kind is Kind.OPEN and f.text.startswith("not ")]
     if incomplete:
         return f"Valid{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
     return f"A valid result{where}"
@@ -69,11 +69,11 @@ def sentence(report: Report) -> str:
         if part is None or part.metric is None:
             continue
         margins = [
-            f"{percent(one.headroom)} of the {one.name} limit left"
-            if one.headroom > 0
-            else f"the {one.name} limit exceeded by {percent(-one.headroom)}"
-            for one in part.latencies
-            if one.headroom is not None
+            f"{percent(latency.headroom)} of the {latency.name} limit left"
+            if latency.headroom > 0
+            else f"the {latency.name} limit exceeded by {percent(-latency.headroom)}"
+            for latency in part.latencies
+            if latency.headroom is not None
         ]
         margin = f" with {' and '.join(margins)}" if margins else ""
         parts.append(f"{result_figure(part.metric)} in the {result.scenario} scenario{margin}")
@@ -84,12 +84,12 @@ def sentence(report: Report) -> str:
 
 def findings(report: Report, *, published: bool = False) -> list[Finding]:
     """Return the verdict's lines: scenario by scenario, then the checker where the page is not a `published` one."""
-    found: list[Finding] = []
+    all_findings: list[Finding] = []
     for measurement in report.results:
-        found += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
-    found += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
-    found += _counting(report)
-    return found if published else [*found, _checker(report)]
+        all_findings += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
+    all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
+    all_findings += _counting(report)
+    return all_findings if published else [*all_findings, _checker(report)]
 
 
 def missing_scenarios(report: Report) -> list[Scenario]:

@@ -97,14 +97,14 @@ class Axis:
         if self.logarithmic:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             steps = (1, 2, 5) if len(decades) <= 3 else (1, 3) if len(decades) <= 4 else (1,)
-            found = [step * 10.0**decade for decade in decades for step in steps]
+            ticks = [step * 10.0**decade for decade in decades for step in steps]
         else:
             raw = (self.high - self.low) / most
             power = 10.0 ** math.floor(math.log10(raw))
             step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
             first = math.ceil(self.low / step - 1e-9)
-            found = [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-        return [value for value in found if self.low <= value <= self.high]
+            ticks = [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        return [value for value in ticks if self.low <= value <= self.high]
 
 
 @dataclass
@@ -181,12 +181,12 @@ class Canvas:
         """Write a word beside a point, to its right and above."""
         self._text(text, self.x.at(x) + 6, self.y.at(y) - 4, "label")
 
-    def marks(self, found: Sequence[tuple[float, str, str]]) -> None:
+    def marks(self, points: Sequence[tuple[float, str, str]]) -> None:
         """Draw an upright line at each value of x (value, class, words), its words beside its upper end.
 
         Each has a row of its own above the plot, so that its words cross neither a curve nor the words of another.
         """
-        for label, leftwards in _arranged([_Label(self.x.at(value), kind, words) for value, kind, words in found]):
+        for label, leftwards in _arranged([_Label(self.x.at(value), kind, words) for value, kind, words in points]):
             y = self._next_row()
             self._add("line", label.kind, x1=label.x, x2=label.x, y1=y - 10, y2=self.y.begin)
             x, side = (label.x - 4, " end") if leftwards else (label.x + 4, "")
@@ -239,7 +239,7 @@ def _arranged(labels: Sequence[_Label]) -> Sequence[tuple[_Label, bool]]:
     tried = [
         list(zip(order, sides, strict=True))
         for order in permutations(labels)
-        for sides in product(*((one.x > WIDTH / 2, one.x <= WIDTH / 2) for one in order))
+        for sides in product(*((mark.x > WIDTH / 2, mark.x <= WIDTH / 2) for mark in order))
     ]
     return next(filter(_is_clear, tried), tried[0])
 

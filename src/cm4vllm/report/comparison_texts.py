@@ -50,13 +50,13 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     """
     paths = typed_paths(inputs)
     if all(curves := [curves_at(path.absolute()) for path in paths]):
-        return compare_curves([curve for found in curves for curve in found], page)
-    found = compare_paths(paths)
-    write_text(page, as_page(found))
-    for line in as_text(found):
+        return compare_curves([curve for part in curves for curve in part], page)
+    comparison = compare_paths(paths)
+    write_text(page, as_page(comparison))
+    for line in as_text(comparison):
         say_text(line)
     say_text(f"page: {page}")
-    return {"comparison": as_object(found), "page": str(page)}
+    return {"comparison": as_object(comparison), "page": str(page)}
 
 
 def value(row: Row, cell: Cell) -> str:
@@ -68,14 +68,16 @@ def value(row: Row, cell: Cell) -> str:
 
 def interval(row: Row, cell: Cell) -> str:
     """Write a cell's interval; one of percentiles alone has a ~ before it."""
-    one = cell.interval
-    if one is None:
+    bounds = cell.interval
+    if bounds is None:
         return ""
-    return f"{'~' if one.basis is Basis.PERCENTILES else ''}{_number(row, one.low)} to {_number(row, one.high)}"
+    return (
+        f"{'~' if bounds.basis is Basis.PERCENTILES else ''}{_number(row, bounds.low)} to {_number(row, bounds.high)}"
+    )
 
 
-def _number(row: Row, found: float) -> str:
-    return ms(found) if row.unit == "ms" else rate(found) if row.unit.endswith("/s") else number(round(found, 6))
+def _number(row: Row, value: float) -> str:
+    return ms(value) if row.unit == "ms" else rate(value) if row.unit.endswith("/s") else number(round(value, 6))
 
 
 def change(moved: Shift | None) -> str:
@@ -106,12 +108,12 @@ def verdict(row: Row, moved: Shift | None) -> str:
     }[moved.verdict]
 
 
-def as_text(found: Comparison) -> Iterator[str]:
+def as_text(comparison: Comparison) -> Iterator[str]:
     """Give the lines of the comparison: who is who, the figures, the settings that differ."""
-    for side in found.sides:
+    for side in comparison.sides:
         yield f"{side.name}: {side.capsule.title} ({side.path})"
-    yield from (f"WARNING {text}" for text in found.warnings)
-    for block in found.blocks:
+    yield from (f"WARNING {text}" for text in comparison.warnings)
+    for block in comparison.blocks:
         yield ""
         yield f"{block.benchmark} {block.scenario}: " + ", ".join(
             f"{side.name} {'not measured' if valid is None else 'valid' if valid else 'INVALID'}"
@@ -128,18 +130,18 @@ def as_text(found: Comparison) -> Iterator[str]:
         yield from (f"not known: {why}" for why in unknown if why)
     yield ""
     yield from NOTES
-    yield from _settings(found)
+    yield from _settings(comparison)
 
 
-def _settings(found: Comparison) -> Iterator[str]:
+def _settings(comparison: Comparison) -> Iterator[str]:
     yield ""
-    yield f"Settings that differ ({found.alike} are the same, {found.unstated} not stated by all):"
+    yield f"Settings that differ ({comparison.alike} are the same, {comparison.unstated} not stated by all):"
     packages = {group for groups in INSTALLED.items() for group in groups}
-    rows = [one for one in found.differences if one.group not in packages]
+    rows = [difference for difference in comparison.differences if difference.group not in packages]
     if rows:
-        named = ((one.title, *map(_cut, one.values)) for one in rows)
-        yield from aligned([("setting", *(side.name for side in found.sides)), *named])
-    yield from package_lines(found.settings)
+        named = ((row.title, *map(_cut, row.values)) for row in rows)
+        yield from aligned([("setting", *(side.name for side in comparison.sides)), *named])
+    yield from package_lines(comparison.settings)
 
 
 def package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
@@ -157,18 +159,18 @@ def package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
             yield f"{versions} differ, not judged: {'; '.join(lines)}"
 
 
-def _listed(what: str, names: Sequence[str]) -> Iterator[str]:
+def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"{len(names)} {what}: {', '.join(names[:_NAMED])}{more}"
+        yield f"{len(names)} {title}: {', '.join(names[:_NAMED])}{more}"
 
 
 def answer_lines(block: Block) -> Iterator[str]:
     """Give a line for each result whose answers were compared with those of the first."""
-    for side, one in zip(block.sides, block.answers, strict=True):
-        if one is not None and (one.first is not None or one.same_log is not None):
-            log = "the log of answers is equal" if one.same_log else "the log of answers is another one"
-            words = log if one.first is None else f"{one.equal} of {one.first} answers are equal"
+    for side, answers in zip(block.sides, block.answers, strict=True):
+        if answers is not None and (answers.first is not None or answers.same_log is not None):
+            log = "the log of answers is equal" if answers.same_log else "the log of answers is another one"
+            words = log if answers.first is None else f"{answers.equal} of {answers.first} answers are equal"
             yield f"{side.name} against {block.sides[0].name}: {words}"
 
 
@@ -198,7 +200,7 @@ def _line(row: Row) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def as_object(found: Comparison) -> dict[str, Any]:
+def as_object(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as plain objects; docs/report.md describes the fields."""
     return {
         "sides": [
@@ -209,15 +211,20 @@ def as_object(found: Comparison) -> dict[str, Any]:
                 "system": side.capsule.system,
                 "notice": side.capsule.notice,
             }
-            for side in found.sides
+            for side in comparison.sides
         ],
-        "warnings": list(found.warnings),
+        "warnings": list(comparison.warnings),
         "settings": [
-            {"group": str(one.group), "name": one.name, "values": list(one.values), "runs": list(one.runs)}
-            for one in found.differences
+            {
+                "group": str(difference.group),
+                "name": difference.name,
+                "values": list(difference.values),
+                "runs": list(difference.runs),
+            }
+            for difference in comparison.differences
         ],
-        "settings_alike": found.alike,
-        "settings_unstated": found.unstated,
+        "settings_alike": comparison.alike,
+        "settings_unstated": comparison.unstated,
         "confidence": uncertainty.LEVEL,
         "results": [
             {
@@ -228,7 +235,7 @@ def as_object(found: Comparison) -> dict[str, Any]:
                 "reasons": [list(reasons) for reasons in block.reasons],
                 "figures": [_figure(row) for row in block.rows],
             }
-            for block in found.blocks
+            for block in comparison.blocks
         ],
     }
 
@@ -259,10 +266,10 @@ def _figure(row: Row) -> dict[str, Any]:
     }
 
 
-def as_page(found: Comparison) -> str:
+def as_page(comparison: Comparison) -> str:
     """Return the comparison as a page without scripts that loads nothing."""
     return page_template("comparison.html.j2").render(
-        c=found,
+        c=comparison,
         notes=NOTES,
         value=value,
         interval=interval,

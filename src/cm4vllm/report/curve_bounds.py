@@ -31,12 +31,12 @@ class Bound:
 def bounds(curve: Curve) -> dict[Path, Bound]:
     """Return the limit of each point at fixed concurrency, by its folder; the highest point is set against the last."""
     points = [point for point in curve.fixed if point.concurrency and point.figures.value("system_tps")]
-    found = {}
+    by_folder = {}
     for place, point in enumerate(points):
         low, high = (point, points[place + 1]) if place + 1 < len(points) else (points[max(place - 1, 0)], point)
         if (growth := _growth(low, high)) is not None:
-            found[point.folder] = _bound(point, low, high, growth)
-    return found
+            by_folder[point.folder] = _bound(point, low, high, growth)
+    return by_folder
 
 
 def _growth(low: Point, high: Point) -> float | None:

@@ -77,7 +77,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
                 "regions": _regions_words(curve),
                 "head": head(curve),
                 "rows": list(_rows(curve)),
-                "bounds": [(f"{_of(point)}", found[point.folder]) for point in curve.points if point.folder in found],
+                "bounds": [(f"{_of(point)}", known[point.folder]) for point in curve.points if point.folder in known],
                 "window_head": _window_head(curve),
                 "windows": [_window(curve, point) for point in curve.points],
                 "window_words": _window_words(curve),
@@ -85,7 +85,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
                 "scores": [row for point in curve.points for row in _scores(curve, point)],
             }
             for curve, name in zip(curves, _names(curves), strict=True)
-            for found in [bounds(curve)]
+            for known in [bounds(curve)]
         ],
     )
     write_text(path, page)
@@ -171,18 +171,18 @@ def _regions(curve: Curve) -> Regions | None:
 
 
 def _regions_words(curve: Curve) -> str:
-    found = _regions(curve)
-    return "; ".join(map(str, found.required)) if found else ""
+    regions = _regions(curve)
+    return "; ".join(map(str, regions.required)) if regions else ""
 
 
 def _rows(curve: Curve) -> Iterator[Row]:
-    found, limits = _regions(curve), bounds(curve)
+    regions, limits = _regions(curve), bounds(curve)
     for point in curve.points:
         ttft, tpot = point.figures.value("ttft_p90"), point.figures.value("tpot_p90")
         samples = point.figures.value("samples")
         yield (
             _of(point),
-            _region(found, point),
+            _region(regions, point),
             _rate(_tps(point)),
             _rate(tps_per_user(point)),
             _NOT_MEASURED if ttft is None else ms(ttft),
@@ -195,17 +195,17 @@ def _rows(curve: Curve) -> Iterator[Row]:
         )
 
 
-def _region(found: Regions | None, point: Point) -> str:
+def _region(regions: Regions | None, point: Point) -> str:
     if point.offline == "dedicated":
         return "Offline"
-    names = [region.name for region in found.of(point.concurrency or 0)] if found else []
+    names = [region.name for region in regions.of(point.concurrency or 0)] if regions else []
     return ", ".join([*names, *(["Offline"] if point.offline == "elected" else [])]) or "not stated"
 
 
 def _targets(curve: Curve) -> dict[str, AccuracyTarget]:
     """Return the accuracy targets of the benchmark by their labels; none for a model that is no benchmark."""
     known = next((entry for entry in endpoints_benchmarks() if entry.name == curve.model and not entry.refused), None)
-    return {one.label.lower(): one for one in endpoints_targets(known)} if known else {}
+    return {target.label.lower(): target for target in endpoints_targets(known)} if known else {}
 
 
 def _met(score: Score, wanted: AccuracyTarget | None) -> bool | None:
@@ -349,7 +349,11 @@ def _distributions(point: Point) -> Iterator[Picture]:
     """Give the histograms of TTFT and TPOT of a point, with their percentiles."""
     for name, histogram in point.histograms.items():
         words = name.upper()
-        stated = [(key, found) for key in _PERCENTILES if (found := point.figures.value(f"{name}_{key}")) is not None]
+        stated = [
+            (key, percentile)
+            for key in _PERCENTILES
+            if (percentile := point.figures.value(f"{name}_{key}")) is not None
+        ]
         p90 = point.figures.value(f"{name}_p90")
         canvas = Canvas.over(histogram.edges, [max(histogram.counts, default=1)], rows=p90 is not None)
         # The client's intervals have the same width on a logarithmic axis.

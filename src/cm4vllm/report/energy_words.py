@@ -44,7 +44,7 @@ def energy_table(part: Performance) -> Table | None:
     energy = part.run.energy if part.run else None
     if energy is None or not energy.counters:
         return None
-    return Table(_HEAD, tuple(_row(one, energy.seconds) for one in energy.counters))
+    return Table(_HEAD, tuple(_row(counter, energy.seconds) for counter in energy.counters))
 
 
 def energy_notes(part: Performance) -> list[str]:
@@ -52,7 +52,7 @@ def energy_notes(part: Performance) -> list[str]:
     energy = part.run.energy if part.run else None
     if energy is None:
         return []
-    resets = [one.name for one in energy.counters if one.resets]
+    resets = [counter.name for counter in energy.counters if counter.resets]
     return [
         *([_NOT_INCLUDED] if energy.counters else []),
         *(f"Not measured: {why}." for why in energy.not_measured),
@@ -60,7 +60,18 @@ def energy_notes(part: Performance) -> list[str]:
     ]
 
 
-def _row(one: CountedEnergy, seconds: float) -> tuple[str, ...]:
-    name = one.name if one.serves else f"{one.name} (the server did not compute on it: not counted)"
-    within = f"1 of the counter is {one.unit_j:g} J; both ends of the window together within {one.within_j:,.3f} J"
-    return name, str(one.scope), one.method, f"{one.joules:,.3f}", f"{one.joules / seconds:,.3f}", within
+def _row(counted_energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
+    name = (
+        counted_energy.name
+        if counted_energy.serves
+        else f"{counted_energy.name} (the server did not compute on it: not counted)"
+    )
+    within = f"1 of the counter is {counted_energy.unit_j:g} J; both ends of the window together within {counted_energy.within_j:,.3f} J"
+    return (
+        name,
+        str(counted_energy.scope),
+        counted_energy.method,
+        f"{counted_energy.joules:,.3f}",
+        f"{counted_energy.joules / seconds:,.3f}",
+        within,
+    )

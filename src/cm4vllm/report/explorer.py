@@ -54,25 +54,25 @@ def report_published(given: str, page: Path, own: Path | None = None) -> dict[st
     `given` separates them by commas; `own` is a folder of results whose places among them are given, too. Returns how
     many there are. Raises SubmissionError where there are none.
     """
-    found = published_index(given)
-    stand = places(own, found) if own else []
-    write_text(page, explorer_page(found, stand))
+    index = published_index(given)
+    stand = places(own, index) if own else []
+    write_text(page, explorer_page(index, stand))
     kept = page.with_suffix(INDEX_SUFFIX)
-    write_record(kept, IndexPart(rows=found.rows))
-    for one in stand:
-        say(one.words)
+    write_record(kept, IndexPart(rows=index.rows))
+    for place in stand:
+        say(place.words)
     say(
-        f"results: {len(found.rows)}; submitters: {found.read + found.kept}, of which {found.read} were read now and "
-        f"{found.kept} are kept from an earlier run"
+        f"results: {len(index.rows)}; submitters: {index.read + index.kept}, of which {index.read} were read now and "
+        f"{index.kept} are kept from an earlier run"
     )
     say(f"page: {page}; index: {kept}")
     return {
         "page": str(page),
         "index": str(kept),
-        "results": len(found.rows),
-        "read": found.read,
-        "kept": found.kept,
-        "places": [one.words for one in stand],
+        "results": len(index.rows),
+        "read": index.read,
+        "kept": index.kept,
+        "places": [place.words for place in stand],
     }
 
 
@@ -87,15 +87,15 @@ def index_folder() -> Path:
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "cm4vllm" / "published"
 
 
-def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
+def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:
     """Return the page of an index: it loads nothing, and its script is the only one that may run.
 
     `stand` are results to show among the others, each marked, with their places.
     """
     script = files("cm4vllm.report").joinpath("templates/explorer.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    own = [one.own for one in stand]
-    rows = sorted([*found.rows, *own], key=_order)
+    own = [place.own for place in stand]
+    rows = sorted([*index.rows, *own], key=_order)
     powered = any(row.power_w for row in rows)
     return page_template("explorer.html.j2").render(
         rows=rows,
@@ -106,10 +106,10 @@ def explorer_page(found: Index, stand: Sequence[Place] = ()) -> str:
         script=Markup(script),  # noqa: S704 - our own script, read from the package
         script_hash=f"sha256-{digest}",
         w=formatting,
-        rounds=_counted([row.round or "round unknown" for row in found.rows]),
-        submitters=len({row.submitter for row in found.rows}),
+        rounds=_counted([row.round or "round unknown" for row in index.rows]),
+        submitters=len({row.submitter for row in index.rows}),
         powered=powered,
-        outlier=found.outlier,
+        outlier=index.outlier,
         errors=_errors,
         units=_units,
         factor=f"{result_index.OUTLIER:g}",

@@ -92,23 +92,23 @@ def rate(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.3g}"
 
 
-def figure(found: Figure | None) -> str:
+def figure(measured: Figure | None) -> str:
     """Write a figure with its unit, or `not measured`."""
-    return "not measured" if found is None else f"{rate(found.value)} {found.unit}".rstrip()
+    return "not measured" if measured is None else f"{rate(measured.value)} {measured.unit}".rstrip()
 
 
-def result_figure(found: Figure | None) -> str:
+def result_figure(measured: Figure | None) -> str:
     """Write the figure by which results are compared, with its unit, and with its name where the unit does not tell."""
-    if found is None or found.unit.endswith("/s"):
-        return figure(found)
-    return f"{figure(found)} ({found.name.replace('_', ' ')})"
+    if measured is None or measured.unit.endswith("/s"):
+        return figure(measured)
+    return f"{figure(measured)} ({measured.name.replace('_', ' ')})"
 
 
-def metric_words(found: Named | None) -> str:
+def metric_words(named: Named | None) -> str:
     """Write what a figure is of, with its unit: `tokens/s`, or `latency p90, ms`."""
-    if found is None:
+    if named is None:
         return ""
-    return found.unit if found.name.endswith("per_second") else f"{metric_name(found.name)}, {found.unit}"
+    return named.unit if named.name.endswith("per_second") else f"{metric_name(named.name)}, {named.unit}"
 
 
 def metric_name(name: str) -> str:

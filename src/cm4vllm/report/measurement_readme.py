@@ -57,9 +57,9 @@ def _text(report: Report, measurement: Result) -> str:
 @cache
 def _template() -> jinja2.Template:
     # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
-    found = environment(autoescape=False)
-    found.filters.update(code=code, plain=plain, block=block)
-    return found.get_template("measurement.md.j2")
+    templates = environment(autoescape=False)
+    templates.filters.update(code=code, plain=plain, block=block)
+    return templates.get_template("measurement.md.j2")
 
 
 def code(value: Any) -> str:

@@ -18,15 +18,15 @@ _WORD = re.compile(r"[^\s/?-]*[/?-]\S*")
 
 def environment(*, autoescape: bool = True) -> jinja2.Environment:
     """Return what reads templates of this package."""
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("cm4vllm.report"),
         undefined=jinja2.StrictUndefined,
         autoescape=autoescape,  # noqa: S701  Markdown escapes by its own filters
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"flags": _flags, "whole_words": _whole_words}
-    return found
+    templates.filters |= {"flags": _flags, "whole_words": _whole_words}
+    return templates
 
 
 def _flags(text: object) -> Markup:

@@ -89,22 +89,22 @@ class Place(Record, frozen=True, kw_only=True):
         title = f"{self.own.model} {self.own.scenario}"
         if self.why_none:
             return f"{title}: no place among published results, because {self.why_none}."
-        found = "; ".join(self._standing(one) for one in self.standings)
-        return f"{title}: {found}. Systems differ in more than their accelerators."
+        ranks = "; ".join(self._standing(standing) for standing in self.standings)
+        return f"{title}: {ranks}. Systems differ in more than their accelerators."
 
-    def _standing(self, one: Standing) -> str:
-        words = f"{one.round}: {rate(one.value)} {one.unit} per {one.per} is {one.among_all.words} with any accelerator"
-        words += one.among_all.ties
-        if one.among_like is None:
+    def _standing(self, standing: Standing) -> str:
+        value = f"{standing.round}: {rate(standing.value)} {standing.unit} per {standing.per}"
+        words = f"{value} is {standing.among_all.words} with any accelerator{standing.among_all.ties}"
+        if standing.among_like is None:
             return words
-        like = one.among_like
+        like = standing.among_like
         same = f"{like.words} with the {self.own.accelerator}{like.ties}, whose median is {rate(like.median)}"
         return f"{words}, and {same}"
 
 
 def places(own: Path, index: Index) -> list[Place]:
     """Return the places of all results in a folder. Raises what open_results raises."""
-    return [one for submission in open_results(own) for one in places_of(submission, index)]
+    return [place for submission in open_results(own) for place in places_of(submission, index)]
 
 
 def places_of(submission: Submission, index: Index) -> list[Place]:
@@ -162,8 +162,8 @@ def _standings(own: IndexRow, same: Sequence[IndexRow]) -> Iterator[Standing]:
             rows = [(row, rate) for row in same if _round(row) == round_ and (rate := of(row)) is not None]
             if mine is None or not rows:
                 continue
-            best, most = max(rows, key=lambda found: found[1])
-            like = [one for one in rows if own.accelerator and one[0].accelerator == own.accelerator]
+            best, most = max(rows, key=lambda row: row[1])
+            like = [row for row in rows if own.accelerator and row[0].accelerator == own.accelerator]
             yield Standing(
                 round=round_,
                 per=per,
@@ -180,7 +180,7 @@ def _standings(own: IndexRow, same: Sequence[IndexRow]) -> Iterator[Standing]:
 
 
 def _rank(mine: float, others: Sequence[tuple[IndexRow, float]], per: str) -> Rank:
-    ordered = sorted(others, key=lambda found: found[1])
+    ordered = sorted(others, key=lambda row: row[1])
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
     source = " and ".join(_source(row, per) for row, _ in middle)
     return Rank(

@@ -88,8 +88,10 @@ class Report:
     @property
     def notice(self) -> str:
         """The marks of every page: those of the runs, and that of power that was simulated."""
-        power = [one for result in self.results if result.performance and (one := recorded_power(result.performance))]
-        simulated = [SIMULATED_POWER_NOTICE] if any(one.simulated for one in power) else []
+        power = [
+            known for result in self.results if result.performance and (known := recorded_power(result.performance))
+        ]
+        simulated = [SIMULATED_POWER_NOTICE] if any(known.simulated for known in power) else []
         return "; ".join(filter(None, [*simulated, self.run.notice]))
 
     @property
@@ -142,14 +144,14 @@ class Report:
     @property
     def invalid_results(self) -> tuple[Invalid, ...]:
         """The scenarios whose results are not valid, with the reasons."""
-        found = []
+        invalid = []
         for result in self.results:
             performance = result.performance
             reasons = performance.reasons if performance and not performance.valid else ()
             faults = result.accuracy.faults if result.accuracy else ()
             if (performance and not performance.valid) or faults:
-                found.append(Invalid(result.scenario, (*reasons, *(f"accuracy run: {fault}" for fault in faults))))
-        return tuple(found)
+                invalid.append(Invalid(result.scenario, (*reasons, *(f"accuracy run: {fault}" for fault in faults))))
+        return tuple(invalid)
 
 
 def load(out: Path, *, system: str = "", model: str = "") -> Report:

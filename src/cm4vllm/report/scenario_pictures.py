@@ -40,20 +40,20 @@ def pictures(result: Result) -> list[Picture]:
 
     Raises RunFailed where the client's record of its samples cannot be read.
     """
-    found: list[Picture] = []
+    drawn: list[Picture] = []
     part = result.performance
     if part is not None:
-        found += power_pictures(part)
+        drawn += power_pictures(part)
         rows = read_sample_times(part.folder)
-        found += _latencies(part, rows)
-        found += timelines.timelines(part, rows)
+        drawn += _latencies(part, rows)
+        drawn += timelines.timelines(part, rows)
         if rows is not None and len(rows):
-            found += sample_pictures(part, rows)
-    found += _phases(result)
-    found += _ends(result)
+            drawn += sample_pictures(part, rows)
+    drawn += _phases(result)
+    drawn += _ends(result)
     if result.accuracy is not None:
-        found += _accuracy(result.accuracy)
-    return found
+        drawn += _accuracy(result.accuracy)
+    return drawn
 
 
 def _latencies(part: Performance, rows: Rows | None) -> Iterator[Picture]:
@@ -69,7 +69,7 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     ends = [part.figures[f"{key}_{end}"].value for end in ("min", "max") if f"{key}_{end}" in part.figures]
     limit = float(latency.limit) if latency is not None and latency.limit is not None else None
     p99 = part.figures.get(f"{key}_p99")
-    span = [*ends, *(one.value for _, one in logged), *([limit] if limit else [])]
+    span = [*ends, *(figure.value for _, figure in logged), *([limit] if limit else [])]
     if values is not None:
         span += [float(values.min()), float(values.max())]
     x = Axis.over([value for value in span if value > 0] or span, 0, 1)
@@ -95,7 +95,7 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
         canvas.line(_logged_shares(part, key, logged), "line-2", scale=right)
     canvas.marks(marks)
     stated = {"median": part.figures.get(f"{key}_p50"), "p99": p99}
-    said = [f"{what} {ms(one.value)} ms" for what, one in stated.items() if one]
+    said = [f"{title} {ms(figure.value)} ms" for title, figure in stated.items() if figure]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
     whose = (
         f"{beside(part)}; percentiles: {part.log}" if values is not None else f"LoadGen's percentiles alone: {part.log}"
@@ -115,21 +115,21 @@ def _logged_shares(part: Performance, key: str, logged: Sequence[tuple[str, Figu
     values = dict(logged)
     ends = {name: part.figures.get(f"{key}_{name}") for name in ("min", "max")}
     shares = [(0.0, ends["min"]), *((share, values.get(words)) for share, words in _PERCENTILES), (100.0, ends["max"])]
-    return [(float(one.value), share) for share, one in shares if one is not None]
+    return [(float(figure.value), share) for share, figure in shares if figure is not None]
 
 
 def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure]], values: Values | None) -> Table:
     ordered = np.sort(values) if values is not None else None
     rows = []
     for share, words in _PERCENTILES:
-        found = next((one for name, one in logged if name == words), None)
+        figure = next((logged_figure for name, logged_figure in logged if name == words), None)
         seen = ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))] if ordered is not None else None
-        if found is not None or seen is not None:
-            rows.append((words, ms(found.value) if found else "", ms(float(seen)) if seen is not None else ""))
+        if figure is not None or seen is not None:
+            rows.append((words, ms(figure.value) if figure else "", ms(float(seen)) if seen is not None else ""))
     for name, pick in (("least", "min"), ("most", "max"), ("mean", "mean")):
-        found = part.figures.get(f"{key}_{pick}")
+        figure = part.figures.get(f"{key}_{pick}")
         seen = getattr(ordered, pick)() if ordered is not None else None
-        rows.append((name, ms(found.value) if found else "", ms(float(seen)) if seen is not None else ""))
+        rows.append((name, ms(figure.value) if figure else "", ms(float(seen)) if seen is not None else ""))
     return Table(("", "LoadGen, ms", "client, ms"), tuple(rows))
 
 
@@ -147,14 +147,22 @@ def _bins(edges: Sequence[float], counts: Sequence[int], total: Sequence[float],
 def _phases(result: Result) -> Iterator[Picture]:
     """Give how long a request was in each phase in the server, run by run."""
     drawn = {"queue": "bar-3", "prefill": "bar-2", "decode": "bar-1"}
-    found = [(str(run.settings.mode), _timings(run.server_metrics, drawn)) for run in result.runs if run.server_metrics]
-    timed = [(mode, timings) for mode, timings in found if timings]
+    timings_by_mode = [
+        (str(run.settings.mode), _timings(run.server_metrics, drawn)) for run in result.runs if run.server_metrics
+    ]
+    timed = [(mode, timings) for mode, timings in timings_by_mode if timings]
     if not timed:
         return
     total = {mode: sum(timing.mean_ms for timing in timings.values()) for mode, timings in timed}
-    said = {mode: {name: f"{name} {ms(one.mean_ms)} ms" for name, one in timings.items()} for mode, timings in timed}
+    said = {
+        mode: {name: f"{name} {ms(timing.mean_ms)} ms" for name, timing in timings.items()} for mode, timings in timed
+    }
     bars = [
-        (mode, [(one.mean_ms, drawn[name], said[mode][name]) for name, one in timings.items()], f"{ms(total[mode])} ms")
+        (
+            mode,
+            [(timing.mean_ms, drawn[name], said[mode][name]) for name, timing in timings.items()],
+            f"{ms(total[mode])} ms",
+        )
         for mode, timings in timed
     ]
     shapes, height = bar_rows(bars, max(total.values()))
@@ -170,20 +178,20 @@ def _phases(result: Result) -> Iterator[Picture]:
 
 
 def _timings(metrics: ServerMetrics, names: Iterable[str]) -> dict[str, Timing]:
-    found = {name: getattr(metrics, name) for name in names}
-    return {name: timing for name, timing in found.items() if timing is not None}
+    timings = {name: getattr(metrics, name) for name in names}
+    return {name: timing for name, timing in timings.items() if timing is not None}
 
 
 def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
     rows = tuple(
         (
             f"{mode}: {name}",
-            number(one.requests),
-            ms(one.mean_ms),
-            "" if one.p99_at_most_ms is None else ms(one.p99_at_most_ms),
+            number(timing.requests),
+            ms(timing.mean_ms),
+            "" if timing.p99_at_most_ms is None else ms(timing.p99_at_most_ms),
         )
         for mode, timings in timed
-        for name, one in timings.items()
+        for name, timing in timings.items()
     )
     return Table(("phase", "requests", "mean, ms", "p99 at most, ms"), rows)
 

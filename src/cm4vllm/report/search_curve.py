@@ -49,7 +49,7 @@ class _Search(msgspec.Struct, frozen=True):
 
 def search_curves(out: Path, scenario: str) -> list[Picture]:
     """Return the picture of each search of a scenario below OUT/search; none where no search was made."""
-    found = []
+    curves = []
     for path in sorted(out.glob(f"search/**/{SEARCH_FILE}")):
         try:
             record = msgspec.json.decode(bytes_of(path), type=_Search)
@@ -57,8 +57,8 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
             continue  # one under way, or of another version
         points = [(probe, limit) for probe in record.probes for limit in probe.limits if limit.p99_ms is not None]
         if record.scenario == scenario and points:
-            found.append(_curve(record, points, path.relative_to(out).as_posix()))
-    return found
+            curves.append(_curve(record, points, path.relative_to(out).as_posix()))
+    return curves
 
 
 def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> Picture:
@@ -88,7 +88,7 @@ def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> P
             f"{probe.queries:,}",
             probe.verdict,
         )
-        for probe, limit in sorted(points, key=lambda one: one[0].rate)
+        for probe, limit in sorted(points, key=lambda point: point[0].rate)
     )
     interval = record.interval
     true = f"; interval of the true rate: {qps(interval.low)} to {qps(interval.high)}" if interval else ""

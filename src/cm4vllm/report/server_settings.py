@@ -75,12 +75,20 @@ def tried_settings(out: Path) -> TriedSettings | None:
         record = msgspec.json.decode(bytes_of(out / SETTINGS_PATH), type=_Record)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         return None
-    standing = {one.number: one.standing for one in record.rivals}
-    last = {one.number: one for one in sorted(record.evaluations, key=lambda one: one.round)}
-    ordered = sorted(last.values(), key=lambda one: (one.score is None, -one.round, -(one.score or 0.0)))
+    standing = {rival.number: rival.standing for rival in record.rivals}
+    last = {
+        evaluation.number: evaluation
+        for evaluation in sorted(record.evaluations, key=lambda evaluation: evaluation.round)
+    }
+    ordered = sorted(
+        last.values(), key=lambda evaluation: (evaluation.score is None, -evaluation.round, -(evaluation.score or 0.0))
+    )
     head = ("Options of vLLM", "Round", "Seconds each", "Start, s", *record.scenarios, "")
     return TriedSettings(
-        _words(record), head, tuple(_row(record, one, standing.get(one.number, "")) for one in ordered), SETTINGS_PATH
+        _words(record),
+        head,
+        tuple(_row(record, evaluation, standing.get(evaluation.number, "")) for evaluation in ordered),
+        SETTINGS_PATH,
     )
 
 
@@ -107,15 +115,15 @@ def _value(score: _Score) -> str:
     return f"{rate(score.value)} {score.unit}{bracket}"
 
 
-def _row(record: _Record, one: _Evaluation, standing: str) -> tuple[str, ...]:
-    scores = {score.scenario: _value(score) for score in one.scenarios}
-    options = " ".join(f"--{name}={value}" for name, value in one.options.items()) or "as without the search"
-    state = "chosen" if one.options == record.chosen and one.score is not None else standing
+def _row(record: _Record, evaluation: _Evaluation, standing: str) -> tuple[str, ...]:
+    scores = {score.scenario: _value(score) for score in evaluation.scenarios}
+    options = " ".join(f"--{name}={value}" for name, value in evaluation.options.items()) or "as without the search"
+    state = "chosen" if evaluation.options == record.chosen and evaluation.score is not None else standing
     return (
         options,
-        number(one.round + 1) if one.round >= 0 else "first start",
-        rate(one.seconds),
-        rate(one.start_s),
+        number(evaluation.round + 1) if evaluation.round >= 0 else "first start",
+        rate(evaluation.seconds),
+        rate(evaluation.start_s),
         *(scores.get(scenario, "-") for scenario in record.scenarios),
-        f"dropped: {one.failure}" if one.failure else state,
+        f"dropped: {evaluation.failure}" if evaluation.failure else state,
     )

@@ -104,8 +104,8 @@ def _power(result: Result) -> str:
 
 
 def _groups(report: Report) -> tuple[Group, ...]:
-    found = groups(report.system) if report.system else ()
-    return (*found, machine_group(report.machine)) if report.machine else found
+    described = groups(report.system) if report.system else ()
+    return (*described, machine_group(report.machine)) if report.machine else described
 
 
 def _traces(report: Report) -> list[charts.Trace]:

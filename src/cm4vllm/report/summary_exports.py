@@ -132,8 +132,8 @@ def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
         results=tuple(_result(result) for result in report.results),
         not_measured=tuple(str(scenario) for scenario in missing_scenarios(report)),
         findings=tuple(
-            SummaryFinding(subject=found.subject, kind=found.kind, text=found.text)
-            for found in findings(report, published=published)
+            SummaryFinding(subject=finding.subject, kind=finding.kind, text=finding.text)
+            for finding in findings(report, published=published)
         ),
         places=report.places,
     )
@@ -191,7 +191,7 @@ def summary_csv(report: Report) -> str:
 def _row(record: SummaryRecord, result: SummaryResult) -> dict[str, Any]:
     system = record.system_description
     values = {figure.name: figure.value for figure in result.figures}
-    latencies = {one.name: one for one in result.latencies}
+    latencies = {latency.name: latency for latency in result.latencies}
     judged = [score.met for score in result.accuracy if score.met is not None]
     row: dict[str, Any] = {
         "notice": record.notice,
@@ -268,14 +268,14 @@ def _result(result: Result) -> SummaryResult:
 def _latencies(part: Performance) -> tuple[SummaryLatency, ...]:
     return tuple(
         SummaryLatency(
-            name=one.name,
-            p99_ms=float(one.p99),
-            mean_ms=None if one.mean is None else float(one.mean),
-            limit_ms=None if one.limit is None else float(one.limit),
-            headroom=one.headroom,
-            met=one.met,
+            name=latency.name,
+            p99_ms=float(latency.p99),
+            mean_ms=None if latency.mean is None else float(latency.mean),
+            limit_ms=None if latency.limit is None else float(latency.limit),
+            headroom=latency.headroom,
+            met=latency.met,
         )
-        for one in part.latencies
+        for latency in part.latencies
     )
 
 
@@ -290,11 +290,11 @@ def _figure(figure: Figure) -> SummaryFigure:
 
 
 def _why(part: Performance) -> SummaryWhy | None:
-    found = why(part)
+    cause = why(part)
     return (
         None
-        if found is None
+        if cause is None
         else SummaryWhy(
-            cause=found.cause, words=found.words, option=found.option, evidence=found.evidence, source=found.source
+            cause=cause.cause, words=cause.words, option=cause.option, evidence=cause.evidence, source=cause.source
         )
     )

@@ -85,11 +85,11 @@ def label(key: str) -> str:
 
 def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
     """Return the description as tables: all its keys, those that we have no name for in a last one."""
-    found = [_group(title, list(rows), description) for title, rows in _GROUPS.items()]
+    tables = [_group(title, list(rows), description) for title, rows in _GROUPS.items()]
     others = [key for key in description if key not in _LABELS]
     if others:
-        found.append(_group("Further keys", others, description))
-    return tuple(group for group in found if group.rows or group.note)
+        tables.append(_group("Further keys", others, description))
+    return tuple(group for group in tables if group.rows or group.note)
 
 
 def machine_group(machine: MachineFacts) -> Group:

@@ -50,12 +50,12 @@ def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, f
     """Return begin, end, mean and greatest value of each of `count` equal parts of the time that has any."""
     edges = np.linspace(at[0], at[-1], min(count, max(1, len(at) - 1)) + 1)
     place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 2)
-    found = []
+    parts = []
     for number_ in range(len(edges) - 1):
         inside = values[place == number_]
         if len(inside):
-            found.append((float(edges[number_]), float(edges[number_ + 1]), float(inside.mean()), float(inside.max())))
-    return found
+            parts.append((float(edges[number_]), float(edges[number_ + 1]), float(inside.mean()), float(inside.max())))
+    return parts
 
 
 def _over_time(

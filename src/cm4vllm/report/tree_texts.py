@@ -63,7 +63,7 @@ def results_folders(given: str) -> list[Path]:
     folders = [Path(name).expanduser().absolute() for name in names]
     for folder in folders:
         if not (folder / CAMPAIGN_FILE).is_file():
-            below = [str(one.parent) for one in sorted(folder.glob(f"*/{CAMPAIGN_FILE}"))]
+            below = [str(path.parent) for path in sorted(folder.glob(f"*/{CAMPAIGN_FILE}"))]
             raise SubmissionError(
                 f"no results in {folder}",
                 cause=f"no {CAMPAIGN_FILE} in it",

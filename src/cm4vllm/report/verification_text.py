@@ -18,9 +18,9 @@ __all__ = ["report_environment", "report_verification"]
 
 def report_verification(capsules: Sequence[tuple[Path, Capsule]], accuracy_tolerance: float) -> list[Judged]:
     """Compare two results, each with the path that it was read from; print and return the judgement on each field."""
-    found = compare(capsules)
-    rows = verify(found, accuracy_tolerance)
-    _print(rows, found.settings)
+    comparison = compare(capsules)
+    rows = verify(comparison, accuracy_tolerance)
+    _print(rows, comparison.settings)
     return rows
 
 

@@ -88,22 +88,22 @@ class Capsule(Record, frozen=True, kw_only=True):
 
 def unknown_fields(capsule: Capsule, *, expected: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the paths of fields that nothing states; `expected` names the keys that a part should have."""
-    found = []
+    names = []
     for name, value in msgspec.structs.asdict(capsule).items():
         keys = expected.get(name, ())
         if name not in ("unknown", "notice") and not keys and value in ("", [], {}):
-            found.append(name)
+            names.append(name)
         if name != "results":
-            found += [
+            names += [
                 f"{name}.{key}"
                 for key in keys
                 if not (value.get(key) if isinstance(value, dict) else getattr(value, key))
             ]
     for result in capsule.results:
         if not result.user_conf and "user_conf" in expected["results"]:
-            found.append(f"{result.scenario}.user_conf")
-        found += (f"{name}" for part in result.parts.values() for name in _unknown(result, part, expected["results"]))
-    return found
+            names.append(f"{result.scenario}.user_conf")
+        names += (f"{name}" for part in result.parts.values() for name in _unknown(result, part, expected["results"]))
+    return names
 
 
 def _unknown(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]) -> Iterator[str]:

@@ -25,8 +25,8 @@ def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) ->
 
     The last line adds up all `findings`; a line before it counts those that belong to no single submission.
     """
-    numbers = {one.name: (one.results, one.covered, *one.counts) for one in checked}
-    rounds = {one.name: one.round or "unknown" for one in checked}
+    numbers = {submission.name: (submission.results, submission.covered, *submission.counts) for submission in checked}
+    rounds = {submission.name: submission.round or "unknown" for submission in checked}
     order = sorted(numbers, key=lambda name: (*(-number for number in numbers[name][2:]), name))
     rows = [(name, rounds[name], *map(_written, numbers[name])) for name in order]
     if len(rows) > 1:
@@ -50,31 +50,33 @@ def by_submission(findings: Mapping[str, Sequence[Finding]], level: Severity) ->
     Where a code stands first, its source and what to do stand below it.
     """
     explained: set[str] = set()
-    for name, found in findings.items():
-        if not (own := [one for one in ordered(found) if one.severity is level]):
+    for name, own_findings in findings.items():
+        if not (own := [finding for finding in ordered(own_findings) if finding.severity is level]):
             continue
         yield from (
             "",
             f"{name}: {len(own)} {level}{'' if len(own) == 1 else 's'}" if name else f"{level}s of the tree",
         )
         code = ""
-        for one in own:
-            if one.code != code:
-                code = one.code
-                yield from _wrapped(f"{level} {code}: {one.rule.text}", "  ", "    ")
+        for finding in own:
+            if finding.code != code:
+                code = finding.code
+                yield from _wrapped(f"{level} {code}: {finding.rule.text}", "  ", "    ")
                 if code not in explained:
                     explained.add(code)
-                    yield from _wrapped(f"stated in: {one.rule.source}", "    ", "      ")
-                    if one.remedy:
-                        yield from _wrapped(f"to do: {one.remedy}", "    ", "      ")
-            yield from _place(one, name)
+                    yield from _wrapped(f"stated in: {finding.rule.source}", "    ", "      ")
+                    if finding.remedy:
+                        yield from _wrapped(f"to do: {finding.remedy}", "    ", "      ")
+            yield from _place(finding, name)
 
 
-def _place(one: Finding, submission: str) -> Iterator[str]:
-    path = "" if one.file == submission else one.file.removeprefix(f"{submission}/")
-    what = one.what.removeprefix(f"{path.rpartition('/')[2]} ")  # no path twice in a line
-    yield from _wrapped(": ".join(part for part in (path, one.field, what) if part), "    - ", "      ")
-    values = [f"{word} {_cut(value)}" for word, value in (("found", one.value), ("expected", one.expected)) if value]
+def _place(finding: Finding, submission: str) -> Iterator[str]:
+    path = "" if finding.file == submission else finding.file.removeprefix(f"{submission}/")
+    fault = finding.what.removeprefix(f"{path.rpartition('/')[2]} ")  # no path twice in a line
+    yield from _wrapped(": ".join(part for part in (path, finding.field, fault) if part), "    - ", "      ")
+    values = [
+        f"{word} {_cut(value)}" for word, value in (("found", finding.value), ("expected", finding.expected)) if value
+    ]
     if values:
         yield from _wrapped("; ".join(values), "        ", "          ")
 
@@ -90,15 +92,15 @@ def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]
     number: Counter[tuple[Severity, str]] = Counter()
     places: dict[tuple[Severity, str], set[str]] = defaultdict(set)
     rules: dict[str, str] = {}
-    for name, found in findings.items():
-        for one in found:
-            if one.severity in levels:
-                number[one.severity, one.code] += 1
-                places[one.severity, one.code].add(name)
-                rules[one.code] = one.rule.text
+    for name, own_findings in findings.items():
+        for finding in own_findings:
+            if finding.severity in levels:
+                number[finding.severity, finding.code] += 1
+                places[finding.severity, finding.code].add(name)
+                rules[finding.code] = finding.rule.text
     if not number:
         return
-    yield from ("", f"{' and '.join(f'{one}s' for one in levels).capitalize()} by code:")
+    yield from ("", f"{' and '.join(f'{level}s' for level in levels).capitalize()} by code:")
     order = sorted(number, key=lambda key: (list(Severity).index(key[0]), -number[key], key[1]))
     rows = [(code, str(level), f"{number[level, code]:,}", str(len(places[level, code]))) for level, code in order]
     table = _table([("code", "severity", "findings", "submissions"), *rows], numbers=2)

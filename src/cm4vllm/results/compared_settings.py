@@ -98,16 +98,16 @@ class ComparedSetting:
 
 def compare_settings(runs: Mapping[str, Sequence[Mapping[Setting, str]]]) -> list[ComparedSetting]:
     """Compare the settings of several results, run by run: those with the same values in several runs are one."""
-    found = defaultdict[tuple[Group, str, tuple[str, ...]], list[str]](list)
+    differing = defaultdict[tuple[Group, str, tuple[str, ...]], list[str]](list)
     for run, sides in runs.items():
         stated = [{group for group, _ in side} & _WHOLE for side in sides]
         for key in dict.fromkeys(key for side in sides for key in side):
             absent = ("" if key[0] in groups else NOT_STATED for groups in stated)
-            found[*key, tuple(side.get(key, none) for side, none in zip(sides, absent, strict=True))].append(run)
+            differing[*key, tuple(side.get(key, none) for side, none in zip(sides, absent, strict=True))].append(run)
     order = list(Group)
     rows = [
         ComparedSetting(group, name, values, tuple(named) if len(named) < len(runs) else ())
-        for (group, name, values), named in found.items()
+        for (group, name, values), named in differing.items()
     ]
     return sorted(rows, key=lambda row: order.index(row.group))
 
@@ -132,23 +132,27 @@ def settings_of(capsule: Capsule, result: Result | None, part: Performance | Acc
     return {(group, name): as_text(value) for group, name, value in rows if value not in ("", None)}
 
 
-def _measured(one: Capsule) -> Iterator[tuple[Group, str, Any]]:
+def _measured(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
     for name in ("round", "division", "submitter", "system", "benchmark"):
-        yield Group.MEASURED, name, getattr(one, name)
-    yield Group.MEASURED, "rehearsal", "yes" if one.rehearsal else "no"
-    for what, facts in (("model", one.model), ("dataset", one.dataset)):
+        yield Group.MEASURED, name, getattr(capsule, name)
+    yield Group.MEASURED, "rehearsal", "yes" if capsule.rehearsal else "no"
+    for subject, facts in (("model", capsule.model), ("dataset", capsule.dataset)):
         for name, value in facts.items():
-            words = {"name": what, "sha256": f"{what}'s SHA-256"}
-            yield Group.MEASURED, words.get(name, name.replace("_", " ") if "_" in name else f"{what}'s {name}"), value
+            words = {"name": subject, "sha256": f"{subject}'s SHA-256"}
+            yield (
+                Group.MEASURED,
+                words.get(name, name.replace("_", " ") if "_" in name else f"{subject}'s {name}"),
+                value,
+            )
 
 
-def _server(one: Capsule) -> Iterator[tuple[Group, str, Any]]:
-    server = one.server
+def _server(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
+    server = capsule.server
     for name in ("software", "version", "max_model_len"):
         yield Group.SERVER, name, getattr(server, name)
     if server.software:
         yield Group.SERVER, "endpoints", server.endpoints
-    if one.made_from == RUN_RECORDS:
+    if capsule.made_from == RUN_RECORDS:
         yield Group.SERVER, "started by cm4vllm", "yes" if server.command else "no"
     for name, value in server.env.items():
         yield Group.SERVER, name, value

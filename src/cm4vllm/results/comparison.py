@@ -145,7 +145,7 @@ class Comparison:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """Reasons why these are no results, or cannot be compared."""
-        found = [f"{side.name}: {side.capsule.notice}" for side in self.sides if side.capsule.notice]
+        texts = [f"{side.name}: {side.capsule.notice}" for side in self.sides if side.capsule.notice]
         for name, words in (
             ("model", "different models"),
             ("dataset's SHA-256", "different datasets"),
@@ -153,19 +153,19 @@ class Comparison:
             ("samples", "different numbers of samples"),
         ):
             if any(row.name == name for row in self.differences):
-                found.append(f"These results are of {words}.")
+                texts.append(f"These results are of {words}.")
         for block in self.blocks:
             if block.other_loads:
-                found.append(
+                texts.append(
                     f"{block.scenario}: LoadGen asked for {block.other_loads} samples/s. The throughput "
                     "follows that, and the latencies are those of different loads."
                 )
-            found += [
+            texts += [
                 f"{side.name}: {block.scenario} is INVALID: {reason}"
                 for side, reasons in zip(block.sides, block.reasons, strict=True)
                 for reason in reasons[:3]
             ]
-        return tuple(found)
+        return tuple(texts)
 
 
 def compare(capsules: Sequence[tuple[Path, Capsule]]) -> Comparison:
@@ -187,13 +187,15 @@ def compare(capsules: Sequence[tuple[Path, Capsule]]) -> Comparison:
 
 def _settings(sides: Sequence[Side], keys: Sequence[Key]) -> dict[str, list[dict[Setting, str]]]:
     """Return the settings of all results by run; those of no run where no run is in all."""
-    found = {}
-    for key in (one for one in keys if all(one in side.results for side in sides)):
+    by_run = {}
+    for key in (name for name in keys if all(name in side.results for side in sides)):
         results = [side.results[key] for side in sides]
-        for mode in (one for one in results[0].parts if all(one in result.parts for result in results)):
+        for mode in (name for name in results[0].parts if all(name in result.parts for result in results)):
             pairs = zip(sides, results, strict=True)
-            found[f"{key[1]} {mode}"] = [settings_of(side.capsule, one, one.parts[mode]) for side, one in pairs]
-    return found or {"": [settings_of(side.capsule, next(iter(side.results.values()), None), None) for side in sides]}
+            by_run[f"{key[1]} {mode}"] = [
+                settings_of(side.capsule, result, result.parts[mode]) for side, result in pairs
+            ]
+    return by_run or {"": [settings_of(side.capsule, next(iter(side.results.values()), None), None) for side in sides]}
 
 
 def _block(sides: Sequence[Side], key: Key) -> Block:
@@ -249,12 +251,12 @@ def _performance_rows(parts: Sequence[Performance | None], accelerators: Sequenc
 
 def _divided(figure: Figure, count: int) -> Figure:
     """Return a rate for each of the accelerators of its system."""
-    one = figure.interval
+    interval = figure.interval
     return replace(
         figure,
         value=figure.value / count,
         source=replace(figure.source, field=f"{figure.source.field}, divided by {count} accelerators"),
-        interval=one and replace(one, low=one.low / count, high=one.high / count),
+        interval=interval and replace(interval, low=interval.low / count, high=interval.high / count),
     )
 
 

@@ -144,27 +144,27 @@ def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
     known = list(logs)
     for number, other in sorted(_same_run(known).items()):
         foreign = known[number].submitter != known[other].submitter
-        what = f"the same run stands under another {'submitter' if foreign else 'system'}"
-        yield _finding("LOG-COPIED", what, known[number], known[other])
+        fault = f"the same run stands under another {'submitter' if foreign else 'system'}"
+        yield _finding("LOG-COPIED", fault, known[number], known[other])
     answers: dict[str, list[LogMarks]] = defaultdict(list)
     for log in known:
         if log.answers:
             answers[log.answers].append(log)
     for group in answers.values():
-        for one in group[1:]:
-            if (one.submitter, one.system) != (group[0].submitter, group[0].system):
-                yield _finding("TEST-ALIKE", "the test's answers are those of another system, too", one, group[0])
+        for copy in group[1:]:
+            if (copy.submitter, copy.system) != (group[0].submitter, group[0].system):
+                yield _finding("TEST-ALIKE", "the test's answers are those of another system, too", copy, group[0])
 
 
-def _finding(code: str, what: str, one: LogMarks, other: LogMarks) -> Finding:
+def _finding(code: str, fault: str, marks: LogMarks, other: LogMarks) -> Finding:
     rule, severity, remedy = ACROSS[code]
     return Finding(
         code=code,
         severity=severity,
-        what=what,
-        file=one.file,
+        what=fault,
+        file=marks.file,
         field="",
-        value=f"{one.submitter}, {one.system}",
+        value=f"{marks.submitter}, {marks.system}",
         expected=f"another run than that of {other.file}",
         rule=rule,
         remedy=remedy,
@@ -180,7 +180,7 @@ def _same_run(logs: list[LogMarks]) -> dict[int, int]:
             by_time[mark].append(number)
         for mark in log.latencies:
             by_latency[mark].append(number)
-    found: dict[int, int] = {}
+    first_of: dict[int, int] = {}
     shared: dict[tuple[int, int], int] = defaultdict(int)
     for group in by_time.values():
         for pair in combinations(group, 2):
@@ -188,13 +188,13 @@ def _same_run(logs: list[LogMarks]) -> dict[int, int]:
     for group in by_latency.values():
         for pair in combinations(group, 2):
             shared[pair] += 1
-    for (one, other), count in shared.items():
-        if count >= _ENOUGH and _apart(logs[one], logs[other]):
-            found.setdefault(one, other)
-            found.setdefault(other, one)
-    return found
+    for (earlier, other), count in shared.items():
+        if count >= _ENOUGH and _apart(logs[earlier], logs[other]):
+            first_of.setdefault(earlier, other)
+            first_of.setdefault(other, earlier)
+    return first_of
 
 
-def _apart(one: LogMarks, other: LogMarks) -> bool:
+def _apart(marks: LogMarks, other: LogMarks) -> bool:
     """Return True if two logs may not be of one run. Within a submission, LOG-TWICE is of the runs of results."""
-    return one.submitter != other.submitter or (one.test and other.test and one.system != other.system)
+    return marks.submitter != other.submitter or (marks.test and other.test and marks.system != other.system)

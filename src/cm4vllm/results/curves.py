@@ -97,8 +97,8 @@ class Point:
         """Requests in flight that the point declares, else that its folder is named by."""
         if isinstance(value := self.declared.get("concurrency"), int):
             return value
-        found = _FOLDER.fullmatch(self.folder.name)
-        return int(found[1]) if found else None
+        match = _FOLDER.fullmatch(self.folder.name)
+        return int(match[1]) if match else None
 
     @property
     def offline(self) -> str:
@@ -191,7 +191,7 @@ def _read_point(reader: Reader, folder: Path) -> Point:
             [*_figures(summary, reader.name(summary_path) if summary_path else ""), *_efficiency(reader, folder)]
         ),
         scores=tuple(_scores(reader, folder)),
-        histograms={name: found for name in ("ttft", "tpot") if (found := _histogram(part(summary, name)))},
+        histograms={name: histogram for name in ("ttft", "tpot") if (histogram := _histogram(part(summary, name)))},
         record=record,
         window_figures=Figures(_window_figures(record, reader.name(folder / POINT_FILE))),
     )
@@ -212,10 +212,12 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
         yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
     for name in ("ttft", "tpot", "latency"):
         times = part(summary, name)
-        found: dict[str, tuple[str, ...]] = {"min": ("min",), "max": ("max",), "mean": ("avg",)}
+        statistics: dict[str, tuple[str, ...]] = {"min": ("min",), "max": ("max",), "mean": ("avg",)}
         # Versions of the client spell the key of a percentile differently.
-        found |= {f"p{percent}": (f"percentiles.{percent}.0", f"percentiles.{percent}") for percent in (50, 90, 99)}
-        for statistic, keys in found.items():
+        statistics |= {
+            f"p{percent}": (f"percentiles.{percent}.0", f"percentiles.{percent}") for percent in (50, 90, 99)
+        }
+        for statistic, keys in statistics.items():
             for key in keys:
                 inside, _, last = key.partition(".")
                 value = number(part(times, inside), last) if last else number(times, key)
@@ -227,12 +229,12 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
 
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
     """Give the figures over the window of the steady state, which cm4vllm computes from the client's events."""
-    found = part(part(record, "steady_state"), "figures")
-    if (rate := number(found, "system_tps")) is not None:
+    figures = part(part(record, "steady_state"), "figures")
+    if (rate := number(figures, "system_tps")) is not None:
         source = Source(file, "steady_state.figures.system_tps")
         yield Figure("system_tps", TokensPerSecond(rate), TokensPerSecond.unit, source)
     for name in ("ttft_p90", "tpot_p90"):
-        if (value := number(found, f"{name}_ms")) is not None:
+        if (value := number(figures, f"{name}_ms")) is not None:
             source = Source(file, f"steady_state.figures.{name}_ms")
             yield Figure(name, Milliseconds(value), Milliseconds.unit, source)
 

@@ -57,7 +57,7 @@ def endpoints_performance(
     summary: Mapping[str, Any], config: Mapping[str, Any], name: str, scenario: str
 ) -> Performance:
     """Return the performance run of a summary, whose file is called `name`, and of the harness's configuration."""
-    found = Figures(Figure(key, value, value.unit, Source(name, field)) for key, value, field in _figures(summary))
+    figures = Figures(Figure(key, value, value.unit, Source(name, field)) for key, value, field in _figures(summary))
     reasons, kind = tuple(_reasons(summary)), str(config.get("type", ""))
     return Performance(
         log=name,
@@ -67,7 +67,7 @@ def endpoints_performance(
         loadgen_reasons=reasons,
         errors=(),
         warnings=(),
-        figures=found,
+        figures=figures,
         settings=_settings(config),
         harness=ENDPOINTS,
     )
@@ -83,27 +83,27 @@ def read_endpoints_accuracy(reader: Reader, folder: Path, terms: Terms | None) -
     scores = read.get("accuracy_scores")
     if not isinstance(scores, list):
         return None
-    own = [one for one in scores if isinstance(one, dict) and one.get("dataset_type") == "accuracy"]
+    own = [entry for entry in scores if isinstance(entry, dict) and entry.get("dataset_type") == "accuracy"]
     name = reader.name(folder / SCORES)
     targets = terms.targets if terms else ()
-    labels = [one.label for one in targets if one.lower is not None and one.label not in SCORE_UNITS]
+    labels = [target.label for target in targets if target.lower is not None and target.label not in SCORE_UNITS]
     label = labels[0] if len(labels) == 1 else "score"
-    found = [
+    figures = [
         Figure(label, score, "", Source(name, "accuracy_scores.score"))
-        for one in own
-        if (score := number(one, "score")) is not None
+        for entry in own
+        if (score := number(entry, "score")) is not None
     ]
-    label, lengths = "tokens_per_sample", [number(one.get("output_sequence_lengths"), "avg") for one in own]
-    found += [
+    label, lengths = "tokens_per_sample", [number(entry.get("output_sequence_lengths"), "avg") for entry in own]
+    figures += [
         Figure(label, length, SCORE_UNITS[label], Source(name, "output_sequence_lengths.avg"))
         for length in lengths[:1]
         if length is not None
     ]
-    counts = [int(count) for one in own if (count := number(one, "total_samples")) is not None]
+    counts = [int(count) for entry in own if (count := number(entry, "total_samples")) is not None]
     return Accuracy(
         folder=folder / SCORES.parent,
         log=name,
-        figures=Figures(found),
+        figures=Figures(figures),
         terms=terms,
         settings={"accuracy_sample_count": sum(counts)} if counts else {},
     )
@@ -119,13 +119,13 @@ def _scenario(kind: str, scenario: str) -> str:
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = part(config, "settings")
     runtime, pattern = part(settings, "runtime"), part(settings, "load_pattern")
-    found = {
+    values = {
         "min_duration_ms": runtime.get("min_duration_ms"),
         "target_qps": pattern.get("target_qps"),
         "sample_index_rng_seed": runtime.get("dataloader_random_seed"),
         "schedule_rng_seed": runtime.get("scheduler_random_seed"),
     }
-    return {key: value for key, value in found.items() if isinstance(value, int | float)}
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:

@@ -43,16 +43,16 @@ def _figures(part: Performance, energy: RunEnergy, scope: Scope) -> list[Figure]
     counted = energy.serving(scope)
     if not counted:
         return []
-    joules = sum(one.joules for one in counted)
+    joules = sum(counter.joules for counter in counted)
     file = f"{part.log.rpartition('/')[0]}/{RUN_FILE}"
     field = f"energy.counters: joules, {len(counted)} of scope {scope}"
-    found = [Figure(f"{_NAMES[scope]}_energy", joules, "J", Source(file, field), why_no_interval=_WHY_NO_INTERVAL)]
+    figures = [Figure(f"{_NAMES[scope]}_energy", joules, "J", Source(file, field), why_no_interval=_WHY_NO_INTERVAL)]
     if (work := _work(part, energy.seconds)) is not None and joules > 0:
         amount, unit, source = work
         source = Source(file, f"{field}; {source}")
         name = f"{_NAMES[scope]}_efficiency"
-        found.append(Figure(name, amount / joules, f"{unit}/J", source, why_no_interval=_WHY_NO_INTERVAL))
-    return found
+        figures.append(Figure(name, amount / joules, f"{unit}/J", source, why_no_interval=_WHY_NO_INTERVAL))
+    return figures
 
 
 def _work(part: Performance, seconds: float) -> tuple[float, str, Source] | None:

@@ -49,14 +49,14 @@ class Listing:
 
 def list_files(root: Path, home: Path) -> Listing:
     """List what lies below `home`, in a fixed order, with paths below `root`. Links to folders are not followed."""
-    found, digest = Listing(), hashlib.sha256()
+    listing, digest = Listing(), hashlib.sha256()
     cut, is_proof, settled = len(str(root).rstrip("/")) + 1, True, time.time() - RECENT_S
-    for entry in _entries(os.fspath(home), found, cut):
+    for entry in _entries(os.fspath(home), listing, cut):
         target = ""
         try:
             states = [entry.stat(follow_symlinks=False)]
         except OSError as error:
-            found.unreadable.append((entry.path[cut:], error.strerror or str(error)))
+            listing.unreadable.append((entry.path[cut:], error.strerror or str(error)))
             continue
         if entry.is_symlink():
             try:
@@ -64,31 +64,31 @@ def list_files(root: Path, home: Path) -> Listing:
             except OSError:
                 target = str(Path(entry.path).readlink())
         if not stat.S_ISDIR(states[-1].st_mode):
-            found.files.append(ListedFile(entry.path[cut:], states[-1].st_size, target))
+            listing.files.append(ListedFile(entry.path[cut:], states[-1].st_size, target))
         elif len(states) > 1 and not Path(entry.path).resolve().is_relative_to(home):
             is_proof = False
         digest.update(os.fsencode(f"{entry.path}\n"))
-        for one in states:
+        for state in states:
             digest.update(
-                b"%d %d %d %d %d\n" % (one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
+                b"%d %d %d %d %d\n" % (state.st_mode, state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
             )
-            is_proof &= 0 < one.st_ctime < settled
-    found.state = digest.hexdigest() if is_proof else ""
-    return found
+            is_proof &= 0 < state.st_ctime < settled
+    listing.state = digest.hexdigest() if is_proof else ""
+    return listing
 
 
-def _entries(folder: str, found: Listing, cut: int) -> Iterator[os.DirEntry[str]]:
-    """Give what lies in a folder and in those below it; the folders themselves are noted in `found`."""
-    found.folders.append(folder[cut:])
+def _entries(folder: str, listing: Listing, cut: int) -> Iterator[os.DirEntry[str]]:
+    """Give what lies in a folder and in those below it; the folders themselves are noted in `listing`."""
+    listing.folders.append(folder[cut:])
     try:
         with os.scandir(folder) as listed:
             entries = sorted(listed, key=lambda entry: entry.name)
     except OSError as error:
-        found.unreadable.append((folder[cut:], error.strerror or str(error)))
+        listing.unreadable.append((folder[cut:], error.strerror or str(error)))
         return
     if not entries:
-        found.empty_folders.append(folder[cut:])
+        listing.empty_folders.append(folder[cut:])
     for entry in entries:
         yield entry
         if entry.is_dir(follow_symlinks=False):
-            yield from _entries(entry.path, found, cut)
+            yield from _entries(entry.path, listing, cut)

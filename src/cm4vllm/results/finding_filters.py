@@ -26,11 +26,11 @@ class Filters:
     @classmethod
     def parse(cls, *, submitters: str = "", codes: str = "", severities: str = "") -> Filters:
         """Read lists separated by commas. Raises UsageError for an unknown code or severity."""
-        levels = [_one_of(one.lower().removesuffix("s"), list(Severity), "severity") for one in _listed(severities)]
+        levels = [_one_of(word.lower().removesuffix("s"), list(Severity), "severity") for word in _listed(severities)]
         known = [*CHECKS, *PROBLEMS]
         return cls(
             tuple(_listed(submitters)),
-            tuple(_one_of(one.upper(), known, "code") for one in _listed(codes)),
+            tuple(_one_of(word.upper(), known, "code") for word in _listed(codes)),
             tuple(map(Severity, levels)),
         )
 
@@ -39,12 +39,12 @@ class Filters:
 
     def chosen(self, homes: Sequence[Path]) -> list[Path]:
         """Return the folders of the submitters. Raises UsageError for a submitter who has none."""
-        wanted = {one.lower().strip("/") for one in self.submitters}
+        wanted = {submitter.lower().strip("/") for submitter in self.submitters}
         names = {home: {_name(home).lower(), spelled_out(home.name).lower()} for home in homes}
-        for one in wanted - {name for both in names.values() for name in both}:
+        for unknown in wanted - {name for both in names.values() for name in both}:
             raise UsageError(
-                f"no submission of {one} in this tree",
-                cause=nearest(one, {home.name for home in homes}, f"it has {len(homes)} submissions"),
+                f"no submission of {unknown} in this tree",
+                cause=nearest(unknown, {home.name for home in homes}, f"it has {len(homes)} submissions"),
                 remedy="give a submitter as its folder is named, or DIVISION/SUBMITTER, with --submitter",
             )
         return [home for home, both in names.items() if not wanted or both & wanted]
@@ -52,9 +52,10 @@ class Filters:
     def shown(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the findings of the codes and severities that are asked for."""
         return [
-            one
-            for one in findings
-            if (not self.codes or one.code in self.codes) and (not self.severities or one.severity in self.severities)
+            finding
+            for finding in findings
+            if (not self.codes or finding.code in self.codes)
+            and (not self.severities or finding.severity in self.severities)
         ]
 
 
@@ -62,12 +63,12 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _one_of(word: str, known: Sequence[str], what: str) -> str:
+def _one_of(word: str, known: Sequence[str], kind: str) -> str:
     if word not in known:
         raise UsageError(
-            f"{word} is no {what}",
+            f"{word} is no {kind}",
             cause=nearest(word, known, "docs/checks.md lists all codes"),
-            remedy=f"give one or more, separated by commas, with --{what}",
+            remedy=f"give one or more, separated by commas, with --{kind}",
         )
     return word
 

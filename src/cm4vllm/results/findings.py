@@ -55,10 +55,10 @@ class Finding:
     @property
     def detail(self) -> str:
         """The value against the expected one, and where; empty where the finding has neither."""
-        found = f"found {self.value}" if self.value else ""
+        value = f"found {self.value}" if self.value else ""
         wanted = f"expected {self.expected}" if self.expected else ""
         where = ": ".join(part for part in (self.file, self.field) if part)
-        return "; ".join(part for part in (found, wanted, where) if part)
+        return "; ".join(part for part in (value, wanted, where) if part)
 
     def __str__(self) -> str:
         return f"{self.severity} {self.code}: {self.what}" + (f" ({self.detail})" if self.detail else "")

@@ -20,14 +20,17 @@ _ORDER = list(Severity)
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with errors first, then by code, file and field; each once."""
     return sorted(
-        dict.fromkeys(findings), key=lambda one: (_ORDER.index(one.severity), one.code, one.file, one.field, one.what)
+        dict.fromkeys(findings),
+        key=lambda finding: (_ORDER.index(finding.severity), finding.code, finding.file, finding.field, finding.what),
     )
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return how many errors, warnings and notes there are."""
-    counted = Counter(one.severity for one in findings)
-    return ", ".join(f"{counted[one]:,} {one}{'' if counted[one] == 1 else 's'}" for one in Severity)
+    counted = Counter(finding.severity for finding in findings)
+    return ", ".join(
+        f"{counted[severity]:,} {severity}{'' if counted[severity] == 1 else 's'}" for severity in Severity
+    )
 
 
 def coverage(applied: int, results: int) -> str:
@@ -37,8 +40,8 @@ def coverage(applied: int, results: int) -> str:
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return one object a finding, with the names of its fields."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(ordered(findings))
-    return found
+    objects: list[dict[str, Any]] = msgspec.to_builtins(ordered(findings))
+    return objects
 
 
 def as_sarif(
@@ -48,8 +51,8 @@ def as_sarif(
 
     `about` says what was checked and by which rules, `unchecked` what was not, a sentence each.
     """
-    found = ordered(findings)
-    rules = {one.code: one for one in reversed(found)}
+    in_order = ordered(findings)
+    rules = {finding.code: finding for finding in reversed(in_order)}
     return {
         "$schema": _SARIF,
         "version": "2.1.0",
@@ -62,11 +65,11 @@ def as_sarif(
                         "rules": [
                             {
                                 "id": code,
-                                "shortDescription": {"text": one.rule.text},
-                                "help": {"text": one.remedy or one.rule.text},
-                                "properties": {"source": one.rule.source},
+                                "shortDescription": {"text": finding.rule.text},
+                                "help": {"text": finding.remedy or finding.rule.text},
+                                "properties": {"source": finding.rule.source},
                             }
-                            for code, one in sorted(rules.items())
+                            for code, finding in sorted(rules.items())
                         ],
                     }
                 },
@@ -80,33 +83,33 @@ def as_sarif(
                         ],
                     }
                 ],
-                "results": [_sarif_result(one, sorted(rules).index(one.code)) for one in found],
+                "results": [_sarif_result(finding, sorted(rules).index(finding.code)) for finding in in_order],
             }
         ],
     }
 
 
-def _sarif_result(one: Finding, rule: int) -> dict[str, Any]:
+def _sarif_result(finding: Finding, rule: int) -> dict[str, Any]:
     text = "; ".join(
         part
         for part in (
-            one.what,
-            one.value and f"found {one.value}",
-            one.expected and f"expected {one.expected}",
-            one.remedy,
+            finding.what,
+            finding.value and f"found {finding.value}",
+            finding.expected and f"expected {finding.expected}",
+            finding.remedy,
         )
         if part
     )
     result: dict[str, Any] = {
-        "ruleId": one.code,
+        "ruleId": finding.code,
         "ruleIndex": rule,
-        "level": str(one.severity),
+        "level": str(finding.severity),
         "message": {"text": text},
-        "properties": {"field": one.field, "value": one.value, "expected": one.expected},
+        "properties": {"field": finding.field, "value": finding.value, "expected": finding.expected},
     }
-    if one.file:
-        place: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": quote(one.file)}}}
-        if one.field:
-            place["logicalLocations"] = [{"fullyQualifiedName": one.field}]
+    if finding.file:
+        place: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": quote(finding.file)}}}
+        if finding.field:
+            place["logicalLocations"] = [{"fullyQualifiedName": finding.field}]
         result["locations"] = [place]
     return result

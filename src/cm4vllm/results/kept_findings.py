@@ -48,7 +48,7 @@ class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of errors, warnings and notes."""
-        return tuple(sum(one.severity is level for one in self.findings) for level in Severity)
+        return tuple(sum(finding.severity is level for finding in self.findings) for level in Severity)
 
 
 def keeping_folder() -> Path:

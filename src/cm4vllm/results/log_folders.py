@@ -103,7 +103,7 @@ class Reader:
     def problem(
         self,
         code: str,
-        what: str,
+        fault: str,
         path: Path,
         *,
         value: str = "",
@@ -115,7 +115,7 @@ class Reader:
             Finding(
                 code=code,
                 severity=severity,
-                what=what,
+                what=fault,
                 file=self.name(path),
                 field="",
                 value=value,
@@ -146,7 +146,7 @@ class Reader:
             errors=log.errors,
             warnings=log.warnings,
             figures=Figures(
-                Figure(one.name, one.value, one.value.unit, Source(name, one.key)) for one in read.values()
+                Figure(value.name, value.value, value.value.unit, Source(name, value.key)) for value in read.values()
             ),
             settings=_settings(log),
             terms=terms,
@@ -229,8 +229,8 @@ class Reader:
     def _unreadable(self, folder: Path, error: CmError) -> None:
         path = folder / DETAIL_LOG
         if path.exists():
-            what = error.what.replace(str(path), path.name)
-            self.problem("LOG-UNREADABLE", what, path, value=error.cause, remedy=error.remedy)
+            fault = error.what.replace(str(path), path.name)
+            self.problem("LOG-UNREADABLE", fault, path, value=error.cause, remedy=error.remedy)
         else:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
@@ -242,7 +242,7 @@ def scores_of(path: Path) -> dict[str, float]:
             lines = file.read(_MAX_TEXT).decode(errors="replace").splitlines()
     except OSError:
         return {}
-    return {one.name: float(one.value) for one in _scores(lines, path.name)}
+    return {score.name: float(score.value) for score in _scores(lines, path.name)}
 
 
 def _settings(log: DetailLog) -> Mapping[str, Any]:
@@ -257,8 +257,8 @@ def _settings(log: DetailLog) -> Mapping[str, Any]:
 
 def _scores(lines: list[str], file: str) -> Iterator[Figure]:
     for line in lines:
-        found = _IN_DICTIONARY.findall(line) or [
+        pairs = _IN_DICTIONARY.findall(line) or [
             match.groups() for pattern in (_ON_A_LINE, _IN_A_LOG) for match in pattern.finditer(line)
         ]
-        for label, number in found:
+        for label, number in pairs:
             yield Figure(label, float(number), SCORE_UNITS.get(label, ""), Source(file, label))

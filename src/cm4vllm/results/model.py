@@ -179,12 +179,12 @@ class Performance:
     def latencies(self) -> tuple[Latency, ...]:
         """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline."""
         limits = self.terms.limits if self.terms else None
-        found = []
+        latencies = []
         for name, limit in (("ttft", limits.ttft_ms if limits else None), ("tpot", limits.tpot_ms if limits else None)):
             p99, mean = (self._typed(f"{name}_{part}", Milliseconds) for part in ("p99", "mean"))
             if p99 is not None:
-                found.append(Latency(name.upper(), p99, mean, None if limit is None else Milliseconds(limit)))
-        return tuple(found)
+                latencies.append(Latency(name.upper(), p99, mean, None if limit is None else Milliseconds(limit)))
+        return tuple(latencies)
 
     @property
     def target_source(self) -> str:
@@ -248,17 +248,17 @@ class ComplianceTest:
 
     @staticmethod
     def _made_with(run: RunRecord, test: Audit) -> tuple[object, ...]:
-        one = run.settings
+        settings = run.settings
         return (
-            terms_of_test(one.terms, test),
-            one.rehearsal,
-            one.model.name,
-            one.model.sha256,
-            None if test.own_dataset else (one.dataset.sha256, one.samples),
-            one.max_tokens,
-            one.min_tokens,
-            one.server.named,
-            one.server.packages,
+            terms_of_test(settings.terms, test),
+            settings.rehearsal,
+            settings.model.name,
+            settings.model.sha256,
+            None if test.own_dataset else (settings.dataset.sha256, settings.samples),
+            settings.max_tokens,
+            settings.min_tokens,
+            settings.server.named,
+            settings.server.packages,
             run.loadgen_version,
         )
 

@@ -55,29 +55,32 @@ def recorded_power(part: Performance) -> RecordedPower | None:
         return None
     samples = session.samples(Phase.TESTING)
     inside = samples.within(window.begin, window.end)
-    outside = [one for one in samples.samples if not window.begin < one.at < window.end]
+    outside = [sample for sample in samples.samples if not window.begin < sample.at < window.end]
     before = session.window(Phase.RANGING)
-    said = [totals for one in session.ptd_messages if (totals := totals_of(str(one.get("reply")), "Uncertainty"))]
+    said = [
+        totals for message in session.ptd_messages if (totals := totals_of(str(message.get("reply")), "Uncertainty"))
+    ]
     return RecordedPower(
         session=session,
         window=window,
         mean=mean,
         metric=metric,
         efficiency=_efficiency(part, mean, metric),
-        samples=sum(one.total.usable for one in inside),
+        samples=sum(sample.total.usable for sample in inside),
         idle=mean_watts(outside),
-        peak=max(one.total.watts for one in inside if one.total.usable),
+        peak=max(sample.total.watts for sample in inside if sample.total.usable),
         ranging=mean_watts(session.samples(Phase.RANGING).within(before.begin, before.end)) if before else None,
         uncertainty=(100 * said[-1].mean, 100 * said[-1].maximum) if said else None,
-        simulated=any(one.simulated for one in session.identities) or any(one.simulated for one in inside),
+        simulated=any(identity.simulated for identity in session.identities)
+        or any(sample.simulated for sample in inside),
     )
 
 
 def power_figures(part: Performance) -> list[Figure]:
     """Return the published power of a run and the work for a joule, as figures of it; none without a session."""
     power = recorded_power(part)
-    found = [power.metric, power.efficiency] if power else []
-    return [replace(figure, why_no_interval=_ONE_SESSION) for figure in found if figure is not None]
+    figures = [power.metric, power.efficiency] if power else []
+    return [replace(figure, why_no_interval=_ONE_SESSION) for figure in figures if figure is not None]
 
 
 def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | None:

@@ -150,17 +150,19 @@ class Index:
 
     def like(self, row: IndexRow) -> list[IndexRow]:
         """Return the valid results of the same model, benchmark and scenario on the same accelerator."""
-        return [one for one in self._groups.get(_like(row), []) if one.valid and one.per_accelerator is not None]
+        return [
+            other for other in self._groups.get(_like(row), []) if other.valid and other.per_accelerator is not None
+        ]
 
     def outlier(self, row: IndexRow) -> str:
         """Say how far a result lies from the median of its like; empty where it is near, or where these are few."""
-        found = [one.per_accelerator or 0.0 for one in self.like(row)]
-        if row.per_accelerator is None or len(found) < OF_AT_LEAST:
+        rates = [other.per_accelerator or 0.0 for other in self.like(row)]
+        if row.per_accelerator is None or len(rates) < OF_AT_LEAST:
             return ""
-        ratio = row.per_accelerator / (median(found) or 1)
+        ratio = row.per_accelerator / (median(rates) or 1)
         if 1 / OUTLIER < ratio < OUTLIER:
             return ""
-        return f"{ratio:.2g} times the median of {len(found)} on {row.accelerator}"
+        return f"{ratio:.2g} times the median of {len(rates)} on {row.accelerator}"
 
 
 def _like(row: IndexRow) -> tuple[str, ...]:
@@ -220,8 +222,8 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
     `root` is a file and no index.
     """
     if root.is_file():
-        found = read_record(root, IndexPart).rows
-        return Index(found, 0, len({(row.round, row.division, row.submitter) for row in found}))
+        kept_rows = read_record(root, IndexPart).rows
+        return Index(kept_rows, 0, len({(row.round, row.division, row.submitter) for row in kept_rows}))
     homes = _homes(root)
     store = KeptValues(str(kept), msgspec.json.encode, lambda data: msgspec.json.decode(data, type=_KEPT))
     states = {home: _state(home) for home in homes}
@@ -266,8 +268,8 @@ def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[Ind
 def _read(home: Path) -> IndexPart:
     rows = []
     for submission in read_tree(home):
-        found = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
-        rows += [row_of(submission, result, found) for result in submission.results]
+        own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+        rows += [row_of(submission, result, own_findings) for result in submission.results]
     return IndexPart(rows=tuple(rows))
 
 
@@ -285,8 +287,8 @@ def _code_counts(result: Result, findings: Iterable[Finding]) -> dict[str, int]:
     return dict(sorted(codes.items()))
 
 
-def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()) -> IndexRow:
-    """Return the row of a result; `found` are the findings of its submission, of which its own are counted."""
+def row_of(submission: Submission, result: Result, findings: Iterable[Finding] = ()) -> IndexRow:
+    """Return the row of a result; `findings` are the findings of its submission, of which its own are counted."""
     described = submission.system(result.system)
     description: Mapping[str, Any] = described.description if described else {}
     part = result.performance
@@ -319,7 +321,7 @@ def row_of(submission: Submission, result: Result, found: Iterable[Finding] = ()
         energy_mj=published.value if published and published.unit == "mJ/query" else None,
         file=file,
         field=field,
-        codes=_code_counts(result, found),
+        codes=_code_counts(result, findings),
         folder=result.system,
         samples_per_second=cell_of(part.figures.get("samples_per_second") if part else None)[2],
         tokens_per_sample=cell_of(part.figures.get("tokens_per_sample") if part else None)[2],

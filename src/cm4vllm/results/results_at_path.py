@@ -29,11 +29,11 @@ def open_results(path: Path) -> tuple[Submission, ...]:
     if not path.is_dir():
         raise UsageError(f"{path} is no folder", remedy=f"give {_PLACES}")
     base, system, model = _root(path)
-    found = _campaign(base) if any(base.glob(f"runs/*/*/*/*/{RUN_FILE}")) else _tree(base, path)
-    chosen = [_part(one, system, model) for one in found]
-    if not any(one.results for one in chosen):
+    submissions = _campaign(base) if any(base.glob(f"runs/*/*/*/*/{RUN_FILE}")) else _tree(base, path)
+    chosen = [_part(submission, system, model) for submission in submissions]
+    if not any(submission.results for submission in chosen):
         raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
-    return tuple(one for one in chosen if one.results)
+    return tuple(submission for submission in chosen if submission.results)
 
 
 def _root(path: Path) -> tuple[Path, str, str]:
@@ -58,8 +58,8 @@ def _tree(base: Path, path: Path) -> tuple[Submission, ...]:
         raise SubmissionError(f"{path} holds no results", cause=error.cause, remedy=f"give {_PLACES}") from error
 
 
-def _part(one: Submission, system: str, model: str) -> Submission:
+def _part(submission: Submission, system: str, model: str) -> Submission:
     if not system:
-        return one
-    results = tuple(result for result in one.results if result.system == system and model in ("", result.model))
-    return replace(one, results=results)
+        return submission
+    results = tuple(result for result in submission.results if result.system == system and model in ("", result.model))
+    return replace(submission, results=results)

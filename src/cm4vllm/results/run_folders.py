@@ -32,12 +32,12 @@ def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
     """
     campaign = _campaign(Reader(out), out)
     system, model = (system, model) if system or model or not campaign else (campaign.system, campaign.model)
-    found = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
-    meant = [f for f in found if (not system or f.parent.name == system) and (not model or f.name == model)]
+    folders = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
+    meant = [f for f in folders if (not system or f.parent.name == system) and (not model or f.name == model)]
     if len(meant) == 1:
         return meant[0]
     asked = f" of system {system or 'any'}, model {model or 'any'}" if system or model else ""
-    there = ", ".join(f"{f.parent.name}/{f.name}" for f in found)
+    there = ", ".join(f"{f.parent.name}/{f.name}" for f in folders)
     if not meant:
         raise SubmissionError(
             f"no complete run{asked} in {out}",

@@ -86,17 +86,17 @@ def read_submission(base: Path, home: Path, round_name: str = "", listing: Listi
         _readable(reader, folder, partial(_Folder, reader, home, mapping, folder, scenario))
         for folder, scenario in folders
     ]
-    read = [one for one in opened if one is not None]
-    found = Counter(filter(None, (round_of(one.performance) for one in read)))
-    round_name = round_name or max(found, key=lambda name: (found[name], name), default="")
-    results = [_readable(reader, one.folder, partial(one.result, round_name)) for one in read]
+    read = [result for result in opened if result is not None]
+    rounds = Counter(filter(None, (round_of(result.performance) for result in read)))
+    round_name = round_name or max(rounds, key=lambda name: (rounds[name], name), default="")
+    results = [_readable(reader, part.folder, partial(part.result, round_name)) for part in read]
     return Submission(
         root=base,
         round=round_name,
         division=home.parent.name,
         submitter=home.name,
         systems=systems,
-        results=tuple(one for one in results if one is not None),
+        results=tuple(result for result in results if result is not None),
         problems=tuple(reader.problems),
         mapping=mapping,
         listing=listing,
@@ -193,9 +193,9 @@ class _Folder:
     def _measurements_file(self) -> Path:
         """Return where the weights are stated; the place in the newest layout where no file states them."""
         places = list(self._settings())
-        found = (path for layout, folder in places for path in layout.measurements_files(folder, self.system))
+        paths = (path for layout, folder in places for path in layout.measurements_files(folder, self.system))
         newest, folder = places[0]
-        return next(found, folder / newest.measurements)
+        return next(paths, folder / newest.measurements)
 
     def _test_runs(self) -> Iterator[tuple[str, Performance]]:
         """Give the logs of compliance tests; what cannot be read is left out, as the rules ask for no log of them."""
@@ -220,14 +220,14 @@ def compliance_folders(home: Path, folder: Path) -> Iterator[Path]:
 def round_of(performance: Performance | None) -> str:
     """Return the round that has the seeds of a run; empty where none has."""
     seeds = performance.seeds if performance else ()
-    return _rounds_by_seeds().get(seeds, "") if all(one is None or isinstance(one, int) for one in seeds) else ""
+    return _rounds_by_seeds().get(seeds, "") if all(seed is None or isinstance(seed, int) for seed in seeds) else ""
 
 
 @cache
 def _rounds_by_seeds() -> dict[tuple[Any, ...], str]:
-    found: dict[tuple[Any, ...], str] = {}
+    rounds: dict[tuple[Any, ...], str] = {}
     for name in rules.round_names():
         seeds = rules.round_terms(name).seeds
-        found[(seeds.qsl, seeds.sample_index, seeds.schedule)] = name
-        found[(None, seeds.sample_index, seeds.schedule)] = name  # as the endpoints harness has them
-    return found
+        rounds[(seeds.qsl, seeds.sample_index, seeds.schedule)] = name
+        rounds[(None, seeds.sample_index, seeds.schedule)] = name  # as the endpoints harness has them
+    return rounds

@@ -77,11 +77,11 @@ def accelerators_named(name: str) -> set[int]:
 
 
 def _counts(pattern: str, name: str) -> Iterator[int]:
-    for found in re.finditer(pattern, name, re.IGNORECASE):
-        groups = found.groupdict()
-        if not _not_accelerators().search(found["product"]):
+    for match in re.finditer(pattern, name, re.IGNORECASE):
+        groups = match.groupdict()
+        if not _not_accelerators().search(match["product"]):
             factors = groups.get("factors") or groups["count"] or ""
-            yield prod(int(one) for one in re.findall(r"\d+", factors))
+            yield prod(int(factor) for factor in re.findall(r"\d+", factors))
 
 
 @cache
@@ -93,7 +93,7 @@ def _not_accelerators() -> re.Pattern[str]:
 def is_no_framework(text: str) -> bool:
     """Tell whether a text names only what lies below a framework, as `CUDA 12.2` does; false for an empty one."""
     words = re.findall(r"[A-Za-z]{2,}", text)
-    known = {one.lower() for one in _words().drives}
+    known = {drive.lower() for drive in _words().drives}
     return bool(words) and all(word.lower() in known for word in words)
 
 
@@ -103,7 +103,7 @@ def is_a_person(name: str, *others: str) -> bool:
     `others` are names that are no person's here, as the submitter's.
     """
     plain = name.lower()
-    return not _shared().fullmatch(plain) and plain not in {one.lower() for one in others}
+    return not _shared().fullmatch(plain) and plain not in {other.lower() for other in others}
 
 
 @cache

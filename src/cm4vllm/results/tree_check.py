@@ -69,24 +69,28 @@ class CheckedTree:
 
     @property
     def errors(self) -> int:
-        return sum(one.severity is Severity.ERROR for one in self.findings)
+        return sum(finding.severity is Severity.ERROR for finding in self.findings)
 
     def by_place(self, filters: Filters) -> dict[str, list[Finding]]:
         """Return the findings to show, by the submission that they were found in: that with most errors first.
 
         Those that only the whole tree shows come last, without a name.
         """
-        order = sorted(self.submissions, key=lambda one: (*(-number for number in one.counts), one.name))
-        own = {finding for one in order for finding in one.findings}
+        order = sorted(
+            self.submissions, key=lambda submission: (*(-number for number in submission.counts), submission.name)
+        )
+        own = {finding for submission in order for finding in submission.findings}
         across = [finding for finding in self.findings if finding not in own]
-        return {one.name: filters.shown(one.findings) for one in order} | {"": filters.shown(across)}
+        return {submission.name: filters.shown(submission.findings) for submission in order} | {
+            "": filters.shown(across)
+        }
 
     @property
     def coverage(self) -> dict[str, int]:
         """The number of results, and the number of those to which the rules of a benchmark were applied."""
         return {
-            "results": sum(one.results for one in self.submissions),
-            "rules_applied": sum(one.covered for one in self.submissions),
+            "results": sum(submission.results for submission in self.submissions),
+            "rules_applied": sum(submission.covered for submission in self.submissions),
         }
 
 
@@ -112,18 +116,18 @@ def check_tree(
     homes = filters.chosen(all_homes) if filters else all_homes
     if weights is not None:
         read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
-        checked = [_checked(one) for one in read]
+        checked = [_checked(submission) for submission in read]
     else:
         checked = _checked_by_processes(base, homes, round_name, keep)
     across = copied(mark for each in checked for mark in each.logs)
-    found = [*(one for each in checked for one in each.findings), *_several_rounds(checked), *across]
+    all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
     unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
-    return CheckedTree(tuple(checked), tuple(ordered(found)), base, unchecked)
+    return CheckedTree(tuple(checked), tuple(ordered(all_findings)), base, unchecked)
 
 
 def _several_rounds(checked: Sequence[CheckedSubmission]) -> Iterator[Finding]:
     """Give a finding where the submissions of a tree are of several rounds."""
-    counted = Counter(one.round for one in checked if one.round)
+    counted = Counter(submission.round for submission in checked if submission.round)
     if len(counted) > 1:
         named = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
         yield CHECKS["ROUND-MIXED"].finding(Fault("the submissions of the tree are of several rounds", "", "", named))
@@ -145,10 +149,10 @@ def _unchecked(
         for path in sorted(division.iterdir()):
             if path.is_dir() and path not in all_homes:
                 yield Unchecked(_name(path), "it has no folder results/")
-    for one in checked:
-        if left := one.results - one.covered:
-            yield Unchecked(f"{left} of {one.results} results of {one.name}", _NO_RULES)
-        for finding in one.findings:
+    for submission in checked:
+        if left := submission.results - submission.covered:
+            yield Unchecked(f"{left} of {submission.results} results of {submission.name}", _NO_RULES)
+        for finding in submission.findings:
             if finding.code in PROBLEMS and finding.code not in ("FILE-MISSING", "SCENARIO-UNKNOWN"):
                 yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
     if not with_weights:
@@ -169,39 +173,39 @@ def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: 
     context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
         with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
-            found = dict(zip(order, pool.map(check, order), strict=True))
+            by_home = dict(zip(order, pool.map(check, order), strict=True))
     except BrokenProcessPool as error:
         raise SubmissionError(
             f"a process that checks the submissions in {base} ended unexpectedly",
             cause=str(error),
             remedy="most often the memory ran out; check one submitter at a time with --submitter",
         ) from error
-    return [found[home] for home in homes]
+    return [by_home[home] for home in homes]
 
 
 def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
     listing = list_files(base, home)
     state = state_of_submission(listing, base, round_name) if keep else ""
     kept = kept_findings(keep) if keep and state else None
-    if kept and (found := kept.get(str(home), state)):
-        return found
+    if kept and (kept_check := kept.get(str(home), state)):
+        return kept_check
     checked = _checked(read_submission(base, home, round_name, listing))
     if kept:
         kept.put(str(home), state, checked)
     return checked
 
 
-def _checked(one: Submission) -> CheckedSubmission:
-    found = findings(one, stages=(Stage.ALWAYS, Stage.TREE))
+def _checked(submission: Submission) -> CheckedSubmission:
+    own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
     return CheckedSubmission(
-        division=one.division,
-        submitter=spelled_out(one.submitter),
-        round=one.round,
-        results=len(one.results),
-        covered=sum(result.covered for result in one.results),
-        files=len(one.listing.files),
-        findings=tuple(found),
-        logs=marks_of(one),
+        division=submission.division,
+        submitter=spelled_out(submission.submitter),
+        round=submission.round,
+        results=len(submission.results),
+        covered=sum(result.covered for result in submission.results),
+        files=len(submission.listing.files),
+        findings=tuple(own_findings),
+        logs=marks_of(submission),
     )
 
 
@@ -227,7 +231,7 @@ def report_checks(
     shown = filters.shown(checked.findings)
     about = _about(checked, round_name)
     if sarif is not None:
-        write_json(sarif, as_sarif(shown, cm4vllm.__version__, about, [str(one) for one in checked.unchecked]))
+        write_json(sarif, as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked]))
     state = {"findings": as_objects(shown), "summary": summary(shown), **about}
     if checked.errors:
         raise SubmissionError(
@@ -243,18 +247,18 @@ def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
     """Give what is printed: the counts, the errors, then warnings and notes, of many submissions by code alone."""
     heading = _heading(checked)
     yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
-    found = checked.by_place(filters)
-    yield from check_summary.by_submission(found, Severity.ERROR)
+    by_place = checked.by_place(filters)
+    yield from check_summary.by_submission(by_place, Severity.ERROR)
     others = (Severity.WARNING, Severity.NOTE)
     if len(checked.submissions) > 1 and not filters:
-        yield from check_summary.listed(found, others)
+        yield from check_summary.listed(by_place, others)
         yield f"Each place: --severity={','.join(others)}, --code=CODE or --submitter=NAME; --out=json has all."
     else:
         for level in others:
-            yield from check_summary.by_submission(found, level)
+            yield from check_summary.by_submission(by_place, level)
     if checked.unchecked:
-        whys = dict.fromkeys(one.why for one in checked.unchecked)
-        together = (f"{', '.join(one.what for one in checked.unchecked if one.why == why)}: {why}" for why in whys)
+        whys = dict.fromkeys(part.why for part in checked.unchecked)
+        together = (f"{', '.join(part.what for part in checked.unchecked if part.why == why)}: {why}" for why in whys)
         yield from ("", "Not checked:", *check_summary.lines(together))
     if hidden := len(checked.findings) - len(filters.shown(checked.findings)):
         yield from ("", f"{hidden} findings of other codes or severities are not shown.")
@@ -266,24 +270,24 @@ def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
     return {
         "checked": [
             {
-                "submission": one.name,
-                "rules_of": one.round,
+                "submission": submission.name,
+                "rules_of": submission.round,
                 "round_from": "--results_round" if round_name else "the seeds of the logs",
-                "results": one.results,
-                "rules_applied": one.covered,
-                "files": one.files,
-                **{f"{level}s": number for level, number in zip(Severity, one.counts, strict=True)},
+                "results": submission.results,
+                "rules_applied": submission.covered,
+                "files": submission.files,
+                **{f"{level}s": number for level, number in zip(Severity, submission.counts, strict=True)},
             }
-            for one in checked.submissions
+            for submission in checked.submissions
         ],
         "coverage": checked.coverage,
-        "not_checked": [{"what": one.what, "why": one.why} for one in checked.unchecked],
+        "not_checked": [{"what": part.what, "why": part.why} for part in checked.unchecked],
     }
 
 
 def _rehearsal_words(checked: CheckedTree) -> str:
     """Return what to expect of a tree that calls itself a rehearsal; nothing for other trees."""
-    homes = [checked.base / one.name for one in checked.submissions]
+    homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_MANY] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
     if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
         return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
@@ -291,8 +295,8 @@ def _rehearsal_words(checked: CheckedTree) -> str:
 
 
 def _heading(checked: CheckedTree) -> str:
-    found, results = checked.submissions, sum(one.results for one in checked.submissions)
-    rounds = " and ".join(sorted({one.round or "round unknown" for one in found}))
-    where = found[0].name if len(found) == 1 else f"{len(found)} submissions"
+    submissions, results = checked.submissions, sum(submission.results for submission in checked.submissions)
+    rounds = " and ".join(sorted({submission.round or "round unknown" for submission in submissions}))
+    where = submissions[0].name if len(submissions) == 1 else f"{len(submissions)} submissions"
     applied = coverage(checked.coverage["rules_applied"], results)
     return f"{summary(checked.findings)} in {where} ({rounds}); {applied}"

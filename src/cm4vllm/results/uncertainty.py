@@ -145,7 +145,7 @@ def from_percentiles(value: float, known: Mapping[float, float], samples: int, s
         return None
     reach = _normal(LEVEL) * math.sqrt(share * (1 - share) / samples)
     shares = sorted(known)
-    low, high = np.interp([share - reach, share + reach], shares, [known[one] for one in shares])
+    low, high = np.interp([share - reach, share + reach], shares, [known[share] for share in shares])
     return Interval(min(float(low), value), max(float(high), value), Basis.PERCENTILES)
 
 
@@ -177,20 +177,20 @@ def from_samples(figure: Figure, rows: npt.NDArray[np.void]) -> tuple[Interval |
     kind, share = _split_name(figure.name)
     if figure.unit.endswith("/s"):
         amounts = rows["tokens"] if "tokens" in figure.name else np.ones(len(rows))
-        found = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=0)
+        interval = rate(float(figure.value), rows["last_ns"] / 1e9, amounts.astype(float), seed=0)
     elif figure.name == "tokens_per_sample":
-        found = mean(float(figure.value), rows["tokens"].astype(float), seed=0)
+        interval = mean(float(figure.value), rows["tokens"].astype(float), seed=0)
     else:
         values = client_values("" if kind == "latency" else kind.upper(), rows)
         if values is None:
             return None, "the client's record has no times of tokens"
-        found = (
+        interval = (
             percentile(float(figure.value), values, share, seed=0)
             if share
             else mean(float(figure.value), values, seed=0)
         )
-    if found:
-        return found, ""
+    if interval:
+        return interval, ""
     return None, too_few(len(rows), share) or "in long parts of the run no answer ended"
 
 
@@ -208,15 +208,15 @@ def shift(before: Figure, after: Figure) -> Shift:
     if before.value == after.value:
         return Shift(0.0, None, None, Verdict.SAME)
     change = after.value / before.value - 1 if before.value > 0 else None
-    one, other = before.interval, after.interval
-    if one is None or other is None or change is None:
+    first, other = before.interval, after.interval
+    if first is None or other is None or change is None:
         why = before.why_no_interval or after.why_no_interval or "no change can be given from zero"
         return Shift(change, None, None, Verdict.UNKNOWN, why)
-    if one.basis is other.basis is Basis.SAMPLES and min(one.low, other.low) > 0:
-        reach = math.exp(math.hypot(*(math.log(each.high / each.low) / 2 for each in (one, other))))
+    if first.basis is other.basis is Basis.SAMPLES and min(first.low, other.low) > 0:
+        reach = math.exp(math.hypot(*(math.log(each.high / each.low) / 2 for each in (first, other))))
         low, high = (1 + change) / reach - 1, (1 + change) * reach - 1
         return Shift(change, low, high, Verdict.WITHIN if low <= 0 <= high else Verdict.REAL)
-    apart = other.low > one.high or other.high < one.low
+    apart = other.low > first.high or other.high < first.low
     return Shift(change, None, None, Verdict.LIKELY if apart else Verdict.WITHIN)
 
 

@@ -62,26 +62,26 @@ class Judged(Record, frozen=True, kw_only=True):
     tolerance: str = ""
 
 
-def verify(found: Comparison, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Judged]:
+def verify(comparison: Comparison, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Judged]:
     """Judge the comparison of two results: all fields that either states."""
-    rows = judge_settings(found.settings)
-    for name, measured in found.missing.items():
-        first, second = ("measured" if one else "missing" for one in measured)
+    rows = judge_settings(comparison.settings)
+    for name, measured in comparison.missing.items():
+        first, second = ("measured" if is_measured else "missing" for is_measured in measured)
         rows.append(Judged(field=name, first=first, second=second, judgement=Judgement.DIFFERS))
-    rehearsal = any(side.capsule.rehearsal for side in found.sides)
-    for block in found.blocks:
+    rehearsal = any(side.capsule.rehearsal for side in comparison.sides)
+    for block in comparison.blocks:
         rows += _block(block, accuracy_tolerance, rehearsal=rehearsal)
     return rows
 
 
 def judge_settings(settings: Sequence[ComparedSetting]) -> list[Judged]:
     """Judge the settings of two results."""
-    found = []
+    judged = []
     for row in settings:
         apart = Judgement.DIFFERS if row.decisive else Judgement.SHOWN
         judgement = Judgement.EQUAL if row.equal else apart if row.stated else Judgement.UNKNOWN
-        found.append(Judged(field=row.title, first=row.values[0], second=row.values[1], judgement=judgement))
-    return found
+        judged.append(Judged(field=row.title, first=row.values[0], second=row.values[1], judgement=judgement))
+    return judged
 
 
 def refuse_differences(rows: Sequence[Judged]) -> None:
@@ -111,7 +111,7 @@ def _block(block: Block, tolerance: float, *, rehearsal: bool) -> Iterator[Judge
         yield Judged(field=f"{name}: valid", first=block.valid[0], second=block.valid[1], judgement=judgement)
     doubts = [f"see {name}: doubts"] if any(block.doubts) else []
     if doubts:
-        first, second = ("; ".join(one) or "none" for one in block.doubts)
+        first, second = ("; ".join(doubts) or "none" for doubts in block.doubts)
         yield Judged(field=f"{name}: doubts", first=first, second=second, judgement=Judgement.SHOWN)
     yield from (_figure(f"{name}: {row.name}", row, doubts, rehearsal=rehearsal) for row in block.rows if not row.score)
 

@@ -22,7 +22,10 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
     `pattern` is that of <system>/<model> or of <model>, with * and ?; empty for all results, which then are of one
     model. Raises UsageError where it names none, and where the results are of several models.
     """
-    named = {id(one): [result for result in one.results if _is_named(result, pattern)] for one in submissions}
+    named = {
+        id(submission): [result for result in submission.results if _is_named(result, pattern)]
+        for submission in submissions
+    }
     results = [result for group in named.values() for result in group]
     models = sorted({result.model for result in results})
     if not results:
@@ -38,10 +41,10 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
         )
     weights, problem, cause = _read(folder)
     return tuple(
-        replace(one, weights=(ServedWeights(folder, tuple(named[id(one)]), weights, problem, cause),))
-        if named[id(one)]
-        else one
-        for one in submissions
+        replace(submission, weights=(ServedWeights(folder, tuple(named[id(submission)]), weights, problem, cause),))
+        if named[id(submission)]
+        else submission
+        for submission in submissions
     )
 
 

@@ -100,8 +100,10 @@ class ComplianceRules(Record, frozen=True, kw_only=True):
 def _tests() -> dict[str, ComplianceRules]:
     read = read_files("compliance_tests", ComplianceRules)
     return {
-        name: replace(one, test=name, audits=tuple(replace(audit, name=name, title=one.title) for audit in one.audits))
-        for name, one in read.items()
+        name: replace(
+            test, test=name, audits=tuple(replace(audit, name=name, title=test.title) for audit in test.audits)
+        )
+        for name, test in read.items()
     }
 
 
@@ -123,8 +125,8 @@ def audit(name: str, benchmark: str = "") -> Audit:
     Raises UsageError when it is unknown or never applies to language models.
     """
     runs = _tests()[name].audits if name in _tests() else ()
-    for one in sorted(runs, key=lambda run: not run.benchmarks):
-        if not one.benchmarks or benchmark in one.benchmarks:
-            return one
+    for test_run in sorted(runs, key=lambda run: not run.benchmarks):
+        if not test_run.benchmarks or benchmark in test_run.benchmarks:
+            return test_run
     known = [test for test, rules in _tests().items() if rules.audits]
     raise UsageError(f"unknown compliance test {name!r}", remedy=nearest(name, known))

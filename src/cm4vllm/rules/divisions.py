@@ -46,7 +46,11 @@ def _document(source: str) -> str:
 
 def speculation(round_name: str, benchmark: str, scenario: Scenario) -> Speculation | None:
     """Return the speculative decoding that the closed division allows; None where it allows none."""
-    found = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
+    entries = matching(family_of(round_name, benchmark).speculative_decoding, round_name, benchmark, scenario)
     return next(
-        (Speculation(algorithm=one.algorithm, steps=one.steps, topk=one.topk, source=one.source) for one in found), None
+        (
+            Speculation(algorithm=entry.algorithm, steps=entry.steps, topk=entry.topk, source=entry.source)
+            for entry in entries
+        ),
+        None,
     )

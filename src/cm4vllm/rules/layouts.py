@@ -54,7 +54,7 @@ class TreeLayout(Record, frozen=True, kw_only=True):
 
 @cache
 def _layouts() -> dict[str, TreeLayout]:
-    return {one.name: one for one in read_table("layouts.yaml", tuple[TreeLayout, ...])}
+    return {layout.name: layout for layout in read_table("layouts.yaml", tuple[TreeLayout, ...])}
 
 
 def tree_layouts() -> tuple[TreeLayout, ...]:
@@ -76,4 +76,4 @@ def layout_of_round(round_name: str) -> TreeLayout:
 def layout_of_tree(home: Path) -> TreeLayout:
     """Return the layout of the submission in a submitter's folder: the oldest whose folder of settings is there."""
     known = _layouts().values()
-    return next((one for one in known if (home / one.settings.partition("/")[0]).is_dir()), tree_layouts()[0])
+    return next((layout for layout in known if (home / layout.settings.partition("/")[0]).is_dir()), tree_layouts()[0])

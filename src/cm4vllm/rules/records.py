@@ -112,7 +112,7 @@ class Column(Record, frozen=True, kw_only=True):
         """Say whether the column may hold `value`."""
         if not self.values:
             return True
-        return any(one in str(value).lower() for one in self.values) if self.in_part else value in self.values
+        return any(word in str(value).lower() for word in self.values) if self.in_part else value in self.values
 
 
 class RequiredScenarios(Record, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
         A system of both types is `datacenter,edge` or `edge,datacenter`.
         """
         kind = ",".join(sorted(system_type.split(",")))
-        return next((one for one in self.required if one.system_type == kind), None)
+        return next((entry for entry in self.required if entry.system_type == kind), None)
 
 
 class Terms(Record, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ def benchmark_of(round_name: str, folder: str, mapping: Mapping[str, str]) -> st
     if folder in mapping:
         return mapping[folder]
     parts = [(part, entry.name) for entry in entries for part in entry.name_parts if part in folder]
-    return max(parts, key=lambda found: len(found[0]))[1] if parts else folder
+    return max(parts, key=lambda part: len(part[0]))[1] if parts else folder
 
 
 def _entries(round_name: str | None) -> Iterator[tuple[Family, BenchmarkEntry]]:
@@ -113,7 +113,7 @@ def _entries(round_name: str | None) -> Iterator[tuple[Family, BenchmarkEntry]]:
     rounds = (round_name,) if round_name else round_names()
     for family in families():
         for entry in family.benchmarks:
-            if any(matching([entry], one, entry.name) for one in rounds):
+            if any(matching([entry], named, entry.name) for named in rounds):
                 yield family, entry
 
 
@@ -132,7 +132,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
     )
     used = {scenario for rule in required for scenario in (*rule.all_of, *rule.one_of)}
     generation = matching(family.generation, round_name, name)
-    lengths = [_lengths(family, one, division, _Cell(round_name, name)) for one in generation]
+    lengths = [_lengths(family, entry, division, _Cell(round_name, name)) for entry in generation]
     return BenchmarkTerms(
         round=round_name,
         name=name,
@@ -140,37 +140,37 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         category=_category([rule.system_type for rule in required]),
         scenarios=tuple(scenario for scenario in Scenario if scenario in used),
         required=required,
-        samples=max(one.count for one in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
-        max_tokens=max((one.max_tokens for one in lengths), default=0),
+        samples=max(entry.count for entry in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
+        max_tokens=max((entry.max_tokens for entry in lengths), default=0),
         scorer=family.scorer,
         compliance=_tests(family, round_name, name),
         loadgen=bool(family.loadgen and generation),
         columns={
-            one.name: Column(values=one.values, in_part=one.in_part)
-            for one in matching(family.columns, round_name, name)
+            entry.name: Column(values=entry.values, in_part=entry.in_part)
+            for entry in matching(family.columns, round_name, name)
         },
         performance_samples=sum(
-            one.count for one in matching(family.samples, round_name, name) if one.modes == (Mode.PERFORMANCE,)
+            entry.count for entry in matching(family.samples, round_name, name) if entry.modes == (Mode.PERFORMANCE,)
         ),
         language_model=family.language_model,
-        accuracy_files={one.folder: one.names for one in matching(family.accuracy_files, round_name, name)},
+        accuracy_files={entry.folder: entry.names for entry in matching(family.accuracy_files, round_name, name)},
         media=family.media,
         longest_media_s=family.longest_media_s,
-        server_options={one.name: one.value for one in matching(family.server_options, round_name, name)},
+        server_options={entry.name: entry.value for entry in matching(family.server_options, round_name, name)},
     )
 
 
-def require_text(found: BenchmarkTerms) -> None:
+def require_text(benchmark: BenchmarkTerms) -> None:
     """Raise UsageError unless the rules state how LoadGen measures the text that a benchmark's model generates."""
-    if not found.language_model:
+    if not benchmark.language_model:
         raise UsageError(
-            f"model {found.name} is no language model",
+            f"model {benchmark.name} is no language model",
             cause="the rules of its results are known, but only language models are measured",
-            remedy=f"round {found.round} has {', '.join(language_models(found.round))}",
+            remedy=f"round {benchmark.round} has {', '.join(language_models(benchmark.round))}",
         )
-    if not found.loadgen:
+    if not benchmark.loadgen:
         raise UsageError(
-            f"LoadGen does not measure {found.name} in round {found.round}",
+            f"LoadGen does not measure {benchmark.name} in round {benchmark.round}",
             cause="the round measures it with the endpoints harness or a pipeline of its own",
         )
 
@@ -183,11 +183,11 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
     """
     round_ = round_terms(round_name)
     round_name = round_.name
-    found = benchmark_terms(round_name, benchmark)
-    if scenario not in found.scenarios:
+    of_benchmark = benchmark_terms(round_name, benchmark)
+    if scenario not in of_benchmark.scenarios:
         raise UsageError(
             f"{benchmark} has no scenario {scenario} in round {round_name}",
-            remedy=f"it has {', '.join(found.scenarios)}",
+            remedy=f"it has {', '.join(of_benchmark.scenarios)}",
         )
     family, how = family_of(round_name, benchmark), scenario_entries()[scenario]
     cell = _Cell(round_name, benchmark, scenario, mode)
@@ -199,7 +199,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         benchmark=benchmark,
         scenario=scenario,
         mode=mode,
-        loadgen_name=next((one.name for one in matching(family.loadgen, *cell)), benchmark),
+        loadgen_name=next((entry.name for entry in matching(family.loadgen, *cell)), benchmark),
         loadgen_scenario=how.loadgen,
         arrivals=how.arrivals,
         rate=how.rate,
@@ -207,10 +207,12 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         first_token_reported_again=family.first_token_reported_again,
         samples=samples.count,
         min_samples=issued.count if how.arrivals is Arrivals.AT_ONCE else 1,
-        min_duration_ms=next((one.milliseconds for one in matching(family.min_durations, *cell)), how.min_duration_ms),
-        min_queries=next((one.count for one in matching(family.min_queries, *cell)), how.min_queries),
+        min_duration_ms=next(
+            (entry.milliseconds for entry in matching(family.min_durations, *cell)), how.min_duration_ms
+        ),
+        min_queries=next((entry.count for entry in matching(family.min_queries, *cell)), how.min_queries),
         early_stopping=how.early_stopping,
-        user_conf={one.setting: one.value for one in matching(family.user_conf, *cell)},
+        user_conf={entry.setting: entry.value for entry in matching(family.user_conf, *cell)},
         generation=_generation(family, division, cell),
         limits=_limits(family, cell),
         targets=accuracy_targets(round_name, benchmark, scenario),
@@ -218,7 +220,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         seeds=round_.seeds,
         loadgen=round_.loadgen,
         layout=round_.layout,
-        compliance=found.compliance,
+        compliance=of_benchmark.compliance,
         stops=_stops(family, cell),
         media=family.media,
         token_latencies=family.token_latencies,
@@ -231,8 +233,10 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
 def _limits(family: Family, cell: _Cell) -> LatencyLimits | None:
     return next(
         (
-            LatencyLimits(ttft_ms=one.ttft_ms, tpot_ms=one.tpot_ms, latency_ms=one.latency_ms, source=one.source)
-            for one in matching(family.limits, *cell)
+            LatencyLimits(
+                ttft_ms=entry.ttft_ms, tpot_ms=entry.tpot_ms, latency_ms=entry.latency_ms, source=entry.source
+            )
+            for entry in matching(family.limits, *cell)
         ),
         None,
     )
@@ -240,8 +244,8 @@ def _limits(family: Family, cell: _Cell) -> LatencyLimits | None:
 
 def _stops(family: Family, cell: _Cell) -> tuple[StopSequence, ...]:
     return tuple(
-        StopSequence(tokens=one.tokens, text=one.text, where=one.where)
-        for one in matching(family.stop_sequences, *cell)
+        StopSequence(tokens=entry.tokens, text=entry.text, where=entry.where)
+        for entry in matching(family.stop_sequences, *cell)
     )
 
 
@@ -262,36 +266,36 @@ def issues_equally(round_name: str, benchmark: str) -> bool:
     return bool(matching(equal_issue_entries(), round_terms(round_name).name, benchmark))
 
 
-def terms_of_test(found: Terms, test: Audit) -> Terms:
+def terms_of_test(run_terms: Terms, test: Audit) -> Terms:
     """Return the terms of the run of a compliance test: those of a performance run, on the test's own dataset if any.
 
     mlperf.conf has the number of samples of the benchmark's dataset, which is more than that of the test.
     """
     if not test.own_dataset:
-        return found
+        return run_terms
     return replace(
-        found,
+        run_terms,
         samples=test.samples,
-        min_samples=test.samples if found.at_once else found.min_samples,
-        user_conf={**found.user_conf, "performance_sample_count_override": test.samples},
+        min_samples=test.samples if run_terms.at_once else run_terms.min_samples,
+        user_conf={**run_terms.user_conf, "performance_sample_count_override": test.samples},
     )
 
 
 def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tuple[AccuracyTarget, ...]:
     """Return what a closed result's accuracy must reach. Raises UsageError for an unknown round or benchmark."""
-    found = matching(family_of(round_name, benchmark).targets, round_name, benchmark, scenario)
+    entries = matching(family_of(round_name, benchmark).targets, round_name, benchmark, scenario)
     return tuple(
         AccuracyTarget(
-            metric=one.metric,
-            label=one.label,
-            reference=one.reference,
-            lower=None if one.lower is None else one.reference * one.lower,
-            upper=None if one.upper is None else (one.upper_reference or one.reference) * one.upper,
-            source=one.source,
-            total=one.total,
-            tolerance=one.tolerance,
+            metric=entry.metric,
+            label=entry.label,
+            reference=entry.reference,
+            lower=None if entry.lower is None else entry.reference * entry.lower,
+            upper=None if entry.upper is None else (entry.upper_reference or entry.reference) * entry.upper,
+            source=entry.source,
+            total=entry.total,
+            tolerance=entry.tolerance,
         )
-        for one in found
+        for entry in entries
     )
 
 
@@ -320,21 +324,21 @@ def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
 
     No tokens where the rules do not state how text is generated.
     """
-    if not (found := matching(family.generation, *cell)):
+    if not (entries := matching(family.generation, *cell)):
         return Generation(max_tokens=0, min_tokens=0, temperature=0, source="")
-    (one,) = found
-    held = _lengths(family, one, division, cell)
+    (entry,) = entries
+    held = _lengths(family, entry, division, cell)
     return Generation(
         max_tokens=held.max_tokens,
         min_tokens=held.min_tokens,
-        temperature=one.temperature,
-        source=one.source,
-        lengths_source="" if held is one else held.source,
-        top_p=one.top_p,
-        top_k=one.top_k,
-        seed=one.seed,
-        beams=one.beams,
-        reasoning_effort=one.reasoning_effort,
+        temperature=entry.temperature,
+        source=entry.source,
+        lengths_source="" if held is entry else held.source,
+        top_p=entry.top_p,
+        top_k=entry.top_k,
+        seed=entry.seed,
+        beams=entry.beams,
+        reasoning_effort=entry.reasoning_effort,
     )
 
 
@@ -343,8 +347,8 @@ def _lengths(
 ) -> GenerationEntry | LengthsEntry:
     """Return what states the lengths of answers in a division: its own table where it has one, else the reference."""
     stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
-    found = matching(family.closed_lengths, *cell) if stated else []
-    return found[0] if found else reference
+    closed = matching(family.closed_lengths, *cell) if stated else []
+    return closed[0] if closed else reference
 
 
 def _tests(family: Family, round_name: str, benchmark: str) -> tuple[str, ...]:

@@ -275,5 +275,5 @@ def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     versions = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
     if not versions:
         raise InstallError("this vLLM did not print its versions", cause=done.tail(12), remedy=remedy)
-    found = json.loads(versions)
-    return str(found["device"]), {str(name): str(version) for name, version in found["packages"].items()}
+    report = json.loads(versions)
+    return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}

@@ -40,8 +40,8 @@ class RunningServer:
 
 def running_servers() -> list[RunningServer]:
     """Return the servers whose supervisors run here, oldest first; those of other users are not seen."""
-    found = [one for pid in supervisors() if (one := _running(pid)) is not None]
-    return sorted(found, key=lambda one: -one.age_s)
+    servers = [running for pid in supervisors() if (running := _running(pid)) is not None]
+    return sorted(servers, key=lambda running: -running.age_s)
 
 
 def _running(pid: int) -> RunningServer | None:
@@ -62,15 +62,15 @@ def _running(pid: int) -> RunningServer | None:
 
 def status_text(servers: Iterable[RunningServer]) -> str:
     """Say of each server where it is, what it serves, whether it serves a completion, and what it does just now."""
-    texts = [_described(one) for one in servers]
+    texts = [_described(server) for server in servers]
     return "\n\n".join(texts) or "no server started by cm4vllm runs on this machine"
 
 
-def _described(one: RunningServer) -> str:
-    log = one.folder / server.LOG_FILE
-    if one.record is None:
-        return f"starting for {one.age_s:.0f} s\n  log         {log}\n  supervisor  {one.supervisor}"
-    record = one.record
+def _described(running: RunningServer) -> str:
+    log = running.folder / server.LOG_FILE
+    if running.record is None:
+        return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"
+    record = running.record
     site = sites_of(record)[0]
     sample = None
     try:
@@ -82,8 +82,8 @@ def _described(one: RunningServer) -> str:
         serves, sample = f"DOES NOT SERVE: {error.what}", look(site)
     return (
         f"{record.endpoint} {serves}\n  model       {record.model_name}, up to {record.max_model_len:,} tokens\n"
-        f"  vLLM        {record.version}, for {one.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
-        f"  log         {log}\n  supervisor  {one.supervisor}"
+        f"  vLLM        {record.version}, for {running.age_s:,.0f} s\n  requests    {_doing(sample)}\n"
+        f"  log         {log}\n  supervisor  {running.supervisor}"
     )
 
 
@@ -99,15 +99,19 @@ def _doing(sample: MetricsSample | None) -> str:
 def stop_one(folder: str, port: int = 0) -> RunningServer:
     """Stop the server of a folder, or the one at a port. Raises UsageError when there is none."""
     there = running_servers()
-    meant = [one for one in there if (one.port == port if port else one.folder == Path(folder).absolute())]
+    meant = [
+        running for running in there if (running.port == port if port else running.folder == Path(folder).absolute())
+    ]
     if not meant:
-        listed = "\n".join(f"{one.record.endpoint if one.record else 'starting'} in {one.folder}" for one in there)
+        listed = "\n".join(
+            f"{running.record.endpoint if running.record else 'starting'} in {running.folder}" for running in there
+        )
         raise UsageError(
             f"no server started by cm4vllm runs {f'at port {port}' if port else f'in {Path(folder).absolute()}'}",
             cause=f"running:\n{listed}" if listed else "no server started by cm4vllm runs on this machine",
             remedy="choose one with --output_dir=FOLDER or --port" if there else "",
         )
-    one = meant[0]
-    end_supervisors([one.supervisor])
-    say(f"stopped {one.record.endpoint if one.record else 'the starting server'} in {one.folder}")
-    return one
+    chosen = meant[0]
+    end_supervisors([chosen.supervisor])
+    say(f"stopped {chosen.record.endpoint if chosen.record else 'the starting server'} in {chosen.folder}")
+    return chosen

@@ -135,7 +135,7 @@ def start_all(
     starting: list[_Starting] = []
     try:
         for settings, folder in parts:
-            others = {one.endpoint for one in starting}
+            others = {server.endpoint for server in starting}
             place = writable_folder(folder)
             if nodes is None:
                 starting.append(_started(python, settings, place, argv, others))
@@ -144,9 +144,9 @@ def start_all(
             _memory_before[starting[-1].supervisor.pid] = memory
         ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
         packages = packages_of(python)
-        return [_recorded(one, packages, after_s) for one, after_s in zip(starting, ready_after_s, strict=True)]
+        return [_recorded(server, packages, after_s) for server, after_s in zip(starting, ready_after_s, strict=True)]
     except BaseException:
-        end_supervisors([pid for one in starting for pid in one.supervisors])
+        end_supervisors([pid for server in starting for pid in server.supervisors])
         raise
 
 
@@ -226,30 +226,30 @@ def _started_ranks(
     return tuple(started), supervisors[0]
 
 
-def _recorded(one: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
-    found = probe(one.endpoint, one.settings.name, api=one.settings.api, access=own_access())
+def _recorded(server: _Starting, packages: dict[str, str], ready_after_s: float) -> ServerRecord:
+    probed = probe(server.endpoint, server.settings.name, api=server.settings.api, access=own_access())
     record = ServerRecord(
-        endpoint=one.endpoint,
-        api=found.api,
-        dialect=found.dialect,
-        access=found.access,
-        model_name=found.model_name,
-        max_model_len=found.max_model_len,
-        version=found.version,
+        endpoint=server.endpoint,
+        api=probed.api,
+        dialect=probed.dialect,
+        access=probed.access,
+        model_name=probed.model_name,
+        max_model_len=probed.max_model_len,
+        version=probed.version,
         owned=True,
-        argv=one.argv,
-        env=one.env,
-        niceness=niceness(one.settings),
+        argv=server.argv,
+        env=server.env,
+        niceness=niceness(server.settings),
         packages=packages,
-        log=str(one.log),
-        nodes=list(one.nodes),
-        supervisor_pid=one.supervisor.pid,
-        started_at=one.started_at,
+        log=str(server.log),
+        nodes=list(server.nodes),
+        supervisor_pid=server.supervisor.pid,
+        started_at=server.started_at,
         ready_after_s=round(ready_after_s, 1),
-        simulated=found.simulated,
+        simulated=probed.simulated,
     )
-    write_record(one.folder / SERVER_FILE, record)
-    for pid in one.supervisors:
+    write_record(server.folder / SERVER_FILE, record)
+    for pid in server.supervisors:
         say_ready(pid)
     return record
 
@@ -298,19 +298,19 @@ def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -
     count, name = len(starting), starting[0].settings.name
     title = f"starting vLLM with {name}" if count == 1 else f"starting {count} vLLM servers with {name}"
     with step(title) as progress, ThreadPoolExecutor(count, "starting") as threads:
-        ready = [threads.submit(_wait_until_ready, one, one.began + timeout_s) for one in starting]
+        ready = [threads.submit(_wait_until_ready, server, server.began + timeout_s) for server in starting]
         try:
-            while not (failed := [one for one in ready if one.done() and one.exception()]):
-                left = [one for one, future in zip(starting, ready, strict=True) if not future.done()]
+            while not (failed := [future for future in ready if future.done() and future.exception()]):
+                left = [server for server, future in zip(starting, ready, strict=True) if not future.done()]
                 if not left:
                     break
                 ready_count = f"{count - len(left)} of {count} are ready; " if count > 1 else ""
                 progress.update(ready_count + progress_line(left[0].folder / LOG_FILE))
                 wait(ready, _LOOK_S, FIRST_EXCEPTION)
-            return [one.result() for one in failed or ready]
+            return [future.result() for future in failed or ready]
         except BaseException:
             # The other threads see that, and end.
-            end_supervisors([pid for one in starting for pid in one.supervisors])
+            end_supervisors([pid for server in starting for pid in server.supervisors])
             raise
 
 

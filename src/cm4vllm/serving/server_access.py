@@ -158,12 +158,12 @@ def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsu
     )
 
 
-def _value_of(variable: str, what: str) -> str:
+def _value_of(variable: str, content: str) -> str:
     value = os.environ.get(variable)
     if value is None:
         raise UsageError(
             f"the environment variable {variable} is not set",
-            cause=f"it should contain {what}",
+            cause=f"it should contain {content}",
             remedy=f"export {variable} before the command, or name another variable",
         )
     return value

@@ -91,22 +91,23 @@ def process_start(metrics: str) -> float | None:
 def other_content(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
     """Return in words what servers report otherwise than before; nothing where no server was asked before."""
     return [
-        f"the server at {endpoint} is another one: {name} was {_short(one.get(name))}, now {_short(other.get(name))}"
+        f"the server at {endpoint} is another one: {name} was {_short(earlier.get(name))}, "
+        f"now {_short(later.get(name))}"
         for endpoint in before
-        for one, other in [(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})]
-        for name in {**one, **other}
-        if one.get(name) != other.get(name)
+        for earlier, later in [(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})]
+        for name in {**earlier, **later}
+        if earlier.get(name) != later.get(name)
     ]
 
 
 def restarts(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
     """Return in words which servers were started again, as far as they report their process's start."""
     return [
-        f"the server at {endpoint} was started again: its process began at {_time(one)}, now {_time(other)}"
+        f"the server at {endpoint} was started again: its process began at {_time(earlier)}, now {_time(later)}"
         for endpoint in before
         if endpoint in now
-        for one, other in [(before[endpoint].process_started_s, now[endpoint].process_started_s)]
-        if one is not None and other is not None and one != other
+        for earlier, later in [(before[endpoint].process_started_s, now[endpoint].process_started_s)]
+        if earlier is not None and later is not None and earlier != later
     ]
 
 

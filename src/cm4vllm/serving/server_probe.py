@@ -73,12 +73,12 @@ def probe(
     ]
     first = records[0]
     for other in records[1:]:
-        for what in ("model_name", "max_model_len", "software", "version", "dialect"):
-            ours, theirs = getattr(first, what), getattr(other, what)
+        for field in ("model_name", "max_model_len", "software", "version", "dialect"):
+            ours, theirs = getattr(first, field), getattr(other, field)
             if ours != theirs:
                 raise ServerUnsuitable(
                     "the servers differ",
-                    cause=f"{what}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
+                    cause=f"{field}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
                     remedy="start them with the same vLLM, model and options; a result is of one system",
                 )
     unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))

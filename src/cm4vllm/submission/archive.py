@@ -117,8 +117,8 @@ def private_ids(tree: Path, source: Source) -> dict[str, str]:
             cause=done.output.strip()[-400:],
             remedy="give the sources of another commit: --inference_src",
         )
-    found: dict[str, str] = json.loads(done.output)
-    return found
+    ids: dict[str, str] = json.loads(done.output)
+    return ids
 
 
 def _files(tree: Path) -> list[Path]:
@@ -127,7 +127,7 @@ def _files(tree: Path) -> list[Path]:
     A link is neither followed nor left out: what it names may be a private file, and a result
     behind one would be missing in the archive.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     strange: list[str] = []
     waiting = [tree / division for division in _DIVISIONS if os.path.lexists(tree / division)]
     while waiting:
@@ -138,7 +138,7 @@ def _files(tree: Path) -> list[Path]:
         elif path.is_dir():
             waiting += path.iterdir()
         elif path.is_file():
-            found.append(path)
+            paths.append(path)
         else:
             strange.append(f"{name} is a pipe, a socket or a device")
     if strange:
@@ -148,7 +148,7 @@ def _files(tree: Path) -> list[Path]:
             cause="\n".join([*sorted(strange)[:_NAMED], *more]),
             remedy="put a copy of the file or folder in the place of each link, or remove it",
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def _id_files(tree: Path, ids: dict[str, str]) -> dict[str, bytes]:

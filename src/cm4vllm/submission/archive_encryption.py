@@ -52,7 +52,7 @@ def encrypting(program: str, recipients: tuple[str, ...], path: Path) -> Iterato
 
     Raises SubmissionError where the program fails. It ends with this process, however that ends.
     """
-    named = [word for one in recipients for word in ("--recipient", one)]
+    named = [word for recipient in recipients for word in ("--recipient", recipient)]
     words = [*_WORDS[program], *named, "--output", str(path)]
     whole = False
     with tempfile.TemporaryFile() as messages:

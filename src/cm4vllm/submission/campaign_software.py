@@ -98,8 +98,10 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
-    found = {one.name: one for one in metadata.distributions() if one.name}
-    own = next((one for one in (server, *server.members) if one.owned and one.argv), None) if server else None
+    installed = {distribution.name: distribution for distribution in metadata.distributions() if distribution.name}
+    own = (
+        next((member for member in (server, *server.members) if member.owned and member.argv), None) if server else None
+    )
     python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
     return SoftwareRecord(
         python=sys.version.replace("\n", ""),
@@ -108,12 +110,14 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
         cm4vllm=__version__,
         commit=commit_of_this_repository(),
         url=url_of_this_repository(),
-        packages=_sorted({name: one.version for name, one in found.items()}),
+        packages=_sorted({name: distribution.version for name, distribution in installed.items()}),
         os=os_env() | _libc(),
         server_python=python,
         server_packages=packages,
         server_contents=server_contents,
-        contents=_sorted({name: digest for name, one in found.items() if (digest := contents_digest(one))}),
+        contents=_sorted(
+            {name: digest for name, distribution in installed.items() if (digest := contents_digest(distribution))}
+        ),
     )
 
 
@@ -186,9 +190,11 @@ def _environment(python: Path) -> tuple[str, dict[str, str], dict[str, str]]:
         version, packages, contents = json.loads(done.output) if done.ok else ("", {}, {})
     except (OSError, ValueError):
         return "", {}, {}
-    listed, digests = ({str(name): str(one) for name, one in part.items() if one} for part in (packages, contents))
+    listed, digests = (
+        {str(name): str(value) for name, value in part.items() if value} for part in (packages, contents)
+    )
     return str(version), _sorted(listed), _sorted(digests)
 
 
 def _sorted(packages: Mapping[str, str]) -> dict[str, str]:
-    return dict(sorted(packages.items(), key=lambda one: one[0].lower()))
+    return dict(sorted(packages.items(), key=lambda item: item[0].lower()))

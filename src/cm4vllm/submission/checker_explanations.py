@@ -84,9 +84,9 @@ def explained(message: str) -> str:
 def disagreements(errors: Mapping[str, Sequence[str]]) -> list[str]:
     """Return for each checker, by its name, which rules it alone calls broken; `errors` are the messages of each."""
     codes = {name: {codes_of(message)[0] for message in said if codes_of(message)} for name, said in errors.items()}
-    found = []
+    lines = []
     for name, own in codes.items():
-        alone = sorted(own - set().union(*(other for one, other in codes.items() if one != name)))
+        alone = sorted(own - set().union(*(other for checker, other in codes.items() if checker != name)))
         if alone and len(codes) > 1:
-            found.append(f"only {name} refuses: {', '.join(alone)}")
-    return found
+            lines.append(f"only {name} refuses: {', '.join(alone)}")
+    return lines

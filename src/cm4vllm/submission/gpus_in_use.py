@@ -66,33 +66,33 @@ def processes_of(server: ServerRecord) -> set[int]:
     roots = _listeners(server.endpoints)
     if server.supervisor_pid:
         roots.add(server.supervisor_pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     for pid in roots:
         try:
             process = psutil.Process(pid)
-            found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+            pids |= {process.pid, *(child.pid for child in process.children(recursive=True))}
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 def _listeners(endpoints: Sequence[str]) -> set[int]:
     """Return the processes that listen at endpoints of this machine; none where the kernel does not say which."""
     parsed = [urlsplit(endpoint) for endpoint in endpoints]
-    ports = {one.port for one in parsed if one.scheme != "unix"} - {None}
-    paths = {one.path for one in parsed if one.scheme == "unix"}
+    ports = {url.port for url in parsed if url.scheme != "unix"} - {None}
+    paths = {url.path for url in parsed if url.scheme == "unix"}
     try:
         connections = psutil.net_connections("all")
     except (psutil.Error, OSError):
         return set()
     return {
-        one.pid
-        for one in connections
-        if one.pid is not None
-        and one.laddr
+        connection.pid
+        for connection in connections
+        if connection.pid is not None
+        and connection.laddr
         and (
-            one.laddr in paths
-            if isinstance(one.laddr, str)
-            else one.status == psutil.CONN_LISTEN and one.laddr.port in ports
+            connection.laddr in paths
+            if isinstance(connection.laddr, str)
+            else connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports
         )
     }

@@ -49,9 +49,9 @@ def network_page(described: Mapping[str, str], sut_name: str, run: RunRecord) ->
     )
 
 
-def _box(what: str, described: Mapping[str, str], side: str) -> list[str]:
+def _box(title: str, described: Mapping[str, str], side: str) -> list[str]:
     lines = (
-        what,
+        title,
         f"cards: {described[f'number_nic_{side}']} x {described[f'nic_{side}']}",
         f"software: {described[f'net_software_stack_{side}']}",
     )

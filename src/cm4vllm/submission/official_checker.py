@@ -134,18 +134,18 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
     A metric that is not scored was announced before the run.
     """
     announced = tuple(re.compile(rf"^{re.escape(folder)}, accuracy not valid$") for folder in record.unscored)
-    found = []
+    unexpected = []
     for checker in record.runs:
         stated = [error for error in checker.errors if not _any((*_SUMS, *announced), error)]
-        found += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
+        unexpected += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
         if checker.crashed:
-            found.append(f"{checker.name}: crashed")
+            unexpected.append(f"{checker.name}: crashed")
         elif not checker.passed and not checker.errors:
-            found.append(
+            unexpected.append(
                 f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
                 "without saying why"
             )
-    return found
+    return unexpected
 
 
 def _run(
@@ -180,14 +180,14 @@ def _run(
 
 def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
     """Return the errors and warnings of a checker's log, each once, with paths as from the tree's root."""
-    found: dict[str, list[str]] = {"ERROR": [], "WARNING": [], "CRITICAL": []}
+    by_level: dict[str, list[str]] = {"ERROR": [], "WARNING": [], "CRITICAL": []}
     for line in lines:
         match = _LINE.match(line) or _BARE.match(line)
-        if match and match["level"] in found:
+        if match and match["level"] in by_level:
             text = match["text"].replace(f"{tree}/", "").strip()
-            if text not in found[match["level"]]:
-                found[match["level"]].append(text)
-    return found["ERROR"] + found["CRITICAL"], found["WARNING"]
+            if text not in by_level[match["level"]]:
+                by_level[match["level"]].append(text)
+    return by_level["ERROR"] + by_level["CRITICAL"], by_level["WARNING"]
 
 
 def _rows(table: Path) -> int:
@@ -226,7 +226,7 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
     say(f"official checker: the submission passes ({where})")
 
 
-def _failed(what: str, findings: list[str], where: str) -> CmError:
-    shown = [explained(one) for one in findings[:20]]
+def _failed(failure: str, findings: list[str], where: str) -> CmError:
+    shown = [explained(finding) for finding in findings[:20]]
     shown += [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
-    return CheckerFailed(what, cause="\n".join(shown), remedy=where)
+    return CheckerFailed(failure, cause="\n".join(shown), remedy=where)

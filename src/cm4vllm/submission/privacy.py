@@ -94,32 +94,34 @@ def private_words(
     """
     env = os.environ if environ is None else environ
     homes = {home.rstrip("/") for home in (env.get("HOME", ""), str(Path.home()))} - {""}
-    found = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes]
-    found += [
-        PrivateWord("folder", one, re.compile(rf"{re.escape(one)}(?![\w-])"))
-        for one in {folder.rstrip("/") for folder in folders} - homes
-        if one.count("/") > 2
+    words = [PrivateWord("home folder", home, re.compile(rf"{re.escape(home)}(?![\w-])")) for home in homes]
+    words += [
+        PrivateWord("folder", folder, re.compile(rf"{re.escape(folder)}(?![\w-])"))
+        for folder in {folder.rstrip("/") for folder in folders} - homes
+        if folder.count("/") > 2
     ]
-    found += [word for name in _user_names(env) for word in _name("user", name)]
-    found += [word for name in _host_names(root) for word in _name("host", name)]
-    found += [word for one in _addresses() for word in _address("address", one)]
-    found += [PrivateWord("serial", one, _standing(one)) for one in {*_serials(root), *serials} if len(one) > 3]
+    words += [word for name in _user_names(env) for word in _name("user", name)]
+    words += [word for name in _host_names(root) for word in _name("host", name)]
+    words += [word for address in _addresses() for word in _address("address", address)]
+    words += [
+        PrivateWord("serial", serial, _standing(serial)) for serial in {*_serials(root), *serials} if len(serial) > 3
+    ]
     for server in servers:
         if not is_loopback(server):
             short = {server, server.partition(".")[0]}
-            found += (
+            words += (
                 _address("server", server)
                 if is_address(server)
                 else [word for name in short for word in _name("server", name)]
             )
-    found += _secrets(env, homes)
-    return sorted(dict.fromkeys(found), key=lambda one: (-len(one.word), one.kind))
+    words += _secrets(env, homes)
+    return sorted(dict.fromkeys(words), key=lambda private_word: (-len(private_word.word), private_word.kind))
 
 
 def scrubbed(content: str, words: Iterable[PrivateWord]) -> str:
     """Return our text with a marker in the place of each private word, and without what looks like a secret."""
-    for one in words:
-        content = one.pattern.sub(one.marker, content)
+    for word in words:
+        content = word.pattern.sub(word.marker, content)
     return vault().clean(content)
 
 
@@ -129,13 +131,13 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
     Every file is read. `program` are paths of the program's files, each with whether it is public already: a name or an
     address in such a file, which is this machine's too, is an example's.
     """
-    secrets = [one for one in words if one.kind == "secret"]
+    secrets = [word for word in words if word.kind == "secret"]
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).as_posix()
         public = (program or {}).get(inside)
         sought = secrets if public else words
-        if found := first_private(inside, sought):
-            _refuse(f"the name of {inside}", found)
+        if word := first_private(inside, sought):
+            _refuse(f"the name of {inside}", word)
         if path.is_file():
             # Code is full of what has the form of a password: in it, only keys are recognised by their form.
             clean = Vault({}).clean if public is None else str if public else without_keys
@@ -144,33 +146,33 @@ def refuse_private(folder: Path, words: Collection[PrivateWord], program: Mappin
 
 def _refuse_content(inside: str, content: str, words: Collection[PrivateWord], clean: Callable[[str], str]) -> None:
     lower = content.lower()
-    present = [one for one in words if one.word.lower() in lower]
+    present = [word for word in words if word.word.lower() in lower]
     if not present and clean(content) == content:
         return
     for number, line in enumerate(content.splitlines(), 1):
-        if found := first_private(line, present):
-            _refuse(f"{inside}, line {number},", found)
+        if named := first_private(line, present):
+            _refuse(f"{inside}, line {number},", named)
         if clean(line) != line:
             _refuse_secret(f"{inside}, line {number},")
-    if found := first_private(content, [one for one in present if "\n" in one.word]):
-        _refuse(inside, found)
+    if named := first_private(content, [word for word in present if "\n" in word.word]):
+        _refuse(inside, named)
 
 
-def _refuse(where: str, found: PrivateWord) -> None:
-    if found.kind == "secret":
-        _refuse_secret(where, found.shown)
+def _refuse(where: str, word: PrivateWord) -> None:
+    if word.kind == "secret":
+        _refuse_secret(where, word.shown)
     raise SubmissionError(
-        f"no submission: {where} names this machine's {found.kind}",
-        cause=f"{found.shown} would be published",
+        f"no submission: {where} names this machine's {word.kind}",
+        cause=f"{word.shown} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, folders, user.conf); logs are made "
         "again with --rerun",
     )
 
 
-def _refuse_secret(where: str, what: str = "text in the form of a key, a token or a password") -> None:
+def _refuse_secret(where: str, subject: str = "text in the form of a key, a token or a password") -> None:
     raise SubmissionError(
         f"no submission: {where} contains a secret",
-        cause=f"{what} would be published",
+        cause=f"{subject} would be published",
         remedy="take it out of what the file is made from (system file, --hw_name, user.conf), and replace the secret "
         "where it is in use: files of this run contain it; logs are made again with --rerun",
     )
@@ -180,7 +182,8 @@ def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | No
     """Return a private word that stands in a line; None where none does."""
     lower = line.lower()
     return next(
-        (one for one in words if one.names_somebody and one.word.lower() in lower and one.pattern.search(line)), None
+        (word for word in words if word.names_somebody and word.word.lower() in lower and word.pattern.search(line)),
+        None,
     )
 
 
@@ -262,8 +265,10 @@ def _names_in_hosts(root: Path) -> set[str]:
 
 
 def _addresses() -> set[str]:
-    found = {address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return {one for one in found if not is_loopback(one) and set(one) - set("0:")}
+    all_addresses = {
+        address.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for address in addresses
+    }
+    return {address for address in all_addresses if not is_loopback(address) and set(address) - set("0:")}
 
 
 def _serials(root: Path) -> set[str]:

@@ -33,7 +33,7 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     """
     folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
     program: dict[str, bool] = {}
-    for version in (one for folder in folders for one in program_folders(folder)):
+    for version in (program for folder in folders for program in program_folders(folder)):
         public = _public_digests() | published_files(version)
         for path in version.rglob("*"):
             if path.is_file():
@@ -71,8 +71,8 @@ def servers_of(out: Path) -> set[str]:
 
     Raises SubmissionError for a record that does not tell them: a host that is not known cannot be looked for.
     """
-    found = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
-    return {host for hosts in found for host in hosts if not is_loopback(host)}
+    host_sets = (_hosts(record) for record in sorted(out.glob(f"runs/*/*/*/*/{RUN_FILE}")))
+    return {host for hosts in host_sets for host in hosts if not is_loopback(host)}
 
 
 def _hosts(record: Path) -> set[str]:

@@ -65,12 +65,12 @@ def add_program(folder: Path) -> tuple[str, list[str]]:
     there = program_folders(folder)
     if not there:
         return PROGRAM_FOLDER, write_program(folder / PROGRAM_FOLDER)
-    for one in there:
-        _require_whole(one)
+    for program in there:
+        _require_whole(program)
     with scratch_folder("mlperf-program-") as aside:
         changed = write_program(aside)
         manifest = bytes_of(aside / MANIFEST)
-        same = [one.name for one in there if bytes_of(one / MANIFEST) == manifest]
+        same = [program.name for program in there if bytes_of(program / MANIFEST) == manifest]
         name = same[0] if same else f"{PROGRAM_FOLDER}-{hashlib.sha256(manifest).hexdigest()[:8]}"
         if not same:
             shutil.copytree(aside, folder / name)
@@ -96,10 +96,10 @@ def published_files(folder: Path) -> frozenset[str]:
 def remove_unnamed_programs(folder: Path) -> None:
     """Remove the versions of the program that no page below `folder` names; none where no page names any."""
     pages = [text_of(path) for path in folder.glob("*/README.md")]
-    named = {found for page in pages for found in _NAMED.findall(page)}
-    for one in program_folders(folder) if named else ():
-        if one.name not in named:
-            shutil.rmtree(one)
+    named = {name for page in pages for name in _NAMED.findall(page)}
+    for program in program_folders(folder) if named else ():
+        if program.name not in named:
+            shutil.rmtree(program)
 
 
 def _require_whole(folder: Path) -> None:

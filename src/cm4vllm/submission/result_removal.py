@@ -23,34 +23,34 @@ __all__ = ["remove_results"]
 Place = tuple[str, str, str]
 
 
-def remove_results(tree: Path, what: str, submitter: str = "") -> list[str]:
-    """Remove results from a tree and return their names: `what` is SYSTEM, SYSTEM/MODEL or SYSTEM/MODEL/SCENARIO.
+def remove_results(tree: Path, path: str, submitter: str = "") -> list[str]:
+    """Remove results from a tree and return their names: `path` is SYSTEM, SYSTEM/MODEL or SYSTEM/MODEL/SCENARIO.
 
     Their system, mapping, pages and capsule go where no other result needs them; no other file is changed. Raises
     SubmissionError when there is no such result, or no other.
     """
-    wanted = what.strip("/").lower().split("/")
+    wanted = path.strip("/").lower().split("/")
     with changed_tree(tree) as writer:
         homes = [home for home in sorted(writer.root.glob(f"*/{submitter or '*'}")) if (home / "results").is_dir()]
         places = {home: result_folders(home) for home in homes}
         chosen = {
-            home: [one for one in found if [part.lower() for part in one[: len(wanted)]] == wanted]
-            for home, found in places.items()
+            home: [place for place in own if [part.lower() for part in place[: len(wanted)]] == wanted]
+            for home, own in places.items()
         }
-        there = ["/".join(one) for found in places.values() for one in found]
-        names = ["/".join(one) for found in chosen.values() for one in found]
+        there = ["/".join(place) for own in places.values() for place in own]
+        names = ["/".join(place) for own in chosen.values() for place in own]
         if not names:
             raise SubmissionError(
-                f"{tree} has no result {what}",
-                remedy=nearest(what, there) or f"its results: {', '.join(there) or 'none'}",
+                f"{tree} has no result {path}",
+                remedy=nearest(path, there) or f"its results: {', '.join(there) or 'none'}",
             )
         if len(names) == len(there):
-            raise SubmissionError(f"{what} is all that {tree} has", remedy="remove the folder of the tree itself")
-        for home, found in chosen.items():
-            if len(found) == len(places[home]):
+            raise SubmissionError(f"{path} is all that {tree} has", remedy="remove the folder of the tree itself")
+        for home, removed in chosen.items():
+            if len(removed) == len(places[home]):
                 shutil.rmtree(home)
-            elif found:
-                _remove(writer, home, found)
+            elif removed:
+                _remove(writer, home, removed)
     return names
 
 
@@ -62,18 +62,18 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
         _pages_of(writer, home, layout, (system, model, scenario))
     left = result_folders(home)
     for part in {pattern.partition("/")[0] for pattern in (layout.results, layout.settings, layout.compliance)}:
-        _without(home / part, "*", {one[0] for one in left})
-        for system in {one[0] for one in left}:
-            _without(home / part / system, "*/", {one[1] for one in left if one[0] == system})
-    _without(home / "systems", "*.json", {f"{one[0]}.json" for one in left})
-    for supplies in {one.power.supplies for one in map(round_terms, round_names()) if one.power.supplies}:
+        _without(home / part, "*", {place[0] for place in left})
+        for system in {place[0] for place in left}:
+            _without(home / part / system, "*/", {place[1] for place in left if place[0] == system})
+    _without(home / "systems", "*.json", {f"{place[0]}.json" for place in left})
+    for supplies in {place.power.supplies for place in map(round_terms, round_names()) if place.power.supplies}:
         folder, _, name = supplies.rpartition("/")
-        _without(home / folder, name.format(system="*"), {name.format(system=one[0]) for one in left})
-    gone = {one[1] for one in chosen} - {one[1] for one in left}
+        _without(home / folder, name.format(system="*"), {name.format(system=place[0]) for place in left})
+    gone = {place[1] for place in chosen} - {place[1] for place in left}
     for model in gone:
         shutil.rmtree(home / layout.program / model, ignore_errors=True)
         _change(writer, home / layout.calibration, partial(without_section, heading=model))
-    for system in {one[0] for one in chosen} - {one[0] for one in left}:
+    for system in {place[0] for place in chosen} - {place[0] for place in left}:
         _change(writer, home / NETWORK_PAGE, partial(without_section, heading=system))
     _unmapped(writer, home / "model_mapping.json", gone)
     remove_unnamed_programs(home / layout.program)
@@ -87,7 +87,7 @@ def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) 
     program = home / layout.program / model
     _change(writer, home / SUBMITTER_PAGE, lambda page: without_scenario(page, f"{model} on {system}", spelled))
     _change(writer, program / "README.md", lambda page: without_scenario(page, system, spelled))
-    left = {one[2] for one in result_folders(home) if one[:2] == (system, model)}
+    left = {place[2] for place in result_folders(home) if place[:2] == (system, model)}
     for path, scenarios in capsules(program, system).items():
         if not left & scenarios:
             path.unlink()

@@ -27,8 +27,8 @@ def sections(page: str) -> list[tuple[str, str]]:
     parts: list[tuple[str, list[str]]] = [("", [])]
     fence = ""
     for line in page.splitlines(keepends=True):
-        if found := _FENCE.match(line):
-            mark = found[1]
+        if match := _FENCE.match(line):
+            mark = match[1]
             fence = mark if not fence else "" if mark.startswith(fence) else fence
         if not fence and line.startswith("## "):
             parts.append((line[3:].strip(), []))

@@ -75,7 +75,7 @@ def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
     if (folder / ".git").exists():
         return open_source(folder)
     patterns = (f"/{_TOOLS}/**/*.py", f"/{_TOOLS}/*.py")
-    fetch_checkout(folder, url, commit, patterns, what="the official checker's sources", remedy=_REMEDY)
+    fetch_checkout(folder, url, commit, patterns, title="the official checker's sources", remedy=_REMEDY)
     return Source(folder, folder / ".git", commit)
 
 

@@ -124,8 +124,8 @@ def capsules(folder: Path, system: str) -> dict[Path, set[str]]:
 
 def result_folders(home: Path) -> list[tuple[str, str, str]]:
     """Return system, model and scenario of each result below a submitter's folder."""
-    found = sorted(path for path in (home / "results").glob("*/*/*") if (path / "performance").is_dir())
-    return [(path.parts[-3], path.parts[-2], path.parts[-1]) for path in found]
+    paths = sorted(path for path in (home / "results").glob("*/*/*") if (path / "performance").is_dir())
+    return [(path.parts[-3], path.parts[-2], path.parts[-1]) for path in paths]
 
 
 def _report(home: Path, system: str) -> str:

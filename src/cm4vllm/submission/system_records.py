@@ -186,10 +186,10 @@ def _stated(file: SystemFile, name: str) -> dict[str, str]:
 
 def _refuse_private(stated: Mapping[str, str]) -> None:
     for key, value in stated.items():
-        if found := first_private(value, private_words()):
+        if word := first_private(value, private_words()):
             raise UsageError(
-                f"{key} names this machine's {found.kind}",
-                cause=f"{found.shown} would be published",
+                f"{key} names this machine's {word.kind}",
+                cause=f"{word.shown} would be published",
                 remedy="leave it out of the system file and of --hw_name",
             )
 

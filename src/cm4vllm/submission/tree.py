@@ -69,22 +69,23 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
     result becomes another one. Accuracy logs are whole in it: truncation is the step after. Raises SubmissionError when
     a record is missing, contradicts another or what the tree has, or cannot be published: privacy.py says what may not.
     """
-    results = [Results.of(one) for one in (asked, *more)]
+    results = [Results.of(inputs) for inputs in (asked, *more)]
     submission = tree or asked.out / SUBMISSION
     private = sorted(
-        {word for one in results for word in words_of(one.asked.out)}, key=lambda word: (-len(word.word), word.kind)
+        {word for result in results for word in words_of(result.asked.out)},
+        key=lambda word: (-len(word.word), word.kind),
     )
     recover(submission)
     require_same_submission(results, submission if add else None)
     changed: list[str] = []
     with changed_tree(submission) if add else new_tree(submission) as writer:
-        homes = {one.home(writer.root): one.layout for one in results}
+        homes = {result.home(writer.root): result.layout for result in results}
         programs = {}
         for home, layout in homes.items():
             programs[home], no_commit = add_program(home / layout.program)
             changed += no_commit
-        for one in results:
-            _write(writer, one, private, programs[one.home(writer.root)])
+        for result in results:
+            _write(writer, result, private, programs[result.home(writer.root)])
         for home, layout in homes.items():
             write_overview(writer, home, layout)
             _name_versions(home / layout.program, programs[home])
@@ -160,36 +161,36 @@ class Results:
         return root / self.asked.division / self.asked.submitter
 
 
-def _write(writer: TreeWriter, one: Results, private: list[PrivateWord], version: str) -> None:
+def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], version: str) -> None:
     """Write one campaign's results and its parts of the pages; `version` is the folder of the program."""
-    asked, layout, home, run = one.asked, one.layout, one.home(writer.root), one.runs[0].performance
-    writer.json(home / "systems" / f"{one.system}.json", one.description)
-    if one.settings.model.name != one.settings.benchmark:
-        writer.mapping(home / "model_mapping.json", {one.settings.model.name: one.settings.benchmark})
-    _write_results(writer, one, private)
-    calibration = scrubbed(calibration_page(one.settings.model, run.notice), private)
-    writer.section(home / layout.calibration, CALIBRATION_TITLE, one.settings.model.name, calibration)
+    asked, layout, home, run = results.asked, results.layout, results.home(writer.root), results.runs[0].performance
+    writer.json(home / "systems" / f"{results.system}.json", results.description)
+    if results.settings.model.name != results.settings.benchmark:
+        writer.mapping(home / "model_mapping.json", {results.settings.model.name: results.settings.benchmark})
+    _write_results(writer, results, private)
+    calibration = scrubbed(calibration_page(results.settings.model, run.notice), private)
+    writer.section(home / layout.calibration, CALIBRATION_TITLE, results.settings.model.name, calibration)
     if run.settings.network:
-        name = read_detail_log(one.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
-        page = scrubbed(network_page(one.description, name, run), private)
-        writer.section(home / NETWORK_PAGE, NETWORK_TITLE, one.system, page)
-    _write_program(writer, one, private, version)
+        name = read_detail_log(results.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
+        page = scrubbed(network_page(results.description, name, run), private)
+        writer.section(home / NETWORK_PAGE, NETWORK_TITLE, results.system, page)
+    _write_program(writer, results, private, version)
     writer.section(
         home / SUBMITTER_PAGE,
         scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
-        heading_of(f"{asked.model} on {one.system}", one.scenarios),
+        heading_of(f"{asked.model} on {results.system}", results.scenarios),
         scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
     )
     for path, text in (asked.extra_files or {}).items():
-        _extra(writer, home / place_below(path), scrubbed(text, private), one)
+        _extra(writer, home / place_below(path), scrubbed(text, private), results)
 
 
-def _write_results(writer: TreeWriter, one: Results, private: list[PrivateWord]) -> None:
+def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWord]) -> None:
     """Write the logs, the settings and the compliance tests of each run."""
-    asked, layout, home = one.asked, one.layout, one.home(writer.root)
+    asked, layout, home = results.asked, results.layout, results.home(writer.root)
     facts = published_facts(asked.out)
-    for measured in one.runs:
-        place = home, one.system, asked.model, measured.scenario
+    for measured in results.runs:
+        place = home, results.system, asked.model, measured.scenario
         _require_free(writer, layout.results_of(*place))
         _logs(layout.results_of(*place), measured)
         _settings(
@@ -197,31 +198,31 @@ def _write_results(writer: TreeWriter, one: Results, private: list[PrivateWord])
             measured,
             asked.readmes[measured.scenario],
             private,
-            measurements_file=layout.measurements.format(system=one.system),
+            measurements_file=layout.measurements.format(system=results.system),
             mlperf_conf=layout.mlperf_conf,
         )
         copy_power(measured.performance_folder, layout.results_of(*place), layout.settings_of(*place))
-        if supplies := round_terms(one.round).power.supplies:
-            copy_supplies(writer, measured.performance_folder, home / supplies.format(system=one.system))
+        if supplies := round_terms(results.round).power.supplies:
+            copy_supplies(writer, measured.performance_folder, home / supplies.format(system=results.system))
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
         for file, content in facts.items():
             write_text(layout.settings_of(*place) / file, scrubbed(content, private))
 
 
-def _write_program(writer: TreeWriter, one: Results, private: list[PrivateWord], version: str) -> None:
+def _write_program(writer: TreeWriter, results: Results, private: list[PrivateWord], version: str) -> None:
     """Write the page of the program that ran, and its capsule."""
-    asked, run = one.asked, one.runs[0].performance
+    asked, run = results.asked, results.runs[0].performance
     command = published_command(asked.command, hosts=servers_of(asked.out))
-    program = one.home(writer.root) / one.layout.program / asked.model
+    program = results.home(writer.root) / results.layout.program / asked.model
     writer.section(
         program / "README.md",
         f"# {asked.model}: what ran",
-        heading_of(one.system, one.scenarios),
+        heading_of(results.system, results.scenarios),
         scrubbed(source_page(command, asked.commit, run, version), private),
     )
     if asked.capsule:
-        writer.text(program / capsule_name(one.system, one.scenarios), scrubbed(asked.capsule, private))
+        writer.text(program / capsule_name(results.system, results.scenarios), scrubbed(asked.capsule, private))
 
 
 def _require_free(writer: TreeWriter, folder: Path) -> None:
@@ -234,10 +235,10 @@ def _require_free(writer: TreeWriter, folder: Path) -> None:
         )
 
 
-def _extra(writer: TreeWriter, path: Path, text: str, one: Results) -> None:
+def _extra(writer: TreeWriter, path: Path, text: str, results: Results) -> None:
     """Write a page; where another campaign has one of that name, under a name that says whose it is."""
     if path.exists():
-        path = path.with_name(f"{path.stem}-{one.asked.model}-{'-'.join(one.scenarios)}{path.suffix}")
+        path = path.with_name(f"{path.stem}-{results.asked.model}-{'-'.join(results.scenarios)}{path.suffix}")
     writer.text(path, text)
 
 

@@ -45,9 +45,9 @@ def tree_inputs(env: Mapping[str, Any]) -> TreeInputs:
     submitter, round_name = str(env.get("CM_MLPERF_SUBMITTER") or ""), str(env.get("CM_MLPERF_ROUND") or "")
     if submitter and round_name:
         return TreeInputs(tree, submitter, round_terms(round_name).name)
-    found = [one for one in read_tree(tree) if submitter in ("", one.submitter)]
-    names = sorted({one.submitter for one in found})
-    rounds = sorted({one.round for one in found if one.round})
+    submissions = [submission for submission in read_tree(tree) if submitter in ("", submission.submitter)]
+    names = sorted({submission.submitter for submission in submissions})
+    rounds = sorted({submission.round for submission in submissions if submission.round})
     if len(names) != 1:
         cause = f"it has those of {', '.join(names)}" if names else f"it has none of {submitter}"
         raise UsageError(

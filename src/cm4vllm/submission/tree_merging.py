@@ -35,29 +35,29 @@ def require_same_submission(results: Iterable[Added], tree: Path | None = None) 
     The same holds for another description of the same system in another division.
     """
     given = list(results)
-    submitters = {one.submitter: "the results" for one in given}
-    rounds = {one.round: "the results" for one in given}
+    submitters = {added.submitter: "the results" for added in given}
+    rounds = {added.round: "the results" for added in given}
     if tree is not None and tree.is_dir():
         for there in read_tree(tree):
             submitters.setdefault(there.submitter, "the tree")
             if there.round:
                 rounds.setdefault(there.round, "the tree")
-        for one in given:
-            _require_same_system(tree, one)
-    for what, found in (("submitter", submitters), ("round", rounds)):
-        if len(found) > 1:
+        for added in given:
+            _require_same_system(tree, added)
+    for title, by_name in (("submitter", submitters), ("round", rounds)):
+        if len(by_name) > 1:
             raise SubmissionError(
-                f"a submission is of one {what}",
-                cause=", ".join(f"{name} in {where}" for name, where in found.items()),
-                remedy=f"make a tree for each {what}: --tags={GENERATE} --submission_dir=DIR",
+                f"a submission is of one {title}",
+                cause=", ".join(f"{name} in {where}" for name, where in by_name.items()),
+                remedy=f"make a tree for each {title}: --tags={GENERATE} --submission_dir=DIR",
             )
 
 
-def _require_same_system(tree: Path, one: Added) -> None:
+def _require_same_system(tree: Path, added: Added) -> None:
     for division in Division:
-        path = tree / division / one.submitter / "systems" / f"{one.system}.json"
+        path = tree / division / added.submitter / "systems" / f"{added.system}.json"
         if path.is_file():
             there = read_object(path)
             refuse_other(
-                path.relative_to(tree).as_posix(), {**there, "division": ""}, {**one.description, "division": ""}
+                path.relative_to(tree).as_posix(), {**there, "division": ""}, {**added.description, "division": ""}
             )

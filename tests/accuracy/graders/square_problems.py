@@ -31,4 +31,4 @@ def write_problems(folder, names):
     folder.mkdir(exist_ok=True)
     for number, name in enumerate(names):
         rows = row(f"stdin{number}", "stdin", packed=True), row(f"method{number}", "functional")
-        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -55,9 +55,9 @@ STDIN = {**attacks.PYTHON, **attacks.READERS}
 @pytest.mark.parametrize("name", ["livecodebench", "livecodebench_v6"])
 def test_no_program_of_livecodebench_writes_its_own_verdict(ready, name):
     tasks = [RIGHT_SQUARE, *map(square, STDIN.values()), RIGHT_SQUARE]
-    found = judge(ready(name), tasks)
-    forged = [attack for attack, one in zip(STDIN, found[1:], strict=False) if one.right]
-    assert (forged, found[0].right, found[-1].right) == ([], True, True)
+    verdicts = judge(ready(name), tasks)
+    forged = [attack for attack, verdict in zip(STDIN, verdicts[1:], strict=False) if verdict.right]
+    assert (forged, verdicts[0].right, verdicts[-1].right) == ([], True, True)
 
 
 def test_no_method_of_livecodebench_writes_its_own_verdict(ready):
@@ -68,9 +68,9 @@ def test_no_method_of_livecodebench_writes_its_own_verdict(ready):
     }
     tasks["equal-to-all"] = square(f"{attacks.EQUAL_TO_ALL}\n{head}        return Equal(1)", "functional")
     right = square(head + "        return n * n", "functional")
-    found = judge(ready("livecodebench"), [right, *tasks.values(), right])
-    assert [name for name, one in zip(tasks, found[1:], strict=False) if one.right] == []
-    assert (found[0].right, found[-1].right) == (True, True)
+    verdicts = judge(ready("livecodebench"), [right, *tasks.values(), right])
+    assert [name for name, verdict in zip(tasks, verdicts[1:], strict=False) if verdict.right] == []
+    assert (verdicts[0].right, verdicts[-1].right) == (True, True)
 
 
 def test_no_program_of_mbxp_in_python_writes_its_own_verdict(ready):
@@ -80,9 +80,9 @@ def test_no_program_of_mbxp_in_python_writes_its_own_verdict(ready):
         "def next(x):\n" + "".join(f"    {line}\n" for line in attacks.PYTHON["results-in-frames"].splitlines())
     )
     right = mbxp("def next(x):\n    return x + 1\n")
-    found = judge(ready("mbxp"), [right, *tasks.values(), right])
-    assert [name for name, one in zip(tasks, found[1:], strict=False) if one.right] == []
-    assert (found[0].right, found[-1].right) == (True, True)
+    verdicts = judge(ready("mbxp"), [right, *tasks.values(), right])
+    assert [name for name, verdict in zip(tasks, verdicts[1:], strict=False) if verdict.right] == []
+    assert (verdicts[0].right, verdicts[-1].right) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_no_program_of_mbxp_in_another_language_writes_its_own_verdict(ready, la
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} not found on PATH")
     programs = (right, attacks.OTHERS[lang], right)
-    found = judge(ready("mbxp"), [mbxp(program, test, lang) for program in programs], workers=1)
-    assert [one.right for one in found] == [True, False, True]
+    verdicts = judge(ready("mbxp"), [mbxp(program, test, lang) for program in programs], workers=1)
+    assert [verdict.right for verdict in verdicts] == [True, False, True]
 
 
 def test_values_of_every_kind_are_compared_as_in_one_process(ready):
@@ -128,8 +128,8 @@ def test_values_of_every_kind_are_compared_as_in_one_process(ready):
     for program, expression in pairs:
         tasks.append(mbxp(program, f"{head}def check(candidate):\n    assert {expression}\n"))
         tasks.append(mbxp(program, f"{head}def check(candidate):\n    assert not ({expression})\n"))
-    found = judge(ready("mbxp"), tasks)
-    assert [one.right for one in found] == [True, False] * len(pairs), [one.why for one in found]
+    verdicts = judge(ready("mbxp"), tasks)
+    assert [verdict.right for verdict in verdicts] == [True, False] * len(pairs), [verdict.why for verdict in verdicts]
 
 
 def test_each_verdict_has_a_token_that_no_program_sees(ready):

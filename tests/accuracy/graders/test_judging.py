@@ -40,8 +40,8 @@ def own(tmp_path, monkeypatch):
     inside, official = tmp_path / "inside.py", tmp_path / "official"
     inside.write_text(STAND_IN)
     official.mkdir()
-    one = replace(grader("math"), name="own", inside=inside, known=(), limits=Limits(seconds=1))
-    monkeypatch.setitem(GRADERS, "own", one)
+    known = replace(grader("math"), name="own", inside=inside, known=(), limits=Limits(seconds=1))
+    monkeypatch.setitem(GRADERS, "own", known)
     monkeypatch.setattr("cm4vllm.accuracy.graders.judging._START_S", 1.0)
     return GraderRecord(
         name="own", script="own.py", official=str(official), python=sys.executable, commits={}, packages=""
@@ -54,11 +54,11 @@ def task(right, do="pass"):
 
 def test_an_answer_that_is_held_counts_as_wrong_and_the_next_are_judged(own, capsys):
     tasks = [task(True), task(True, "while True: pass"), task(False), task(True, "os._exit(0)"), task(True), task(None)]
-    found = judge(own, tasks, workers=1)
-    assert [one.right for one in found] == [True, False, False, False, True, None]
-    assert [one.held for one in found] == [False, True, False, True, False, False]
-    assert found[1].why == "no verdict within 2 s"
-    assert found[3].why == "the script ended without a verdict"
+    verdicts = judge(own, tasks, workers=1)
+    assert [verdict.right for verdict in verdicts] == [True, False, False, False, True, None]
+    assert [verdict.held for verdict in verdicts] == [False, True, False, True, False, False]
+    assert verdicts[1].why == "no verdict within 2 s"
+    assert verdicts[3].why == "the script ended without a verdict"
     assert "held 2 of 6 answers" in capsys.readouterr().out
 
 
@@ -79,7 +79,7 @@ def test_a_verdict_without_its_token_counts_as_wrong(own):
         ],
         workers=1,
     )
-    assert [one.right for one in (stale, without, right)] == [False, False, True]
+    assert [verdict.right for verdict in (stale, without, right)] == [False, False, True]
     assert stale.why == without.why == "the script ended without a verdict"
 
 
@@ -116,14 +116,14 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch, tmp_path, name):
     try:
         sandbox, tests = grader_lacks(name)
         assert "bwrap not found on PATH" in sandbox and "--livecodebench_path=FOLDER" in tests
-        scorer = next(one for one in SCORERS.values() if (name,) in one.graders.values())
+        scorer = next(scorer for scorer in SCORERS.values() if (name,) in scorer.graders.values())
         assert lacks_of(scorer)["exact_match"] == (sandbox, tests)
     finally:
         sandbox_lacks.cache_clear()
 
 
 def test_every_language_that_is_counted_has_known_answers_of_both_kinds():
-    known = {(one.task["lang"], one.right) for one in grader("mbxp").known}
+    known = {(example.task["lang"], example.right) for example in grader("mbxp").known}
     assert known == {
         (lang, right)
         for lang in ("python", "javascript", "typescript", "php", "ruby", "cpp")
@@ -185,5 +185,5 @@ def test_a_grader_is_made_ready_and_judges_as_it_should(name, sources, tmp_path)
     assert {origin.name for origin in grader(name).origins} <= set(record.commits)
     if name == "math":
         answers = [rf"so \boxed{{{answer}}}" for answer in (*attacks.MATHEMATICS, r"0.5", r"\frac{2}{4}", r"\tfrac12")]
-        found = judge(record, [{"response": answer, "reference": r"\frac{1}{2}"} for answer in answers])
-        assert [one.right for one in found] == [*[False] * len(attacks.MATHEMATICS), True, False, True]
+        verdicts = judge(record, [{"response": answer, "reference": r"\frac{1}{2}"} for answer in answers])
+        assert [verdict.right for verdict in verdicts] == [*[False] * len(attacks.MATHEMATICS), True, False, True]

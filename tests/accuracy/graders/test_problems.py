@@ -94,10 +94,10 @@ def test_the_official_script_judges_programs_by_all_their_tests(ready, capsys):
     forms = [(key, text.format(result)) for key, text in SQUARE.items() for result in ("n * n", "2 * n", "1 / 0")]
     forms += [("stdin0", "import os\nos._exit(0)"), ("unknown", "print(1)")]
     tasks = [{"question_id": key, "response": f"So:\n```python\n{code}\n```"} for key, code in forms]
-    found = judge(ready, [*tasks, {"question_id": "stdin0", "response": "I do not know."}])
-    assert [one.right for one in found] == [True, False, False, True, False, False, False, False, False]
-    assert not any(one.held for one in found)
-    assert found[-1].why == "no program in the answer"
+    verdicts = judge(ready, [*tasks, {"question_id": "stdin0", "response": "I do not know."}])
+    assert [verdict.right for verdict in verdicts] == [True, False, False, True, False, False, False, False, False]
+    assert not any(verdict.held for verdict in verdicts)
+    assert verdicts[-1].why == "no program in the answer"
     assert "1 of 9 questions are not in test.jsonl" in capsys.readouterr().out
 
 

@@ -45,7 +45,7 @@ STATES = {
     "search": status(search=SEARCH),
     "curve": status(run=None, curve=CURVE),
     "first step": status(
-        steps=tuple(step(one.name, "running" if one is STEPS[0] else "planned") for one in STEPS),
+        steps=tuple(step(line.name, "running" if line is STEPS[0] else "planned") for line in STEPS),
         run=None,
         doing="cloning",
         progress="",
@@ -119,7 +119,7 @@ def test_a_planned_curve_gives_its_points_the_seconds_that_are_foreseen(tmp_path
         assert job.read().left is None
         shown.facts = CURVE
         seen = job.read()
-    assert [one.expected_s for one in seen.steps] == [40.0, 50.0, None]
+    assert [line.expected_s for line in seen.steps] == [40.0, 50.0, None]
     assert (seen.left.seconds, seen.left_is_least, seen.curve) == (77.5, True, CURVE)
 
 

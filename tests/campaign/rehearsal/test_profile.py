@@ -25,7 +25,7 @@ RATE, TPOT_MS, TTFT_MS, LATENCY_MS = 4.9923, 75.244828, 210.263052, 22249.29
 def test_a_profile_says_where_its_figures_come_from_and_its_benchmark_exists(name):
     profile = read_profile(name)
     assert profile.name == name and profile.source and profile.derivation
-    assert any(profile.benchmark in benchmark_names(one) for one in round_names())
+    assert any(profile.benchmark in benchmark_names(round_name) for round_name in round_names())
 
 
 def served(name, issued):
@@ -42,9 +42,9 @@ def arrivals(rate, count):
     return np.cumsum(np.random.default_rng(2).exponential(1 / rate, count))
 
 
-def mean_tpot_ms(found, whole):
-    longer = found.tokens[whole] > 1
-    return (1000 * (found.done - found.first)[whole][longer] / (found.tokens[whole][longer] - 1)).mean()
+def mean_tpot_ms(run, whole):
+    longer = run.tokens[whole] > 1
+    return (1000 * (run.done - run.first)[whole][longer] / (run.tokens[whole][longer] - 1)).mean()
 
 
 def test_the_server_on_this_backend_has_the_measured_figures():
@@ -54,17 +54,17 @@ def test_the_server_on_this_backend_has_the_measured_figures():
 
 
 def test_the_server_has_the_published_means():
-    found = served(NAME, arrivals(RATE, 3000))
+    run = served(NAME, arrivals(RATE, 3000))
     whole = slice(600, None)  # until as many are under way as there will be
-    assert mean_tpot_ms(found, whole) == pytest.approx(TPOT_MS, rel=0.05)
-    assert found.ttft_ms[whole].mean() == pytest.approx(TTFT_MS, rel=0.05)
-    assert 1000 * (found.done - found.issued)[whole].mean() == pytest.approx(LATENCY_MS, rel=0.07)
+    assert mean_tpot_ms(run, whole) == pytest.approx(TPOT_MS, rel=0.05)
+    assert run.ttft_ms[whole].mean() == pytest.approx(TTFT_MS, rel=0.05)
+    assert 1000 * (run.done - run.issued)[whole].mean() == pytest.approx(LATENCY_MS, rel=0.07)
 
 
 def test_the_server_of_transcripts_has_the_published_rate():
-    found = served("2xl40s-whisper", np.zeros(39_600))
-    assert found.tokens.mean() == pytest.approx(74.97, rel=0.02)
-    assert len(found.tokens) / found.done.max() == pytest.approx(48.6421, rel=0.03)
+    run = served("2xl40s-whisper", np.zeros(39_600))
+    assert run.tokens.mean() == pytest.approx(74.97, rel=0.02)
+    assert len(run.tokens) / run.done.max() == pytest.approx(48.6421, rel=0.03)
 
 
 def test_lengths_lie_between_their_points():

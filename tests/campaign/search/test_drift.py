@@ -31,9 +31,9 @@ def probes(*speeds):
             limits=[],
             verdict=Verdict.PASSES,
             ended_early=False,
-            speed=one,
+            speed=measured,
         )
-        for number, one in enumerate(speeds, 1)
+        for number, measured in enumerate(speeds, 1)
     ]
 
 

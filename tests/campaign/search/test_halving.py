@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.campaign.kept_results import found as found_before
+from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.ledger import Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
@@ -45,7 +45,7 @@ def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():
     assert len(candidates) == 9
     assert {"max-num-seqs": 64, "max-num-batched-tokens": 1024} not in candidates
     corners = list(candidates[1:5])
-    assert {(one["max-num-seqs"], one["max-num-batched-tokens"]) for one in corners} == {
+    assert {(corner["max-num-seqs"], corner["max-num-batched-tokens"]) for corner in corners} == {
         (32, 512),
         (32, 2048),
         (128, 512),
@@ -99,7 +99,7 @@ def test_an_option_that_is_given_is_not_searched_for(env, words):
 # --- successive halving ----------------------------------------------------------------------------------------------
 
 
-def searched(minutes=40.0, kept=None, system=SYSTEM, seen=lambda one: None):
+def searched(minutes=40.0, kept=None, system=SYSTEM, seen=lambda evaluation: None):
     bench = SimulatedBench(system, None, FullLength(60.0, 3), kept=kept or {})
     return halve(
         Space.parse(SPACE).candidates({}), bench, HalvingPlan(60 * minutes, least_s=5.0, most_s=60.0), seen
@@ -107,60 +107,63 @@ def searched(minutes=40.0, kept=None, system=SYSTEM, seen=lambda one: None):
 
 
 @pytest.fixture(scope="module")
-def found():
+def chosen():
     return searched()[0]
 
 
-def test_the_best_settings_are_found(found):
+def test_the_best_settings_are_found(chosen):
     true = {
-        one.number: tokens_per_s(configured(SYSTEM, one.options), 60.0, seed=3, noise=1)[0] for one in found.evaluations
+        evaluation.number: tokens_per_s(configured(SYSTEM, evaluation.options), 60.0, seed=3, noise=1)[0]
+        for evaluation in chosen.evaluations
     }
-    assert true[found.best.number] >= 0.97 * max(true.values())
-    assert true[found.best.number] > 1.1 * true[0]
-    assert found.best.score / found.as_it_is.score == pytest.approx(true[found.best.number] / true[0], rel=0.05)
-    others = rivals(found.evaluations, found.best.number)
-    assert {one.number for one in others} == set(true) - {found.best.number}
-    assert all(true[one.number] / true[found.best.number] <= one.most for one in others)
-    assert {one.round for one in others} == {0, 1, 2}
+    assert true[chosen.best.number] >= 0.97 * max(true.values())
+    assert true[chosen.best.number] > 1.1 * true[0]
+    assert chosen.best.score / chosen.as_it_is.score == pytest.approx(true[chosen.best.number] / true[0], rel=0.05)
+    others = rivals(chosen.evaluations, chosen.best.number)
+    assert {evaluation.number for evaluation in others} == set(true) - {chosen.best.number}
+    assert all(true[evaluation.number] / true[chosen.best.number] <= evaluation.most for evaluation in others)
+    assert {evaluation.round for evaluation in others} == {0, 1, 2}
 
 
-def test_each_round_measures_fewer_candidates_for_longer_and_the_server_as_it_is_in_all(found):
+def test_each_round_measures_fewer_candidates_for_longer_and_the_server_as_it_is_in_all(chosen):
     rounds = {}
-    for one in found.evaluations:
-        rounds.setdefault(one.round, []).append(one)
+    for evaluation in chosen.evaluations:
+        rounds.setdefault(evaluation.round, []).append(evaluation)
     assert sorted(rounds) == [-1, 0, 1, 2]
     assert [len(rounds[key]) for key in sorted(rounds)] == [1, 10, 5, 3]
     assert rounds[1][0].seconds > 2 * rounds[0][0].seconds
-    assert all(0 in {one.number for one in done} for done in rounds.values())
+    assert all(0 in {evaluation.number for evaluation in done} for done in rounds.values())
     assert rounds[0][0].start_s == 0, "the server of the trial still runs"
 
 
 @pytest.mark.parametrize("minutes", [4.0, 9.0, 40.0])
 def test_the_budget_is_kept_and_what_is_not_tried_is_counted(minutes):
-    found, _ = searched(minutes)
-    assert sum(one.took_s for one in found.evaluations) <= 60 * minutes
-    assert found.untried == 10 - len({one.number for one in found.evaluations})
-    assert (found.untried == 0) is (minutes == 40.0)
+    chosen, _ = searched(minutes)
+    assert sum(evaluation.took_s for evaluation in chosen.evaluations) <= 60 * minutes
+    assert chosen.untried == 10 - len({evaluation.number for evaluation in chosen.evaluations})
+    assert (chosen.untried == 0) is (minutes == 40.0)
 
 
 def test_a_candidate_that_does_not_start_is_recorded_and_dropped():
     small = Paged(step_s=0.03, blocks=5000, sequences=64, batched=512, noise=0.05)
-    found, _ = searched(system=small)
-    failed = [one for one in found.evaluations if one.failure]
-    assert {one.options["max-num-batched-tokens"] for one in failed} == {2048}
-    assert {one.round for one in failed} == {0}
-    assert all(one.score is None and one.failure == "no room for the KV cache" for one in failed)
+    chosen, _ = searched(system=small)
+    failed = [evaluation for evaluation in chosen.evaluations if evaluation.failure]
+    assert {evaluation.options["max-num-batched-tokens"] for evaluation in failed} == {2048}
+    assert {evaluation.round for evaluation in failed} == {0}
+    assert all(evaluation.score is None and evaluation.failure == "no room for the KV cache" for evaluation in failed)
     with pytest.raises(ServerUnsuitable, match="no server settings") as error:
         searched(system=Paged(blocks=1000))
     assert "no room for the KV cache" in error.value.cause
 
 
-def test_after_an_interruption_nothing_is_measured_again_and_the_same_is_found(found):
-    half = found.evaluations[:6]
-    again, bench = searched(kept={(one.number, one.round): one for one in half})
-    assert bench.measured == len(found.evaluations) - 6
-    assert [(one.number, one.round) for one in again.evaluations[:6]] == [(one.number, one.round) for one in half]
-    whole = {(one.number, one.round): one for one in found.evaluations}
+def test_after_an_interruption_nothing_is_measured_again_and_the_same_is_found(chosen):
+    half = chosen.evaluations[:6]
+    again, bench = searched(kept={(evaluation.number, evaluation.round): evaluation for evaluation in half})
+    assert bench.measured == len(chosen.evaluations) - 6
+    assert [(evaluation.number, evaluation.round) for evaluation in again.evaluations[:6]] == [
+        (evaluation.number, evaluation.round) for evaluation in half
+    ]
+    whole = {(evaluation.number, evaluation.round): evaluation for evaluation in chosen.evaluations}
     assert searched(kept=whole)[1].measured == 0
 
 
@@ -172,20 +175,20 @@ BOUND = Batching(step_s=0.02, each_s=0.0002, prefill_s=0.0, sequences=512)
 
 
 def test_brackets_from_below_and_from_far_above_close_around_the_same_rate():
-    found = []
+    brackets = []
     for start in (25.0, 100.0):
         prober = SimulatedProber(BOUND, TIGHT, FullLength(60.0, 3))
-        found.append(one := bracket(prober, start, TIGHT, 200.0))
-        assert one.low <= one.rate <= one.high <= 1.2 * one.low
+        brackets.append(last := bracket(prober, start, TIGHT, 200.0))
+        assert last.low <= last.rate <= last.high <= 1.2 * last.low
         assert prober.clock_s <= 1.25 * 200.0
-    assert found[0].rate == pytest.approx(found[1].rate, rel=0.02)
-    assert offline_rate(BOUND) > 2 * found[0].rate, "the limit of TPOT binds far below what the server can do"
+    assert brackets[0].rate == pytest.approx(brackets[1].rate, rel=0.02)
+    assert offline_rate(BOUND) > 2 * brackets[0].rate, "the limit of TPOT binds far below what the server can do"
 
 
 def test_a_rate_that_never_passes_or_answers_that_never_come_are_said():
     full, slow = FullLength(60.0, 3), Batching(step_s=0.05)
-    found = bracket(SimulatedProber(slow, TIGHT, full), 5.0, TIGHT, 60.0)
-    assert (found.low, found.rate) == (None, found.high)
+    result = bracket(SimulatedProber(slow, TIGHT, full), 5.0, TIGHT, 60.0)
+    assert (result.low, result.rate) == (None, result.high)
     with pytest.raises(InvalidResult, match="no query was counted"):
         bracket(SimulatedProber(Batching(shortest=900, longest=999), TIGHT, full), 5.0, TIGHT, 4.0)
 
@@ -193,13 +196,13 @@ def test_a_rate_that_never_passes_or_answers_that_never_come_are_said():
 def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_them_and_not_by_tokens():
     system = Paged(0.012, 0.0002, 1e-5, 30_000, batched=2048, prompt_least=50, prompt_most=900, noise=0.05)
     bench = SimulatedBench(system, TIGHT, FullLength(60.0, 3))
-    found = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 20))
-    assert found.best.options == {"max-num-seqs": 64} or not found.best.options
-    rate = found.best.scenarios[0]
+    chosen = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 20))
+    assert chosen.best.options == {"max-num-seqs": 64} or not chosen.best.options
+    rate = chosen.best.scenarios[0]
     assert rate.low <= rate.value <= rate.high
-    trial = found.evaluations[0].scenarios[0]
+    trial = chosen.evaluations[0].scenarios[0]
     assert (trial.low, trial.high) == (None, None)
-    assert sum(one.took_s for one in found.evaluations) <= 60 * 20
+    assert sum(evaluation.took_s for evaluation in chosen.evaluations) <= 60 * 20
 
 
 def test_settings_that_keep_the_limits_at_no_rate_are_not_chosen():
@@ -236,10 +239,10 @@ def test_what_a_longer_round_refuses_is_not_chosen_by_a_short_one(failed):
             )
     kept[0, -1] = replace(kept[0, 0], round=-1)
     bench = SimulatedBench(SYSTEM, TIGHT, FullLength(60.0, 3), kept=kept)
-    found = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 60))
+    chosen = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 60))
     assert bench.measured == 0
-    assert (found.best.number, found.best.round) == (1, 0)
-    assert found.as_it_is.number == 0
+    assert (chosen.best.number, chosen.best.round) == (1, 0)
+    assert chosen.as_it_is.number == 0
 
 
 # --- what it leaves --------------------------------------------------------------------------------------------------
@@ -300,7 +303,7 @@ def test_the_table_has_each_candidate_once_the_chosen_one_first_and_why_one_was_
     assert lines[1].startswith("--max-num-seqs=16") and lines[1].endswith("chosen")
     assert lines[2].startswith("as without the search") and lines[2].endswith("no bound")
     assert lines[4].endswith("dropped: the server of x did not start; CUDA out of memory")
-    assert [one.number for one in ranked(MADE)] == [2, 0, 3, 1]
+    assert [evaluation.number for evaluation in ranked(MADE)] == [2, 0, 3, 1]
 
 
 def test_the_steps_after_it_get_the_options_chosen_with_those_given():
@@ -320,13 +323,13 @@ def test_each_evaluation_is_an_entry_of_the_ledger_once(tmp_path):
     )
     for _ in range(2):
         noted = _Noted(str(tmp_path))
-        for one in MADE[:3]:
-            noted.add(one)
+        for evaluation in MADE[:3]:
+            noted.add(evaluation)
     entered = {name: state.last for name, state in read_ledger(tmp_path).states.items()}
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 1 + 3
     assert entered["server settings search: --max-num-seqs=8, round 1"].state is State.FAILED
     assert "CUDA out of memory" in entered["server settings search: --max-num-seqs=8, round 1"].why
-    assert {one.run for one in entered.values()} == {"the command"}
+    assert {evaluation.run for evaluation in entered.values()} == {"the command"}
     assert replace(MADE[1], took_s=1.0).overhead_s == 0
 
 
@@ -344,12 +347,12 @@ def test_a_search_is_kept_while_what_it_was_made_from_is_the_same(tmp_path, make
     }
     step = Step(name="server settings search", tags="find", product=Product.SETTINGS)
     known = inputs_digest(env)
-    assert found_before(step, {}, env, known).exports is None
+    assert kept_result(step, {}, env, known).exports is None
     (tmp_path / "search").mkdir()
     write_record(tmp_path / "search" / SETTINGS_FILE, record())
-    assert found_before(step, {}, env, known).exports == exports_of(record())
+    assert kept_result(step, {}, env, known).exports == exports_of(record())
     for changed in ({"CM_VLLM_SEARCH_MINUTES": "11"}, {"CM_VLLM_SERVER_DTYPE": "float32"}):
-        again = found_before(step, {}, {**env, **changed}, known)
+        again = kept_result(step, {}, {**env, **changed}, known)
         assert (again.exports, again.why_not) == (None, "its inputs have changed")
     machine = {"CM_MLPERF_REHEARSE": "2-core-cpu-tiny"}
     seeds = {inputs_digest({**env, **machine, "CM_MLPERF_REHEARSE_SEED": seed}) for seed in ("0", "1")}

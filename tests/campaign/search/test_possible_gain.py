@@ -29,12 +29,12 @@ def evaluation(number, round_, *scores):
 
 
 def test_the_upper_end_of_another_bracket_over_the_lower_end_of_the_chosen_one_is_the_bound():
-    found = rivals([evaluation(0, 0, (9.0, 8.8, 9.2)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
-    (one,) = found
-    assert (one.number, one.round, one.ratio, one.standing) == (0, 0, 0.9, "at least 3.2 % below")
-    assert one.most == pytest.approx(9.2 / 9.5, abs=1e-4)
-    assert "reaches 9.2 queries/s" in one.why and "begins at 9.5" in one.why
-    assert evidence_words(found, 0).startswith("By the records no other tried setting is better")
+    others = rivals([evaluation(0, 0, (9.0, 8.8, 9.2)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
+    (rival,) = others
+    assert (rival.number, rival.round, rival.ratio, rival.standing) == (0, 0, 0.9, "at least 3.2 % below")
+    assert rival.most == pytest.approx(9.2 / 9.5, abs=1e-4)
+    assert "reaches 9.2 queries/s" in rival.why and "begins at 9.5" in rival.why
+    assert evidence_words(others, 0).startswith("By the records no other tried setting is better")
     wide = rivals([evaluation(0, 0, (9.0, 8.8, 9.9)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
     assert wide[0].standing == "up to 4.2 % better"
     words = evidence_words(wide, 3)
@@ -51,17 +51,17 @@ def test_the_upper_end_of_another_bracket_over_the_lower_end_of_the_chosen_one_i
     ],
 )
 def test_what_the_records_do_not_bound_has_no_bound(other, chosen, words):
-    found = rivals([evaluation(0, 0, other), evaluation(1, 0, chosen), evaluation(2, 0, (8.0, 7.9, 8.1))], 1)
-    one = next(one for one in found if one.number == 0)
-    assert (one.most, one.standing) == (None, "no bound")
-    assert words in one.why
-    assert found[0].most is None, "those without a bound come first"
-    assert "no bound, as for the server as it is: " in evidence_words(found, 0)
+    others = rivals([evaluation(0, 0, other), evaluation(1, 0, chosen), evaluation(2, 0, (8.0, 7.9, 8.1))], 1)
+    rival = next(rival for rival in others if rival.number == 0)
+    assert (rival.most, rival.standing) == (None, "no bound")
+    assert words in rival.why
+    assert others[0].most is None, "those without a bound come first"
+    assert "no bound, as for the server as it is: " in evidence_words(others, 0)
 
 
 def test_a_candidate_that_failed_at_each_rate_is_bounded_by_the_lowest():
-    found = rivals([evaluation(0, 0, (9.0, None, 9.0)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
-    assert found[0].most == pytest.approx(9.0 / 9.5, abs=1e-4)
+    others = rivals([evaluation(0, 0, (9.0, None, 9.0)), evaluation(1, 0, (10.0, 9.5, 10.5))], 1)
+    assert others[0].most == pytest.approx(9.0 / 9.5, abs=1e-4)
 
 
 def test_values_that_change_from_round_to_round_widen_the_bound():
@@ -72,8 +72,8 @@ def test_values_that_change_from_round_to_round_widen_the_bound():
     for number, change in enumerate(changes):
         value = 10.0 * math.exp(change)
         second.append(evaluation(number, 1, (value, 0.999 * value, 1.001 * value)))
-    (best, *_) = found = rivals([*first, *second], 0)
-    assert {one.round for one in found} == {1}
+    (best, *_) = others = rivals([*first, *second], 0)
+    assert {rival.round for rival in others} == {1}
     assert best.number == 1
     assert best.most == pytest.approx(math.exp(-0.1 + 2.920 * math.sqrt(2) * 0.1), abs=1e-3)
     assert "from round to round" in best.why
@@ -90,8 +90,8 @@ def test_the_last_round_beside_the_chosen_one_counts_and_trials_and_failures_do_
         evaluation(1, 1, (10.2, 10.1, 10.3)),
         evaluation(0, 1, (9.0, 8.9, 9.1)),
     ]
-    (one,) = rivals(made, 1)
-    assert (one.number, one.round) == (0, 1)
+    (rival,) = rivals(made, 1)
+    assert (rival.number, rival.round) == (0, 1)
     assert rivals(made[1:2], 0) == []
     assert evidence_words([], 2).startswith("No other setting was measured beside the chosen one")
 

@@ -5,7 +5,7 @@ import pytest
 from cm4vllm.campaign.search.records import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
 
 
-def found(*, queries, rehearsal, confirmed=True):
+def made(*, queries, rehearsal, confirmed=True):
     limit = LimitRecord(name="TPOT", limit_ms=100, over=0, within=1, low=0.9, high=1, p99_ms=8)
     probe = ProbeRecord(
         number=1,
@@ -43,11 +43,11 @@ def found(*, queries, rehearsal, confirmed=True):
 @pytest.mark.parametrize(
     ("search", "words"),
     [
-        (found(queries=6000, rehearsal=False), "600 queries/s pass a full-length run; "),
-        (found(queries=600, rehearsal=True), "600 queries/s pass a rehearsal's run of 600 queries; "),
-        (found(queries=64, rehearsal=True), "run of 64 queries, too few for LoadGen's test; "),
-        (found(queries=0, rehearsal=True, confirmed=False), "no rehearsal's run passed, the probes point to 600"),
-        (found(queries=0, rehearsal=False, confirmed=False), "no full-length run passed, the probes point to 600"),
+        (made(queries=6000, rehearsal=False), "600 queries/s pass a full-length run; "),
+        (made(queries=600, rehearsal=True), "600 queries/s pass a rehearsal's run of 600 queries; "),
+        (made(queries=64, rehearsal=True), "run of 64 queries, too few for LoadGen's test; "),
+        (made(queries=0, rehearsal=True, confirmed=False), "no rehearsal's run passed, the probes point to 600"),
+        (made(queries=0, rehearsal=False, confirmed=False), "no full-length run passed, the probes point to 600"),
     ],
 )
 def test_a_run_of_a_rehearsal_is_not_called_full_length(search, words):

@@ -39,28 +39,28 @@ def valid(system, limits, rate, seed):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_found_is_near_the_highest_rate_that_a_full_length_run_passes(name):
     system, limits = SYSTEMS[name]
-    found, prober = found_by(system, limits, seed=3)
-    assert found.confirmed
-    assert valid(system, limits, 0.97 * found.rate, 3)
-    assert not valid(system, limits, 1.04 * found.rate, 3)
-    assert prober.clock_s == pytest.approx(sum(one.took_s for one in found.probes))
+    result, prober = found_by(system, limits, seed=3)
+    assert result.confirmed
+    assert valid(system, limits, 0.97 * result.rate, 3)
+    assert not valid(system, limits, 1.04 * result.rate, 3)
+    assert prober.clock_s == pytest.approx(sum(probe.took_s for probe in result.probes))
     assert prober.clock_s <= 2.5 * 600
-    run = found.probes[found.run - 1]
-    assert (run.rate, run.sure, run.verdict) == (found.rate, True, Verdict.PASSES)
+    run = result.probes[result.run - 1]
+    assert (run.rate, run.sure, run.verdict) == (result.rate, True, Verdict.PASSES)
     assert run.planned_s >= 600
-    assert run.queries > 600 * found.rate * 0.95
-    assert found.interval.low < found.interval.high
-    assert 0.9 * found.rate < found.interval.rate < 1.1 * found.rate
-    assert all(one.projected for one in found.probes if one.sure)
+    assert run.queries > 600 * result.rate * 0.95
+    assert result.interval.low < result.interval.high
+    assert 0.9 * result.rate < result.interval.rate < 1.1 * result.rate
+    assert all(probe.projected for probe in result.probes if probe.sure)
 
 
 def test_a_limit_that_ends_probes_too_soon_to_say_where_it_is_counts():
     """Probes above it fail by TPOT at once, while what a slow probe says of TTFT points far above them."""
     system = Batching(0.005, 0.00059233, 0.002, 256, 16, 40, 80, noise=0.05)
-    found, _ = found_by(system, TIGHT, seed=11)
-    assert found.confirmed
-    assert valid(system, TIGHT, 0.97 * found.rate, 11)
-    assert not valid(system, TIGHT, 1.04 * found.rate, 11)
+    result, _ = found_by(system, TIGHT, seed=11)
+    assert result.confirmed
+    assert valid(system, TIGHT, 0.97 * result.rate, 11)
+    assert not valid(system, TIGHT, 1.04 * result.rate, 11)
 
 
 def test_the_same_seed_gives_the_same_search():
@@ -92,9 +92,9 @@ def test_a_full_length_run_that_cannot_pass_any_more_is_ended():
 
 
 def test_probes_grow_longer_until_the_rate_is_settled_by_full_length_runs():
-    found, _ = found_by(*SYSTEMS["M/D/c"], seed=3)
-    assert [one.sure for one in found.probes] == sorted(one.sure for one in found.probes)
-    short = [one.planned_s for one in found.probes if not one.sure]
+    result, _ = found_by(*SYSTEMS["M/D/c"], seed=3)
+    assert [probe.sure for probe in result.probes] == sorted(probe.sure for probe in result.probes)
+    short = [probe.planned_s for probe in result.probes if not probe.sure]
     assert short == sorted(short)
     assert short[0] <= 30
 
@@ -119,7 +119,7 @@ def test_a_server_that_dies_ends_the_search_with_its_error():
     with pytest.raises(ServerDied):
         search(prober, 20, SearchPlan(limits), seen.append)
     assert seen
-    assert all(one.rate < 60 for one in seen)
+    assert all(probe.rate < 60 for probe in seen)
 
 
 def test_where_no_rate_passes_the_search_says_what_was_seen():
@@ -141,10 +141,10 @@ def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
 
 
 def test_a_search_whose_time_is_spent_says_so():
-    found, prober = found_by(*SYSTEMS["M/D/c"], seed=3, runs=1.0, approach_s=60.0)
-    assert not found.confirmed
-    assert (found.run, found.stopped) == (0, "its time budget was used up")
-    assert found.boundary in Boundary
+    result, prober = found_by(*SYSTEMS["M/D/c"], seed=3, runs=1.0, approach_s=60.0)
+    assert not result.confirmed
+    assert (result.run, result.stopped) == (0, "its time budget was used up")
+    assert result.boundary in Boundary
     assert prober.clock_s < 100
 
 
@@ -160,22 +160,22 @@ def test_probes_in_which_no_query_counts_were_too_short():
 def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     system, limits = SYSTEMS["M/D/c"]
     prober = SimulatedProber(system, limits, FullLength(600.0, 3))
-    found = search(prober, start, SearchPlan(limits))
-    assert found.confirmed
-    assert found.rate == pytest.approx(found_by(system, limits, seed=3)[0].rate, rel=0.03)
+    result = search(prober, start, SearchPlan(limits))
+    assert result.confirmed
+    assert result.rate == pytest.approx(found_by(system, limits, seed=3)[0].rate, rel=0.03)
     assert prober.clock_s <= 2.5 * 600
 
 
 def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_end():
     system, limits = SYSTEMS["cliff"]
     prober = SimulatedProber(system, limits, FullLength(600.0, 3), Drift(at_s=300.0, factor=0.8))
-    found = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
+    result = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
     slow = Drifting(system, Drift(at_s=0.0, factor=0.8))
-    assert found.confirmed
-    assert valid(slow, limits, found.rate, 3)
-    assert not valid(slow, limits, 1.05 * found.rate, 3)
+    assert result.confirmed
+    assert valid(slow, limits, result.rate, 3)
+    assert not valid(slow, limits, 1.05 * result.rate, 3)
     assert prober.clock_s < 2.5 * 610
-    first = found.probes[found.since - 1]
+    first = result.probes[result.since - 1]
     assert first.sure
     assert min(first.projected.values()) < 0.9 * first.rate
 
@@ -183,11 +183,11 @@ def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_e
 def test_a_run_that_misses_a_limit_by_little_contradicts_no_probe():
     """The probes still count after such a run: otherwise a single crowded passage of the schedule would decide."""
     system, limits = SYSTEMS["KV cache"]
-    found, _ = found_by(system, limits, seed=3)
-    failed = [one for one in found.probes if one.sure and one.verdict is Verdict.FAILS]
+    result, _ = found_by(system, limits, seed=3)
+    failed = [probe for probe in result.probes if probe.sure and probe.verdict is Verdict.FAILS]
     assert failed
-    assert found.since == 1
-    assert all(min(one.projected.values()) > 0.9 * one.rate for one in failed)
+    assert result.since == 1
+    assert all(min(probe.projected.values()) > 0.9 * probe.rate for probe in failed)
 
 
 def test_a_machine_that_slows_down_does_as_much_less_from_then_on():
@@ -202,10 +202,10 @@ def test_a_run_of_whole_datasets_is_searched_for_at_its_own_length():
     system, limits = SYSTEMS["M/D/c"]
     full = FullLength(60.0, 3, whole=13368)
     prober = SimulatedProber(system, limits, full)
-    found = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
-    assert found.confirmed
-    assert found.probes[found.run - 1].queries == 13368
-    assert prober.clock_s <= 2.5 * 13368 / found.rate
+    result = search(prober, queueing_estimate(offline_rate(system), limits), SearchPlan(limits))
+    assert result.confirmed
+    assert result.probes[result.run - 1].queries == 13368
+    assert prober.clock_s <= 2.5 * 13368 / result.rate
 
 
 def test_the_queueing_estimate_lies_below_the_capacity_and_grows_with_the_limit():
@@ -222,7 +222,7 @@ def test_a_full_kv_cache_computes_again_what_it_has_lost():
         for blocks in (2500, 100_000)
     ]
     assert (runs[0].tokens == runs[1].tokens).all()
-    assert all((one.issued < one.first).all() and (one.first < one.done).all() for one in runs)
+    assert all((run.issued < run.first).all() and (run.first < run.done).all() for run in runs)
     assert runs[0].done[-1] > runs[1].done[-1]
     assert (runs[0].done >= runs[1].done - 1e-9).mean() > 0.9
 
@@ -270,7 +270,7 @@ def test_queries_of_the_warm_up_do_not_count():
     assert judge.queries == 1000
     assert judge.verdict() is Verdict.PASSES
     assert verdict is None
-    assert [one.over for one in judge.limits()] == [0, 0]
+    assert [limit.over for limit in judge.limits()] == [0, 0]
 
 
 def test_what_is_open_is_not_forgotten():

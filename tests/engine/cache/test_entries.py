@@ -224,11 +224,11 @@ def test_two_simultaneous_runs_make_it_once(home):
     json.loads((home.path / "index.json").read_bytes())
 
 
-@pytest.mark.parametrize("what", ["made", "cm-cached-state.json", "."])
-def test_entry_whose_files_vanished_is_made_again(home, made, what):
+@pytest.mark.parametrize("name", ["made", "cm-cached-state.json", "."])
+def test_entry_whose_files_vanished_is_made_again(home, made, name):
     home.script("make", META, run=COUNT)
     made()
-    path = home.entries()[0] / what
+    path = home.entries()[0] / name
     if path.is_file():
         path.unlink()
     else:

@@ -21,12 +21,12 @@ if yaml.__with_libyaml__:
 
 def entries(home):
     """Return what cmind and people see of the cache: tags without UIDs, version, and whether it is finished."""
-    found = []
+    cached = []
     for path in sorted((home / "repos" / "local" / "cache").glob("*/_cm.json")):
         meta = json.loads(path.read_bytes())
         tags = sorted(tag for tag in meta["tags"] if not tag.startswith("script-artifact-"))
-        found.append({"tags": tags, "version": str(meta.get("version", ""))})
-    return sorted(found, key=lambda entry: entry["tags"])
+        cached.append({"tags": tags, "version": str(meta.get("version", ""))})
+    return sorted(cached, key=lambda entry: entry["tags"])
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ def meta(folder, tags, *, name="_cm.yaml"):
 
 
 def tags_of(folder, store):
-    return [",".join(one.tags) for one in summaries([(str(folder), "repo")], store)]
+    return [",".join(summary.tags) for summary in summaries([(str(folder), "repo")], store)]
 
 
 def test_a_meta_is_read_once(tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_half_a_store_and_a_broken_meta_hide_nothing(tmp_path, monkeypatch):
     meta(tmp_path / "b", "two")
     (tmp_path / "b" / "_cm.yaml").write_text("{")
     (tmp_path / "store").write_text('{"half":')
-    found = summaries([(str(tmp_path / name), "repo") for name in ("a", "b", "missing")], tmp_path / "store")
-    assert [one.alias for one in found] == ["a"]
+    read = summaries([(str(tmp_path / name), "repo") for name in ("a", "b", "missing")], tmp_path / "store")
+    assert [summary.alias for summary in read] == ["a"]
     (tmp_path / "b" / "_cm.yaml").write_text("tags: [two]")
     assert tags_of(tmp_path / "b", tmp_path / "store") == ["two"]

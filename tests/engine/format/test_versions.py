@@ -20,9 +20,11 @@ def test_order(older, newer):
     assert version_key(older) < version_key(newer)
 
 
-@pytest.mark.parametrize(("one", "same"), [("1.0", "1.0.0"), ("1", "1.0"), ("2.13.0", "2.13.0+cpu"), ("v6.1", "v6.1")])
-def test_equal(one, same):
-    assert version_key(one) == version_key(same)
+@pytest.mark.parametrize(
+    ("version", "same"), [("1.0", "1.0.0"), ("1", "1.0"), ("2.13.0", "2.13.0+cpu"), ("v6.1", "v6.1")]
+)
+def test_equal(version, same):
+    assert version_key(version) == version_key(same)
 
 
 def test_limits():

@@ -56,8 +56,8 @@ def nodes(node):
 
 def told(node):
     return [
-        (one["script"]["alias"], tuple(one["variations"]), one["status"] in ("cached", "made above"))
-        for one in nodes(node)
+        (node["script"]["alias"], tuple(node["variations"]), node["status"] in ("cached", "made above"))
+        for node in nodes(node)
     ]
 
 
@@ -314,7 +314,7 @@ def test_what_is_brought_is_told_with_sizes_that_are_known(home):
     )
     (folder / "list.txt").write_text("one==1\ntwo==2\n")
     brings = planned(home, "top")["plan"]["brings"]
-    assert [(one["what"], one["disk_bytes"]) for one in brings] == [
+    assert [(bring["what"], bring["disk_bytes"]) for bring in brings] == [
         ("weights", 3_000_000_000),
         ("tools: 2 packages of list.txt", None),
         ("the package no-such-package", None),

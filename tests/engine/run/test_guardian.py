@@ -11,10 +11,10 @@ import pytest
 from cm4vllm.engine.run.shell_script import Guardian
 
 
-def wait_until(holds, what):
+def wait_until(holds, condition):
     until = time.monotonic() + 30
     while not holds():
-        assert time.monotonic() < until, what
+        assert time.monotonic() < until, condition
         time.sleep(0.02)
 
 

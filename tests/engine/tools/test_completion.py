@@ -72,7 +72,7 @@ def home(tmp_path_factory):
 
 @pytest.mark.parametrize(("line", "expected"), CASES)
 def test_a_line_is_completed(home, line, expected):
-    assert [one.rstrip() for one in candidates(line, str(home))] == expected
+    assert [candidate.rstrip() for candidate in candidates(line, str(home))] == expected
 
 
 def test_all_tags_and_variations_are_offered(home):
@@ -107,9 +107,9 @@ def test_bash_completes_what_follows_the_last_word_break(home, tmp_path):
             ["bash", "--norc", "-c", BASH, "bash", line], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.stderr == ""
-        first, *found = done.stdout.splitlines()
+        first, *words = done.stdout.splitlines()
         assert first == "complete -o bashdefault -o default -o nospace -F _cm4vllm_complete cm"
-        return found
+        return words
 
     assert reply(f"{TAGS}advise,vll") == ["advise,vllm-fit"]
     assert reply(f"{TAGS}run-mlperf,inference --execution_mode=v") == ["valid "]

@@ -9,17 +9,17 @@ KEPT = "def preprocess(i): __import__('pathlib').Path('made').write_text('x'); r
 def symptoms(home, **env):
     home.cli("find", "script", **env)
     done = home.cli("doctor", "script", "--out=json", **env)
-    found = json.loads(done.stdout)["symptoms"]
-    return done.returncode, {one["subject"]: one for one in found if one["level"] != "ok"}, found
+    lines = json.loads(done.stdout)["symptoms"]
+    return done.returncode, {symptom["subject"]: symptom for symptom in lines if symptom["level"] != "ok"}, lines
 
 
 def test_a_sound_home_is_told_so(home):
     home.script("one", {"cache": True}, customize=KEPT)
     home.run("one")
-    code, bad, found = symptoms(home)
+    code, bad, lines = symptoms(home)
     assert code == 0
     assert bad.keys() <= {"python"}  # where the tests run outside a virtual environment
-    assert {"engine", "home", "cache", "compiler", "disk", "repositories"} <= {one["subject"] for one in found}
+    assert {"engine", "home", "cache", "compiler", "disk", "repositories"} <= {symptom["subject"] for symptom in lines}
     text = home.cli("doctor", "script").stdout
     assert "ok     cache" in text
     assert "1 entries" in text

@@ -12,14 +12,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def linter_of(repo: Path) -> Linter:
-    one = SimpleNamespace(path_with_prefix=str(repo), meta={"alias": "cm4vllm", "uid": ""})
-    return Linter(Catalogue(SimpleNamespace(repos=SimpleNamespace(lst=[one]), repos_path=os.devnull, index=None)))
+    repository = SimpleNamespace(path_with_prefix=str(repo), meta={"alias": "cm4vllm", "uid": ""})
+    return Linter(
+        Catalogue(SimpleNamespace(repos=SimpleNamespace(lst=[repository]), repos_path=os.devnull, index=None))
+    )
 
 
 def test_recipes_of_this_repository_are_clean():
     linter = linter_of(ROOT)
-    found = [str(one) for script in linter.catalogue.all() for one in linter.findings(script)]
-    assert [*found, *map(str, linter.duplicates())] == []
+    texts = [str(finding) for script in linter.catalogue.all() for finding in linter.findings(script)]
+    assert [*texts, *map(str, linter.duplicates())] == []
     assert len(linter.catalogue.all()) == len(list(ROOT.glob("script/*/_cm.yaml")))
 
 

@@ -264,14 +264,14 @@ def test_a_slow_stream_is_not_taken_for_a_stuck_one():
 
 def test_a_request_that_was_given_up_while_its_connection_was_opened_is_not_sent():
     async def script(send, client):
-        [one] = client._servers
-        connect = one.address.connect
+        [server] = client._servers
+        connect = server.address.connect
 
         async def slowly(connection):
             await asyncio.sleep(0.2)
             await connect(connection)
 
-        one.address.connect = slowly
+        server.address.connect = slowly
         sending = asyncio.create_task(send([1]))
         await asyncio.sleep(0.05)
         [exchange] = client._open
@@ -279,7 +279,7 @@ def test_a_request_that_was_given_up_while_its_connection_was_opened_is_not_sent
         await sending
         await asyncio.sleep(0.3)
         await send([2])
-        assert one.in_flight == 0
+        assert server.in_flight == 0
 
     with FakeVllm() as server:
         _, ledger = drive(server, [], script=script)

@@ -196,10 +196,10 @@ def test_one_stream_that_breaks_leaves_the_others_alone():
         server.setblocking(False)
         other = Peer(peer.poller, server)
         await other.connect(mine)
-        for one in (peer, other):
-            await one.ask()
-            one.say(STREAM[:BEGUN])
-            await one.until(has_first)
+        for client in (peer, other):
+            await client.ask()
+            client.say(STREAM[:BEGUN])
+            await client.until(has_first)
         peer.server.close()
         await peer.until(has_ended)
         other.say(STREAM[BEGUN:])

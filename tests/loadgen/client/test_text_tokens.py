@@ -265,26 +265,26 @@ def answer(words, tokens, reason="stop"):
     [(10, "stop", 0), (11, "stop", 0), (12, "stop", 1), (9, "stop", 1), (11, "length", 1), (10, "length", 0)],
 )
 def test_the_token_that_ends_an_answer_may_be_counted_or_not(tmp_path, tokens, reason, apart):
-    one = texts(tmp_path, every=True)
-    assert one.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
-    assert one.counts() == TextCounts(
+    counted = texts(tmp_path, every=True)
+    assert counted.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
+    assert counted.counts() == TextCounts(
         answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, server_prompt_tokens=5
     )
 
 
 def test_differences_of_either_sign_do_not_cancel(tmp_path):
-    one = texts(tmp_path, every=True)
-    one.tokens_of(answer(10, 8, "length"))
-    one.tokens_of(answer(10, 12, "length"))
-    assert one.counts().apart == 4
+    counted = texts(tmp_path, every=True)
+    counted.tokens_of(answer(10, 8, "length"))
+    counted.tokens_of(answer(10, 12, "length"))
+    assert counted.counts().apart == 4
 
 
 def test_a_performance_run_keeps_a_sample_of_bounded_size_and_every_answer_has_its_chance(tmp_path, monkeypatch):
     monkeypatch.setattr("cm4vllm.loadgen.client.text_tokens._KEPT", 100)
-    one = texts(tmp_path)
+    counted = texts(tmp_path)
     for number in range(2000):
-        assert one.tokens_of(answer(10, 10 + (number >= 1000), "length")) == 10 + (number >= 1000)
-    counts = one.counts()
+        assert counted.tokens_of(answer(10, 10 + (number >= 1000), "length")) == 10 + (number >= 1000)
+    counts = counted.counts()
     assert counts.answers == 100
     assert 30 < counts.apart < 70  # about half of the sample is of the second half
     assert counts.server_prompt_tokens == 10_000
@@ -292,22 +292,22 @@ def test_a_performance_run_keeps_a_sample_of_bounded_size_and_every_answer_has_i
 
 def test_long_answers_are_kept_up_to_a_bound_of_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("cm4vllm.loadgen.client.text_tokens._KEPT_CHARACTERS", 500)
-    one = texts(tmp_path)
+    counted = texts(tmp_path)
     for _ in range(100):
-        one.tokens_of(answer(10, 10))
-    assert 0 < one.counts().answers < 10
+        counted.tokens_of(answer(10, 10))
+    assert 0 < counted.counts().answers < 10
 
 
 def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
-    one = texts(tmp_path, usage=False)
-    assert one.tokens_of(answer(7, -1)) == 7
+    counted = texts(tmp_path, usage=False)
+    assert counted.tokens_of(answer(7, -1)) == 7
     with pytest.raises(AnswerError, match="no text"):
-        one.tokens_of(answer(0, -1))
+        counted.tokens_of(answer(0, -1))
 
 
 def test_the_counts_of_several_workers_are_added_up():
-    one = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
-    assert added_up([one, None, one], prompt_tokens=15) == TextCounts(
+    counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
+    assert added_up([counts, None, counts], prompt_tokens=15) == TextCounts(
         answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, server_prompt_tokens=14, prompt_tokens=15
     )
     assert added_up([None], prompt_tokens=15) is None

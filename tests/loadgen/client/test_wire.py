@@ -128,12 +128,14 @@ def in_both_forms(choices, *, tokens, **more):
     """Return readers of the same answer: as a whole one, and as a stream of an event a choice."""
     whole = json.dumps(
         {
-            "choices": [{**choices[-1], "token_ids": [i for one in choices for i in one["token_ids"]]}],
+            "choices": [{**choices[-1], "token_ids": [i for choice in choices for i in choice["token_ids"]]}],
             "usage": usage(tokens),
             **more,
         }
     ).encode()
-    stream = b"".join(event(choices=[one]) for one in choices) + event(choices=[], usage=usage(tokens), **more) + DONE
+    stream = (
+        b"".join(event(choices=[choice]) for choice in choices) + event(choices=[], usage=usage(tokens), **more) + DONE
+    )
     return [
         lambda limits=LIMITS: whole_answer(whole, 3, limits).tokens.tolist(),
         lambda limits=LIMITS: read([stream], limits=limits)[0],
@@ -157,7 +159,7 @@ def in_both_forms(choices, *, tokens, **more):
     ],
 )
 def test_an_answer_that_was_cut_is_refused_though_its_counts_match(form, choices, words):
-    tokens = sum(len(one["token_ids"]) for one in choices)
+    tokens = sum(len(choice["token_ids"]) for choice in choices)
     with pytest.raises(AnswerError, match=words):
         in_both_forms(choices, tokens=tokens)[form]()
 

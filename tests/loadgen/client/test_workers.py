@@ -43,30 +43,34 @@ def test_several_workers_give_the_same_log(tmp_path, make_settings, scenario):
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_several_servers_share_the_requests(tmp_path, make_settings, scenario):
-    with FakeVllm(Behaviour(token_delay_s=0.001)) as one, FakeVllm(Behaviour(token_delay_s=0.001)) as two:
-        settings = served_by(make_settings(one.endpoint, scenario, "accuracy"), replicas=[two.endpoint])
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as first, FakeVllm(Behaviour(token_delay_s=0.001)) as two:
+        settings = served_by(make_settings(first.endpoint, scenario, "accuracy"), replicas=[two.endpoint])
         run(settings, tmp_path / "run")
     assert answers_in_the_log(tmp_path / "run") == SENT
-    assert len(one.bodies) + len(two.bodies) == 64
-    assert min(len(one.bodies), len(two.bodies)) > 16
+    assert len(first.bodies) + len(two.bodies) == 64
+    assert min(len(first.bodies), len(two.bodies)) > 16
 
 
 def test_one_of_several_servers_that_cannot_be_reached_is_named(tmp_path, make_settings):
-    with FakeVllm() as one, FakeVllm() as gone:
+    with FakeVllm() as first, FakeVllm() as gone:
         gone.stop()
-        settings = served_by(make_settings(one.endpoint, "Offline", "accuracy"), replicas=[gone.endpoint])
+        settings = served_by(make_settings(first.endpoint, "Offline", "accuracy"), replicas=[gone.endpoint])
         with pytest.raises(ServerUnreachable, match=f"nothing answers at {gone.endpoint}"):
             run(settings, tmp_path / "run")
 
 
 def test_each_worker_begins_with_another_server(make_settings):
     settings = served_by(make_settings("http://a:1", "Server", "accuracy"), replicas=["http://b:1"])
-    assert [one.endpoints[0] for one in worker_settings(settings, 3)] == ["http://a:1", "http://b:1", "http://a:1"]
+    assert [worker.endpoints[0] for worker in worker_settings(settings, 3)] == [
+        "http://a:1",
+        "http://b:1",
+        "http://a:1",
+    ]
 
 
 def test_the_bound_of_requests_in_flight_is_shared(make_settings):
     settings = make_settings("http://a:1", "Offline", "accuracy", max_in_flight=9)
-    assert [one.max_in_flight for one in worker_settings(settings, 2)] == [5, 5]
+    assert [worker.max_in_flight for worker in worker_settings(settings, 2)] == [5, 5]
 
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
@@ -118,11 +122,11 @@ class Receiver:
     def failed(self, key, cause, *, first_token_seen):
         self._note("end" if first_token_seen else "end without first", [key])
 
-    def _note(self, what, keys):
+    def _note(self, event, keys):
         if not self.seen:
             time.sleep(0.3)
-        self.seen += [(what, key) for key in keys]
-        self._ends -= sum(what != "first" for _ in keys)
+        self.seen += [(event, key) for key in keys]
+        self._ends -= sum(event != "first" for _ in keys)
         if self._ends <= 0:
             self.over.set()
 
@@ -154,7 +158,7 @@ def test_a_first_token_is_reported_before_the_end_of_its_query(make_settings):
         workers.issue(queries)
         assert receiver.over.wait(20)
     assert receiver.errors == []
-    assert sorted(receiver.seen) == [(what, key) for what in ("end", "first") for key in range(64)]
+    assert sorted(receiver.seen) == [(event, key) for event in ("end", "first") for key in range(64)]
     assert [key for key in range(64) if receiver.seen.index(("first", key)) > receiver.seen.index(("end", key))] == []
     assert 0 < workers.failures.total() < 64
 

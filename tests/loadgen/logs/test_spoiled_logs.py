@@ -49,9 +49,9 @@ def outcome(folder, data, kind=""):
     return results[0]
 
 
-def whole_and_valid(found):
+def whole_and_valid(result):
     """Say whether a log of a tree reads as valid: of one without its figure, a check says so (METRIC-MISSING)."""
-    return found is not None and found.loadgen_valid and found.tokens_per_second is not None
+    return result is not None and result.loadgen_valid and result.tokens_per_second is not None
 
 
 def reads_as_valid(folder, data):
@@ -76,9 +76,9 @@ def test_a_spoiled_valid_log_is_refused_or_gives_its_own_figures(tmp_path, scena
     assert honest.valid
     other = performance_log(scenario, version=version, valid=False)
     for kind, data in spoiled(lines, other, random.Random(SEED), COUNT):
-        found = outcome(tmp_path, data, kind)
-        if found is not None and found.valid and kind in KEEPS_FIGURES:
-            assert known(found) == known(honest), kind
+        result = outcome(tmp_path, data, kind)
+        if result is not None and result.valid and kind in KEEPS_FIGURES:
+            assert known(result) == known(honest), kind
 
 
 @pytest.mark.parametrize(("scenario", "version"), LOGS)
@@ -178,13 +178,13 @@ def test_a_spoiled_accuracy_log_is_refused_or_gives_its_own_tokens(tmp_path):
         path.write_bytes(data)
         for read in (read_accuracy_log, read_answers):
             try:
-                found = list(read(path))
+                entries = list(read(path))
             except RunFailed as error:
                 assert error.cause and str(path) in error.what, kind
                 f"{error.what}{error.cause}".encode()
             else:
-                if read is read_accuracy_log and len(found) >= len(tokens) and kind not in ("garbled", "value"):
-                    assert {index: ids.tolist() for index, ids, _ in found} == tokens, kind
+                if read is read_accuracy_log and len(entries) >= len(tokens) and kind not in ("garbled", "value"):
+                    assert {index: ids.tolist() for index, ids, _ in entries} == tokens, kind
 
 
 READERS = {

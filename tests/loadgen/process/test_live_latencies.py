@@ -37,7 +37,7 @@ def test_what_waits_for_longer_than_the_limit_is_overdue(times):
     assert (news.issued, news.overdue, news.oldest_open_s) == (2, 1, 0)
     times.completed(2_000_000, [(1, 0, 1, 0, 0), (2, 0, 1, 0, 0)])
     news = live.take()
-    assert [one.tpot_ms for one in news.message().answers] == [None, None]
+    assert [answer.tpot_ms for answer in news.message().answers] == [None, None]
     assert (news.overdue, news.oldest_open_s) == (0, None)
 
 
@@ -63,7 +63,7 @@ def test_no_answer_is_lost_or_counted_twice_however_the_events_are_read(times):
     collect(live, got)
     assert len(live._open) == len(open_)
     assert got == wanted
-    assert [one.queries for one in live.status()] == [len(wanted)] * 3
+    assert [latency.queries for latency in live.status()] == [len(wanted)] * 3
 
 
 def collect(live, got):

@@ -97,7 +97,7 @@ def test_a_paced_run_ends_when_its_queries_are_issued_and_answered(make_settings
     assert plan.seconds == pytest.approx(result.duration, rel=0.1)
     last = seen[-1]
     assert (last.title, last.total) == ("Server performance", result.queries)
-    assert [one.name for one in last.latencies] == ["TTFT", "TPOT", "answer"]
+    assert [latency.name for latency in last.latencies] == ["TTFT", "TPOT", "answer"]
     assert last.latencies[0].limit_ms == 2000
     assert last.left is None or 0 <= last.left.low <= last.left.seconds <= last.left.high
 

@@ -30,11 +30,11 @@ CELLS = [
 
 @pytest.mark.parametrize(("name", "scenario"), CELLS)
 def test_an_answer_is_reported_as_the_reference_reports_it(tmp_path, make_settings, name, scenario):
-    found = terms("v6.1", name, scenario, Mode.ACCURACY)
-    conf = user_conf(found, ExecutionMode.TEST, target_qps=100, test_query_count=64, dataset_samples=64)
+    run_terms = terms("v6.1", name, scenario, Mode.ACCURACY)
+    conf = user_conf(run_terms, ExecutionMode.TEST, target_qps=100, test_query_count=64, dataset_samples=64)
     with FakeVllm() as server:
-        settings = make_settings(server.endpoint, "Server" if found.first_token else "Offline", "accuracy")
-        settings = replace(settings, terms=found, user_conf=conf.text)
+        settings = make_settings(server.endpoint, "Server" if run_terms.first_token else "Offline", "accuracy")
+        settings = replace(settings, terms=run_terms, user_conf=conf.text)
         record = run(settings, tmp_path / "run")
     left_out = 1 if name in ALL_BUT_THE_FIRST and scenario is not Scenario.OFFLINE else 0
     logged = {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)}

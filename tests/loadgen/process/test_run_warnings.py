@@ -111,8 +111,8 @@ def test_more_answers_at_their_greatest_length_than_the_mean_allows_are_told(rec
         run.settings, max_tokens=1024, terms=terms("v6.0", "llama2-70b-99", Scenario.SERVER, Mode.PERFORMANCE)
     )
     run = replace(run, settings=longer)
-    assert not any("finish_reason" in one for one in run_warnings(ended(run, stop=69, length=31)))
-    (warning,) = [one for one in run_warnings(ended(run, stop=60, length=40)) if "finish_reason" in one]
+    assert not any("finish_reason" in text for text in run_warnings(ended(run, stop=69, length=31)))
+    (warning,) = [text for text in run_warnings(ended(run, stop=60, length=40)) if "finish_reason" in text]
     assert "40 of 100 answers ended at their greatest length of 1,024 tokens" in warning
 
 

@@ -99,9 +99,9 @@ def test_in_a_single_stream_each_query_follows_the_answer_before_it(tmp_path, ma
     assert (result.scenario, result.errors, result.valid) == ("SingleStream", 0, True)
     assert result.samples == result.queries == record.client.completed == 64
     assert result.target_qps == pytest.approx(100)
-    found = figures(read_detail_log(tmp_path / "run" / DETAIL_LOG))
+    measured = figures(read_detail_log(tmp_path / "run" / DETAIL_LOG))
     assert metric_names("SingleStream", tokens=True) == ("latency_p90",)
-    assert found["latency_p90"].value > found["ttft_p90"].value > 0
+    assert measured["latency_p90"].value > measured["ttft_p90"].value > 0
 
 
 def test_every_sample_of_a_single_stream_is_answered(tmp_path, make_settings):

@@ -205,12 +205,12 @@ def killed_once(python, folder, victim, seed, *, launcher="local", nodes="2") ->
 
 def peers(port) -> list[psutil.Process]:
     """Return the processes of the small server with a port, on all nodes that are on this machine."""
-    found = []
+    texts = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if node_peer.__file__ in words and port in words and "/python" in words[0]:
-            found.append(process)
-    return found
+            texts.append(process)
+    return texts
 
 
 @pytest.mark.timing
@@ -271,8 +271,8 @@ def test_nodes_that_differ_are_refused(changes, message):
 
 def test_nodes_of_other_hardware_are_reported():
     other = replace(REPORT, cores=4)
-    found = require_alike({"n1": REPORT, "n2": other}, workers=1, on_gpus=False)
-    assert found == ["the nodes differ in cores: n1: 8; n2: 4"]
+    texts = require_alike({"n1": REPORT, "n2": other}, workers=1, on_gpus=False)
+    assert texts == ["the nodes differ in cores: n1: 8; n2: 4"]
     with pytest.raises(UsageError, match="n1 has 0 GPUs for 8 workers"):
         require_alike({"n1": REPORT, "n2": other}, workers=8, on_gpus=True)
 

@@ -40,7 +40,7 @@ def results(campaign):
 
 
 def part_of(capsule, scenario, mode):
-    return next(one for one in capsule.results if one.scenario == scenario).parts[Mode(mode)]
+    return next(result for result in capsule.results if result.scenario == scenario).parts[Mode(mode)]
 
 
 def changed(capsule, scenario, mode, **values):
@@ -49,7 +49,10 @@ def changed(capsule, scenario, mode, **values):
     conditions = {name: value for name, value in values.items() if hasattr(part.conditions, name)}
     others = {name: value for name, value in values.items() if name not in conditions}
     part = dataclasses.replace(part, conditions=dataclasses.replace(part.conditions, **conditions), **others)
-    results = [dataclasses.replace(one, **{mode: part}) if one.scenario == scenario else one for one in capsule.results]
+    results = [
+        dataclasses.replace(result, **{mode: part}) if result.scenario == scenario else result
+        for result in capsule.results
+    ]
     return msgspec.structs.replace(capsule, results=results)
 
 
@@ -77,7 +80,9 @@ def test_a_capsule_is_read_back_as_it_was_written_and_names_no_folder(results, t
     assert "jdoe" not in text and str(results.out) not in text
     assert "${DATASET_PATH:?}" in text and "${HF_TOKEN:?}" in text
     assert text.startswith("# REHEARSAL, NOT A RESULT\n")
-    assert [(one.scenario, {*one.parts}) for one in again.results] == [(s, {*Mode}) for s in ("Offline", "Server")]
+    assert [(result.scenario, {*result.parts}) for result in again.results] == [
+        (s, {*Mode}) for s in ("Offline", "Server")
+    ]
     accuracy, performance = (part_of(again, "Offline", mode) for mode in (Mode.ACCURACY, Mode.PERFORMANCE))
     assert len(base64.b64decode(accuracy.conditions.answers)) == 3 * 200
     assert performance.seeds == (2085463073848966840, 2747215439041700203, 16159082839903944936)
@@ -147,7 +152,7 @@ def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(res
     assert not differing(first, with_rate(104.0, 99.0, 109.0))
     assert differing(first, with_rate(109.0, 104.0, 114.0)) == {field}  # the intervals overlap, the change is real
     for other, verdict in ((with_rate(104.0, 99.0, 109.0), "within"), (with_rate(109.0, 104.0, 114.0), "real")):
-        block = next(one for one in compare([("a", first), ("b", other)]).blocks if one.scenario == "Offline")
+        block = next(block for block in compare([("a", first), ("b", other)]).blocks if block.scenario == "Offline")
         row = next(row for row in block.rows if row.name == "tokens per second")
         assert row.cells[1].shift.verdict == verdict
     assert not differing(first, with_rate(300.0, None, None))
@@ -207,10 +212,10 @@ def test_another_server_command_differs_but_not_where_it_listens(results):
 
     assert not differing(served("serve", "m", "--port", "1"), served("serve", "m", "--port=2", "--host=h"))
     assert not differing(served("serve", "m", "--a", "1", "--eager"), served("serve", "m", "--eager", "--a=1"))
-    one, other = served("serve", "m", "--port", "1", "--a=1"), served("serve", "m", "--seed=1", "--a=2")
-    assert differing(one, other) == {"server's options: --seed", "server's options: --a"}
-    assert differing(one, served("other", "m", "--a=1")) == {"server's options: command"}
-    assert not differing(one, served())  # what is not known is not judged
+    first, other = served("serve", "m", "--port", "1", "--a=1"), served("serve", "m", "--seed=1", "--a=2")
+    assert differing(first, other) == {"server's options: --seed", "server's options: --a"}
+    assert differing(first, served("other", "m", "--a=1")) == {"server's options: command"}
+    assert not differing(first, served())  # what is not known is not judged
 
 
 def test_a_replay_fixes_what_the_first_run_measured(results):
@@ -301,14 +306,17 @@ def test_a_tree_of_ours_gives_a_capsule_that_agrees_with_that_of_the_records(res
 
 
 def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):
-    found = {f"{one.system.partition('-ref')[0]}/{one.model['name']}": one for one in capsules_at(neural_magic)}
-    assert len(found) == 8
-    fp8 = found["4xH100-SXM-80GB_vLLM_FP8/llama2-70b-99"]
+    capsules = {
+        f"{capsule.system.partition('-ref')[0]}/{capsule.model['name']}": capsule
+        for capsule in capsules_at(neural_magic)
+    }
+    assert len(capsules) == 8
+    fp8 = capsules["4xH100-SXM-80GB_vLLM_FP8/llama2-70b-99"]
     assert fp8.round == "v4.1" and fp8.submitter == "NeuralMagic"
     assert fp8.program["commit"] == "3955da1f609bc9c74a9e05fba3cdf41f78d8f633" and fp8.program["cm"] == "2.3.4"
     assert fp8.server.command[:3] == ["vllm", "serve", "nm-testing/Llama-2-70b-chat-hf-FP8"]
     assert "--max-num-seqs=1024" in fp8.server.command
-    assert any((one.alias, one.uid) == ("detect-os", "863735b7db8c44fc") for one in fp8.scripts)
+    assert any((script.alias, script.uid) == ("detect-os", "863735b7db8c44fc") for script in fp8.scripts)
     server = part_of(fp8, "Server", "performance")
     assert server.figures["tokens_per_second"].value == pytest.approx(1468.24, abs=0.01)
     assert server.settings["target_qps"] == 5

@@ -19,7 +19,7 @@ from cm4vllm.submission.capsule.replay import replay_words
 
 ROOT = Path(__file__).resolve().parents[3]
 MAIN = load_script(str(ROOT / "script/run-mlperf-inference-app"), "cm4vllm")
-HELP = {name: str(one.get("desc", "")) for name, one in MAIN.input_description.items()}
+HELP = {name: str(described.get("desc", "")) for name, described in MAIN.input_description.items()}
 TAGS = "--tags=run-mlperf,inference,_vllm,_r6.1"
 ENVIRON = {
     "AWS_SECRET_ACCESS_KEY": "aws-secret-value",
@@ -361,7 +361,7 @@ def test_a_usual_capsule_needs_no_consent():
 
 
 def test_the_pages_of_a_published_tree_pass_the_same_gate(neural_magic):
-    (fp8,) = (one for one in capsules_at(neural_magic) if one.system.startswith("4xH100-SXM-80GB_vLLM_FP8"))
+    (fp8,) = (capsule for capsule in capsules_at(neural_magic) if capsule.system.startswith("4xH100-SXM-80GB_vLLM_FP8"))
     with pytest.raises(UsageError, match="asks for more") as refused:
         replay_words(fp8, {}, {}, help_of=HELP)
     assert refused.value.cause.count("\n") == 0 and "github.com/neuralmagic/inference" in refused.value.cause
@@ -376,7 +376,7 @@ def test_on_a_terminal_the_user_is_asked_once_with_all_flags_shown(monkeypatch, 
     asked = []
 
     def ask(flags):
-        asked.append([one.flag for one in flags])
+        asked.append([flag.flag for flag in flags])
         return question(flags)
 
     def words(answer):
@@ -409,8 +409,10 @@ def test_the_list_names_what_the_recipe_and_vllm_have():
     assert kinds <= {*replayed().forms, "catalogue"} and {*replayed().forms} <= kinds
     variations = [name for entry in replayed().variations for name in entry.names]
     own = {name.partition(".#")[0] for name in MAIN.variations}
-    assert all(any(re.fullmatch(name, one) for one in own) for name in variations)
-    assert all(any(re.fullmatch(name, one) for name in variations) for one in own), "a variation without a rule"
+    assert all(any(re.fullmatch(name, variation) for variation in own) for name in variations)
+    assert all(any(re.fullmatch(name, variation) for name in variations) for variation in own), (
+        "a variation without a rule"
+    )
     scripts = [load_script(str(path.parent), "cm4vllm") for path in (ROOT / "script").glob("*/_cm.yaml")]
     for group in replayed().tags.named:
         assert [script.alias for script in scripts if set(group) <= set(script.tags)] == ["run-mlperf-inference-app"]

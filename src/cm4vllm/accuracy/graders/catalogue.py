@@ -171,8 +171,8 @@ def _livecodebench(name: str, script: str, releases: int, why: str) -> Grader:
 
 
 GRADERS = {
-    one.name: one
-    for one in (
+    known.name: known
+    for known in (
         Grader(
             name="mbxp",
             script="language/mixtral-8x7b/evaluate_mbxp.py",
@@ -258,27 +258,27 @@ def grader_lacks(name: str, problems: str = "") -> tuple[str, ...]:
 
     `problems` is the folder with the files of tests, where the user gives one.
     """
-    one = grader(name)
+    known = grader(name)
     reasons = [sandbox_lacks()]
-    if one.problems and not problems:
+    if known.problems and not problems:
         reasons.append(
-            f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(one.problems)} of its files are "
+            f"LiveCodeBench's tests are not given: fetch them ({HOW_TO_FETCH}; {len(known.problems)} of its files are "
             "read) and give --livecodebench_path=FOLDER"
         )
-    if missing := _missing(one):
-        listed = ", ".join(f"{what} (for {use})" for what, use in missing.items())
+    if missing := _missing(known):
+        listed = ", ".join(f"{program} (for {use})" for program, use in missing.items())
         reasons.append(f"not found on this machine: {listed}; install what is missing")
     return tuple(filter(None, reasons))
 
 
-def _missing(one: Grader) -> dict[str, str]:
+def _missing(grader: Grader) -> dict[str, str]:
     """Return the programs and libraries of a grader that this machine lacks, each with its use."""
-    programs = {program: language for language, names in one.tools.items() for program in names}
+    programs = {program: language for language, names in grader.tools.items() for program in names}
     return {
         **{program: language for program, language in programs.items() if shutil.which(program) is None},
         **{
             library: use
-            for library, use in one.libraries.items()
+            for library, use in grader.libraries.items()
             if not any((Path(folder) / library).is_dir() for folder in NODE_MODULES)
         },
     }

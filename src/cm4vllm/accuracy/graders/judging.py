@@ -50,28 +50,28 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int | None = None) -> list[Verdict]:
     """Return a verdict on each task, in their order. Raises InstallError where the script itself fails."""
-    one = grader(record.name)
+    known = grader(record.name)
     workers = workers or len(os.sched_getaffinity(0))
     size = min(_PART, -(-len(tasks) // workers) or 1)
     index = _index(record, tasks)
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        of_parts = pool.map(lambda part: _judged(record, one, part, index), parts)
-        found = [verdict for verdicts in of_parts for verdict in verdicts]
-    if held := sum(verdict.held for verdict in found):
-        say(f"{record.name}: the sandbox held {held} of {len(found)} answers, which count as wrong")
-    return found
+        of_parts = pool.map(lambda part: _judged(record, known, part, index), parts)
+        judged = [verdict for verdicts in of_parts for verdict in verdicts]
+    if held := sum(verdict.held for verdict in judged):
+        say(f"{record.name}: the sandbox held {held} of {len(judged)} answers, which count as wrong")
+    return judged
 
 
 def require_known(record: GraderRecord) -> None:
     """Raise InstallError unless the script gives the known verdicts here: a broken tool makes no answer wrong."""
     known = grader(record.name).known
-    for one, verdict in zip(known, judge(record, [one.task for one in known]), strict=True):
-        if verdict.right is not one.right:
-            language = one.task.get("lang", record.name)
+    for example, verdict in zip(known, judge(record, [example.task for example in known]), strict=True):
+        if verdict.right is not example.right:
+            language = example.task.get("lang", record.name)
             raise InstallError(
                 f"the grader {record.name} does not work on this machine",
-                cause=f"an answer in {language} that is {'right' if one.right else 'wrong'} was judged otherwise: "
+                cause=f"an answer in {language} that is {'right' if example.right else 'wrong'} was judged otherwise: "
                 f"{verdict.why}",
                 remedy=f"check what it uses for {language}: its answers would all be counted as wrong",
             )
@@ -89,21 +89,21 @@ def _index(record: GraderRecord, tasks: Sequence[Mapping[str, str]]) -> ProblemI
 
 
 def _judged(
-    record: GraderRecord, one: Grader, tasks: Sequence[Mapping[str, str]], index: ProblemIndex | None
+    record: GraderRecord, grader: Grader, tasks: Sequence[Mapping[str, str]], index: ProblemIndex | None
 ) -> list[Verdict]:
     """Return the verdicts on tasks that share a judging process; after one that was held, the others get a new one."""
-    found: list[Verdict] = []
-    while len(found) < len(tasks):
-        with _started(record, one, one.inside) as judging:
-            while len(found) < len(tasks):
-                task = tasks[len(found)]
+    verdicts: list[Verdict] = []
+    while len(verdicts) < len(tasks):
+        with _started(record, grader, grader.inside) as judging:
+            while len(verdicts) < len(tasks):
+                task = tasks[len(verdicts)]
                 if index and "problem" not in task:  # megabytes of tests: read when they are used
                     task = {**task, "problem": problem(index, task["question_id"])}
-                verdict = _answered(record, one, judging, task)
-                found.append(verdict)
+                verdict = _answered(record, grader, judging, task)
+                verdicts.append(verdict)
                 if judging.held.why or verdict.held:
                     break
-    return found
+    return verdicts
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _started(record: GraderRecord, one: Grader, script: Path) -> Iterator[_Process]:
+def _started(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Process]:
     environment = Path(record.python).parent.parent
     folders = {INSIDE: "/inside", script: "/script.py", Path(record.official): "/official"}
-    sandbox = Sandbox(limits=one.limits, read_only={**folders, environment: str(environment)})
+    sandbox = Sandbox(limits=grader.limits, read_only={**folders, environment: str(environment)})
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        argv = [record.python, "-I", "/script.py", one.script]
+        argv = [record.python, "-I", "/script.py", grader.script]
         with sandbox.started(argv, stdin=theirs.fileno()) as (process, held):
             theirs.close()
             if process.stdout is None:
@@ -130,12 +130,12 @@ def _started(record: GraderRecord, one: Grader, script: Path) -> Iterator[_Proce
             yield _Process(ours, process.stdout.fileno(), held)
 
 
-def _answered(record: GraderRecord, one: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
+def _answered(record: GraderRecord, grader: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
     """Return the verdict on one task, whose program has a sandbox of its own where it has one."""
-    if one.program is None:
-        return _verdict(judging, task, [], one.limits.seconds + _START_S)
-    with _started(record, one, one.program) as program:
-        verdict = _verdict(judging, task, [program.socket], one.limits.seconds + _START_S)
+    if grader.program is None:
+        return _verdict(judging, task, [], grader.limits.seconds + _START_S)
+    with _started(record, grader, grader.program) as program:
+        verdict = _verdict(judging, task, [program.socket], grader.limits.seconds + _START_S)
         why = program.held.why
     return Verdict(right=False, held=True, why=why) if why else verdict
 
@@ -147,10 +147,10 @@ def _verdict(judging: _Process, task: Mapping[str, str], sockets: Sequence[socke
     with contextlib.suppress(OSError):  # it has ended: what it left to read says how
         judging.socket.settimeout(seconds)
         data = json.dumps({**task, "token": token}).encode() + b"\n"
-        sent = socket.send_fds(judging.socket, [data], [one.fileno() for one in sockets])
+        sent = socket.send_fds(judging.socket, [data], [end.fileno() for end in sockets])
         judging.socket.sendall(data[sent:])
-    for one in sockets:
-        one.close()
+    for end in sockets:
+        end.close()
     line = _line(judging.output, until)
     if line is None:
         return Verdict(right=False, held=True, why=judging.held.why or f"no verdict within {seconds:.0f} s")

@@ -30,26 +30,26 @@ def provide(
     the folder with the files of tests. Raises InstallError, also where answers with known verdicts are judged
     otherwise; SourceUnavailable, DiskFull; UsageError and DatasetError for files of tests that are missing or are none.
     """
-    one = grader(name)
+    known = grader(name)
     if why := grader_lacks(name, str(problems or "")):
         raise InstallError(f"the grader {name} cannot run on this machine", cause="; ".join(why))
     require_space(folder, _SPACE_BYTES, f"the grader {name}")
     index = None
-    if one.problems and problems:
-        with step(f"tests of {one.name}"):
-            index = index_problems(problems, one.problems)
+    if known.problems and problems:
+        with step(f"tests of {known.name}"):
+            index = index_problems(problems, known.problems)
             write_record(folder / PROBLEMS_FILE, index)
     official = folder / "official"
-    for origin in one.origins:
+    for origin in known.origins:
         _official(origin, official / origin.name, folder, at_hand)
-    requirements = recipe / one.requirements
+    requirements = recipe / known.requirements
     with step(f"environment for the grader {name}"):
         python = make_environment(folder / "venv")
         checked(
             pip(python, ["--no-deps", "-r", str(requirements)], folder / "pip.log"),
-            f"what {one.script} needs cannot be installed",
+            f"what {known.script} needs cannot be installed",
         )
-    record = _record(one, official, python, requirements, folder / PROBLEMS_FILE, index)
+    record = _record(known, official, python, requirements, folder / PROBLEMS_FILE, index)
     with step(f"answers with known verdicts for the grader {name}"):
         require_known(record)
     write_record(folder / GRADER_FILE, record)
@@ -61,9 +61,9 @@ def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) 
     git = git_directory(at_hand / origin.name) if at_hand else None
     if git is None:
         patterns = [f"/{path}" for path in origin.paths]
-        what = f"the grader's sources {origin.name}"
+        title = f"the grader's sources {origin.name}"
         checkout = fetch_checkout(
-            folder / "fetched" / origin.name, origin.url, origin.commit, patterns, what=what, remedy=remedy
+            folder / "fetched" / origin.name, origin.url, origin.commit, patterns, title=title, remedy=remedy
         )
         git = checkout / ".git"
     target.mkdir(parents=True, exist_ok=True)
@@ -71,14 +71,14 @@ def _official(origin: Origin, target: Path, folder: Path, at_hand: Path | None) 
 
 
 def _record(
-    one: Grader, official: Path, python: Path, requirements: Path, problems: Path, index: ProblemIndex | None
+    grader: Grader, official: Path, python: Path, requirements: Path, problems: Path, index: ProblemIndex | None
 ) -> GraderRecord:
-    commits = {origin.name: origin.commit for origin in one.origins}
+    commits = {origin.name: origin.commit for origin in grader.origins}
     if index:
         commits["code_generation_lite"] = hashlib.sha256(" ".join(index.files.values()).encode()).hexdigest()
     return GraderRecord(
-        name=one.name,
-        script=one.script,
+        name=grader.name,
+        script=grader.script,
         official=str(official),
         python=str(python),
         commits=commits,

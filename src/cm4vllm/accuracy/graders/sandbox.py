@@ -143,8 +143,8 @@ class Sandbox:
 
     def _watch(self, process: subprocess.Popen[bytes], held: Held) -> None:
         while process.poll() is None:
-            if found := self._exceeded(_tree(process.pid, self.limits.processes)):
-                held.why = held.why or found
+            if excess := self._exceeded(_tree(process.pid, self.limits.processes)):
+                held.why = held.why or excess
                 _end(process)
                 return
             time.sleep(_POLL_S)
@@ -174,16 +174,16 @@ def _interpreter() -> dict[Path, str]:
 
 def _tree(pid: int, most: int) -> list[int]:
     """Return a process and its descendants, no more than are needed to see that there are too many."""
-    found: list[int] = []
+    pids: list[int] = []
     waiting = [pid]
-    while waiting and len(found) <= most:
-        one = waiting.pop()
-        found.append(one)
+    while waiting and len(pids) <= most:
+        parent = waiting.pop()
+        pids.append(parent)
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{parent}/task").iterdir():
                 text = (task / "children").read_text(encoding="ascii")
                 waiting += map(int, text.split())
-    return found
+    return pids
 
 
 def _memory(pid: int) -> int:

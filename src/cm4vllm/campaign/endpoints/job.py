@@ -51,7 +51,7 @@ class _Values:
     def inputs(self, step: Step) -> dict[str, str]:
         """Return a step's inputs with every value filled in."""
         return {
-            key: _EXPORTED.sub(lambda found: self.env.get(found[1], ""), str(value))
+            key: _EXPORTED.sub(lambda match: self.env.get(match[1], ""), str(value))
             for key, value in step.inputs.items()
         }
 
@@ -149,8 +149,8 @@ def _curve_notes(job: EndpointsJob) -> list[str]:
     return [
         regions_line(curve),
         *(
-            f"point {n}: concurrency {one:,} ({', '.join(r.name for r in curve.of(one))})"
-            for n, one in enumerate(points, 1)
+            f"point {n}: concurrency {concurrency:,} ({', '.join(r.name for r in curve.of(concurrency))})"
+            for n, concurrency in enumerate(points, 1)
         ),
         "samples and minutes follow from the probes: "
         f"at least {rules.window.passes + rules.window.left_out} passes over the dataset each"

@@ -115,7 +115,7 @@ class EndpointsJob:
         benchmark = endpoints_benchmark(settings.benchmark)
         seed_set(settings.cohort)
         require_above_zero("--attempts", settings.attempts)
-        found = sources(
+        asset_sources = sources(
             AssetInputs(
                 model=benchmark.benchmark,
                 model_source=settings.model_source,
@@ -123,7 +123,7 @@ class EndpointsJob:
                 api_server=settings.api_server,
             )
         )
-        if found.model != "_tiny":
+        if asset_sources.model != "_tiny":
             require_dataset_file(benchmark, settings.dataset_path)
         elif settings.dataset_path:
             raise UsageError(
@@ -138,7 +138,7 @@ class EndpointsJob:
         return cls(
             settings=settings,
             benchmark=benchmark,
-            sources=found,
+            sources=asset_sources,
             execution_mode=mode,
             out=typed_path(settings.output_dir).absolute() / "endpoints" / mode,
             given=given,

@@ -72,7 +72,7 @@ def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[S
     """Return the steps with the seconds that a planned curve foresees of its points."""
     if curve is None:
         return tuple(steps)
-    seconds = {point_name(number): one for number, one in enumerate(curve.foreseen_s, 1)}
+    seconds = {point_name(number): expected for number, expected in enumerate(curve.foreseen_s, 1)}
     return tuple(
         replace(step, expected_s=seconds[step.name], at_least=False)
         if step.name in seconds and step.state in (State.PLANNED, State.RUNNING)

@@ -180,8 +180,8 @@ def _run(run: RunStatus) -> Iterator[Line]:
         )
     else:
         yield Line(label="", text="being prepared: dataset, client")
-    for one in run.latencies:
-        yield _latency(one)
+    for latency in run.latencies:
+        yield _latency(latency)
     if (server := run.server) is not None:
         cached = f", {server.cached_prompt_tokens:,} prompt tokens cached" if server.cached_prompt_tokens else ""
         yield Line(
@@ -201,19 +201,19 @@ def _run(run: RunStatus) -> Iterator[Line]:
         yield Line(label="scores", text=run.scores.words)
 
 
-def _latency(one: LatencyStatus) -> Line:
-    text = f"p50 {_ms(one.p50_ms)}, p99 {_ms(one.p99_ms)}"
-    if one.limit_ms is None:
-        return Line(label=one.name, text=f"{text} ms")
-    text += f" of {one.limit_ms:,.0f} ms"
-    if one.missing:
+def _latency(latency: LatencyStatus) -> Line:
+    text = f"p50 {_ms(latency.p50_ms)}, p99 {_ms(latency.p99_ms)}"
+    if latency.limit_ms is None:
+        return Line(label=latency.name, text=f"{text} ms")
+    text += f" of {latency.limit_ms:,.0f} ms"
+    if latency.missing:
         return Line(
-            label=one.name,
-            text=f"{text}; {one.over:,} over, {one.missing:,} more needed",
-            tone=Tone.BAD if one.p99_ms > one.limit_ms else Tone.PLAIN,
+            label=latency.name,
+            text=f"{text}; {latency.over:,} over, {latency.missing:,} more needed",
+            tone=Tone.BAD if latency.p99_ms > latency.limit_ms else Tone.PLAIN,
         )
-    bound = f", at most {_ms(one.p99_at_most_ms)}" if one.p99_at_most_ms is not None else ""
-    return Line(label=one.name, text=f"{text}{bound}; passes so far", tone=Tone.GOOD)
+    bound = f", at most {_ms(latency.p99_at_most_ms)}" if latency.p99_at_most_ms is not None else ""
+    return Line(label=latency.name, text=f"{text}{bound}; passes so far", tone=Tone.GOOD)
 
 
 def _ms(value: float) -> str:
@@ -256,5 +256,5 @@ def _warnings(status: StatusRecord) -> Iterator[Line]:
         yield Line(label="failed", text=status.cause, tone=Tone.BAD)
     if len(status.warnings) > _WARNINGS:
         yield Line(label="", text=f"{len(status.warnings) - _WARNINGS} before these", tone=Tone.MUTED)
-    for one in status.warnings[-_WARNINGS:]:
-        yield Line(label="", text=one, tone=Tone.BAD)
+    for warning in status.warnings[-_WARNINGS:]:
+        yield Line(label="", text=warning, tone=Tone.BAD)

@@ -101,13 +101,13 @@ class Batch:
         ready, chunk = self._prefill(system.batched - len(answering))
         took = (system.step_s + system.each_s * len(answering) + system.token_s * chunk) * next(self._factors)
         left, still, done = self.left, list[int](), list[int]()
-        for one in answering + ready:
-            left[one] -= 1
-            if left[one]:
-                still.append(one)
+        for request in answering + ready:
+            left[request] -= 1
+            if left[request]:
+                still.append(request)
             else:
-                done.append(one)
-                self.used -= self._prompts[one] + self._tokens[one]
+                done.append(request)
+                self.used -= self._prompts[request] + self._tokens[request]
         self.answering = still
         return took, ready, done
 
@@ -124,22 +124,22 @@ class Batch:
                 self.used += needed
                 self.scheduled.append(self._waiting[0])
                 self._begun.append(self._waiting.popleft())
-            one = self._begun[0]
-            part = min(budget, todo[one])
-            todo[one] -= part
+            request = self._begun[0]
+            part = min(budget, todo[request])
+            todo[request] -= part
             budget -= part
             chunk += part
-            if not todo[one]:
+            if not todo[request]:
                 ready.append(self._begun.popleft())
         return ready, chunk
 
     def _preempt(self) -> None:
         without_token = bool(self._begun)  # room for the token that follows the prompt is taken with it
-        one = self._begun.pop() if without_token else self.answering.pop()
-        held = self._held(one)
+        request = self._begun.pop() if without_token else self.answering.pop()
+        held = self._held(request)
         self.used -= held + without_token
-        self._todo[one] = held
-        self._waiting.appendleft(one)
+        self._todo[request] = held
+        self._waiting.appendleft(request)
         self.preemptions += 1
 
     def _held(self, number: int) -> int:

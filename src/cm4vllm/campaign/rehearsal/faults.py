@@ -43,13 +43,13 @@ class Faults:
         """
         planned = []
         for word in filter(None, (part.strip() for part in text.split(","))):
-            found = _WORD.fullmatch(word)
-            if found is None or found[1] not in list(Kind) or (found[3] and float(found[3]) <= float(found[2])):
+            match = _WORD.fullmatch(word)
+            if match is None or match[1] not in list(Kind) or (match[3] and float(match[3]) <= float(match[2])):
                 raise UsageError(
                     f"--rehearse_faults: {word!r} is no fault",
                     remedy=f"it is KIND@SECONDS or KIND@FROM-TO; kinds are {', '.join(Kind)}: hang@60-90,die@120",
                 )
-            planned.append((Kind(found[1]), float(found[2]), float(found[3] or "inf")))
+            planned.append((Kind(match[1]), float(match[2]), float(match[3] or "inf")))
         return cls(tuple(planned), file, text)
 
     def now(self, elapsed_s: float) -> frozenset[str]:

@@ -143,7 +143,7 @@ def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
         return {}
     profile, asked = read_profile(name), str(env.get(_MODEL) or _DEFAULT_MODEL)
     changed = {} if profile.name == name else {PROFILE: str(typed_path(name).absolute())}
-    models = {catalogue().benchmark(one).model for one in (profile.benchmark, asked) if one}
+    models = {catalogue().benchmark(benchmark).model for benchmark in (profile.benchmark, asked) if benchmark}
     if asked == _DEFAULT_MODEL:
         return {**changed, _MODEL: profile.benchmark}
     if len(models) > 1:

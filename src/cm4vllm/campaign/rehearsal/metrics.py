@@ -26,11 +26,11 @@ class Histogram:
         self.counts[bisect_left(_EDGES, seconds)] += 1
 
     def lines(self, name: str, labels: str) -> list[str]:
-        found, below = [f"# TYPE {name} histogram"], 0
+        lines, below = [f"# TYPE {name} histogram"], 0
         for edge, count in zip((*_EDGES, float("inf")), self.counts, strict=True):
             below += count
-            found.append(f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}",{labels}}} {below}')
-        return [*found, f"{name}_sum{{{labels}}} {self.total}", f"{name}_count{{{labels}}} {below}"]
+            lines.append(f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}",{labels}}} {below}')
+        return [*lines, f"{name}_sum{{{labels}}} {self.total}", f"{name}_count{{{labels}}} {below}"]
 
 
 @dataclass

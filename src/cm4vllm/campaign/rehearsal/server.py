@@ -137,7 +137,7 @@ class SimulatedServer:
 
     def _give_up(self) -> None:
         """Drop the queries whose clients have closed their connections, as vLLM does."""
-        gone = [number for number, one in self._queries.items() if one.reader.at_eof() or one.writer.is_closing()]
+        gone = [number for number, query in self._queries.items() if query.reader.at_eof() or query.writer.is_closing()]
         for number in gone:
             self._batch.drop(number)
             self._queries.pop(number).whole.set()

@@ -86,8 +86,8 @@ class _Bracketing:
                 cause="the time of a measurement is too short for answers that long",
             )
         low, high = (end[0] if end else None for end in (self._low, self._high))
-        found = self._between(0.0) if low and high else low or high or 0.0
-        return Bracket(float(f"{found:.4g}"), low, high)
+        middle = self._between(0.0) if low and high else low or high or 0.0
+        return Bracket(float(f"{middle:.4g}"), low, high)
 
     def _probe(self, rate: float, seconds: float) -> bool:
         """Make a probe; say whether a query was counted, or too many were late for that."""

@@ -19,11 +19,11 @@ NEAR = 1.25
 def drift_words(probes: Sequence[ProbeRecord]) -> str:
     """Say by how much the server's speed differed from probe to probe at the same load; empty where it hardly did."""
     worst, words = DRIFT, ""
-    for one, other in combinations(probes, 2):
-        if one.speed is None or other.speed is None or (running := _common(one.speed, other.speed)) is None:
+    for probe, other in combinations(probes, 2):
+        if probe.speed is None or other.speed is None or (running := _common(probe.speed, other.speed)) is None:
             continue
         (fast_ms, fast), (slow_ms, slow) = sorted(
-            [(one.speed.step_ms(running), one.number), (other.speed.step_ms(running), other.number)]
+            [(probe.speed.step_ms(running), probe.number), (other.speed.step_ms(running), other.number)]
         )
         if slow_ms >= worst * fast_ms > 0:
             worst = slow_ms / fast_ms
@@ -34,7 +34,7 @@ def drift_words(probes: Sequence[ProbeRecord]) -> str:
     return words
 
 
-def _common(one: Speed, other: Speed) -> float | None:
+def _common(speed: Speed, other: Speed) -> float | None:
     """Return the number of requests at which two speeds are compared: in the middle of what both had, or between."""
-    begin, end = max(one.low, other.low), min(one.high, other.high)
+    begin, end = max(speed.low, other.low), min(speed.high, other.high)
     return (begin + end) / 2 if begin <= NEAR * end else None

@@ -126,7 +126,7 @@ class _Halving:
         """Return the evaluation of a candidate, made now or by an earlier command; None where no time is left."""
         known = self.bench.left_over(number, round_)
         if known is None:
-            longest = max((one.overhead_s for one in self.made), default=0.0)
+            longest = max((evaluation.overhead_s for evaluation in self.made), default=0.0)
             if self.made and self._spent + longest + seconds * self._scenarios > self.plan.budget_s:
                 return None
             known = self.bench.measure(number, self.candidates[number], round_, seconds)
@@ -138,7 +138,7 @@ class _Halving:
     def _going(self, numbers: Sequence[int], round_: int) -> list[int]:
         """Return who goes on: the best third, and the server as it is."""
         done = self.by_round.get(round_, {})
-        scores = {number: one.score for number, one in done.items() if one.score is not None}
+        scores = {number: evaluation.score for number, evaluation in done.items() if evaluation.score is not None}
         best = sorted((number for number in numbers if number in scores), key=lambda number: -scores[number])
         kept = best[: max(1, math.ceil(len(numbers) / KEPT))]
         return [*kept, *([0] if 0 in scores and 0 not in kept else [])]
@@ -147,11 +147,11 @@ class _Halving:
 
     @property
     def _scenarios(self) -> int:
-        return max((len(one.scenarios) for one in self.made), default=1) or 1
+        return max((len(evaluation.scenarios) for evaluation in self.made), default=1) or 1
 
     @property
     def _spent(self) -> float:
-        return sum(one.took_s for one in self.made)
+        return sum(evaluation.took_s for evaluation in self.made)
 
     @property
     def _left(self) -> float:
@@ -160,7 +160,7 @@ class _Halving:
     @property
     def _overhead(self) -> float:
         """Seconds that a measurement takes beside its own time, mostly for the start of the server."""
-        return statistics.fmean(one.overhead_s for one in self.made)
+        return statistics.fmean(evaluation.overhead_s for evaluation in self.made)
 
     def _needed(self, count: int, seconds: float) -> float:
         """Return the time of a round of `count` candidates, and of all that follow it."""
@@ -172,9 +172,9 @@ class _Halving:
         """Return how long a measurement of a round may be so that those of all rounds have room."""
         if not count:
             return self.plan.least_s
-        nothing, one = self._needed(count, 0.0), self._needed(count, 1.0)
+        nothing, one_share = self._needed(count, 0.0), self._needed(count, 1.0)
         longest = self.plan.most_s / LONGER ** (len(_rounds(count)) - 1)
-        return max(self.plan.least_s, min(longest, (self._left - nothing) / (one - nothing)))
+        return max(self.plan.least_s, min(longest, (self._left - nothing) / (one_share - nothing)))
 
     # --- the result --------------------------------------------------------------------------------------------------
 
@@ -184,9 +184,9 @@ class _Halving:
         One that was dropped in a longer round, or kept its limits at no rate there, is not chosen by a shorter one.
         """
         ordered = sorted(self.by_round.items())
-        last = {number: one for _, done in ordered for number, one in done.items()}
+        last = {number: evaluation for _, done in ordered for number, evaluation in done.items()}
         rounds = [
-            [one for one in done.values() if _is_good(one) and _is_good(last[one.number])]
+            [evaluation for evaluation in done.values() if _is_good(evaluation) and _is_good(last[evaluation.number])]
             for round_, done in ordered
             if round_ != TRIAL or len(ordered) == 1
         ]
@@ -194,19 +194,19 @@ class _Halving:
         if not whole:
             raise self._none()
         compared = whole[-1]
-        best = max(compared, key=lambda one: one.score or 0.0)
-        tried = {one.number for one in self.made}
+        best = max(compared, key=lambda evaluation: evaluation.score or 0.0)
+        tried = {evaluation.number for evaluation in self.made}
         return Chosen(
             best=best,
-            as_it_is=next((one for one in compared if one.number == 0), None),
+            as_it_is=next((evaluation for evaluation in compared if evaluation.number == 0), None),
             evaluations=tuple(self.made),
             untried=len(self.candidates) - len(tried),
             stopped=stopped,
         )
 
     def _none(self) -> ServerUnsuitable:
-        said = dict.fromkeys(one.failure for one in self.made if one.failure)
-        bounds = any(not one.kept_limits for one in self.made)
+        said = dict.fromkeys(evaluation.failure for evaluation in self.made if evaluation.failure)
+        bounds = any(not evaluation.kept_limits for evaluation in self.made)
         return ServerUnsuitable(
             "no server settings of --search can be measured",
             cause="\n".join([*said, *(["no rate was found at which a candidate keeps the limits"] if bounds else [])])
@@ -215,8 +215,8 @@ class _Halving:
         )
 
 
-def _is_good(one: Evaluation) -> bool:
-    return one.score is not None and one.kept_limits
+def _is_good(evaluation: Evaluation) -> bool:
+    return evaluation.score is not None and evaluation.kept_limits
 
 
 def _rounds(count: int) -> list[int]:

@@ -49,25 +49,25 @@ def rivals(evaluations: Sequence[Evaluation], chosen: int) -> list[Rival]:
     Those for which the records have no bound come first, then the others by their bound.
     """
     rounds: dict[int, dict[int, Evaluation]] = {}
-    for one in evaluations:
-        if one.score is not None and one.round != TRIAL:
-            rounds.setdefault(one.round, {})[one.number] = one
+    for evaluation in evaluations:
+        if evaluation.score is not None and evaluation.round != TRIAL:
+            rounds.setdefault(evaluation.round, {})[evaluation.number] = evaluation
     last: dict[int, int] = {}
     for round_, done in sorted(rounds.items()):
         last.update((number, round_) for number in done if chosen in done and number != chosen)
     made = [_rival(rounds, round_, number, chosen) for number, round_ in last.items()]
-    return sorted(made, key=lambda one: -math.inf if one.most is None else -one.most)
+    return sorted(made, key=lambda rival: -math.inf if rival.most is None else -rival.most)
 
 
-def evidence_words(found: Sequence[Rival], untried: int) -> str:
+def evidence_words(rivals: Sequence[Rival], untried: int) -> str:
     """Return in sentences how much better than the chosen setting another may be by the records of the search."""
     among = f", {untried} of the candidates among them" if untried else ""
     covered = f"Settings that were not tried are not covered{among}."
-    if not found:
+    if not rivals:
         unknown = "No other setting was measured beside the chosen one: how far it is from the best is not known."
         return f"{unknown} {covered}"
-    bounded = [one for one in found if one.most is not None]
-    unbounded = [one for one in found if one.most is None]
+    bounded = [rival for rival in rivals if rival.most is not None]
+    unbounded = [rival for rival in rivals if rival.most is None]
     said = []
     if bounded:
         nearest = bounded[0]
@@ -80,22 +80,22 @@ def evidence_words(found: Sequence[Rival], untried: int) -> str:
         )
     if unbounded:
         said.append(
-            f"For {len(unbounded)} of {len(found)} tried settings the records have no bound, as for "
+            f"For {len(unbounded)} of {len(rivals)} tried settings the records have no bound, as for "
             f"{_name(unbounded[0])}: {unbounded[0].why}."
         )
     return " ".join([*said, covered])
 
 
-def _name(one: Rival) -> str:
-    return " ".join(words_of(one.options)) or "the server as it is"
+def _name(rival: Rival) -> str:
+    return " ".join(words_of(rival.options)) or "the server as it is"
 
 
 def _rival(rounds: Mapping[int, Round], round_: int, number: int, chosen: int) -> Rival:
-    one, best = rounds[round_][number], rounds[round_][chosen]
+    evaluation, best = rounds[round_][number], rounds[round_][chosen]
     ours = {score.scenario: score for score in best.scenarios}
     bounds = [
         _bound(score, ours[score.scenario], _spread(rounds, round_, score.scenario))
-        for score in one.scenarios
+        for score in evaluation.scenarios
         if score.scenario in ours
     ]
     ratios = [bound.ratio for bound in bounds]
@@ -105,8 +105,8 @@ def _rival(rounds: Mapping[int, Round], round_: int, number: int, chosen: int) -
     return Rival(
         number=number,
         round=round_,
-        options=one.options,
-        ratio=round((one.score or 0.0) / (best.score or 1.0), 4),
+        options=evaluation.options,
+        ratio=round((evaluation.score or 0.0) / (best.score or 1.0), 4),
         most=None if most is None else round(most, 4),
         standing=_standing(most),
         why="; ".join(why),

@@ -124,12 +124,12 @@ class Judge:
         issued, ttft, tpot, latency = np.array(
             [
                 (
-                    one.issued_s,
-                    one.ttft_ms / 1000,
-                    math.nan if one.tpot_ms is None else one.tpot_ms / 1000,
-                    one.latency_ms / 1000,
+                    query.issued_s,
+                    query.ttft_ms / 1000,
+                    math.nan if query.tpot_ms is None else query.tpot_ms / 1000,
+                    query.latency_ms / 1000,
                 )
-                for one in self._known
+                for query in self._known
             ]
             or np.empty((0, 4))
         ).T
@@ -149,14 +149,14 @@ class Judge:
         """True if the time to first token rises steadily, to more than its limit at the end of a full-length run."""
         limit = self._limits.get("TTFT")
         means = _part_means(
-            [(one.issued_s, one.ttft_ms) for one in self._known if one.issued_s >= self._plan.warm_up_s], _PARTS
+            [(query.issued_s, query.ttft_ms) for query in self._known if query.issued_s >= self._plan.warm_up_s], _PARTS
         )
         if limit is None or len(means) < _PARTS:
             return False
         times, values = zip(*means, strict=True)
         slope, intercept = statistics.linear_regression(times, values)
         rest = [value - intercept - slope * time for time, value in means]
-        spread = math.sqrt(sum(one * one for one in rest) / (len(means) - 2) / _squares(times))
+        spread = math.sqrt(sum(difference * difference for difference in rest) / (len(means) - 2) / _squares(times))
         return slope * self._plan.full_s + intercept > limit and slope > _CERTAIN_SLOPE * spread
 
     def limits(self) -> list[LimitRecord]:
@@ -226,7 +226,7 @@ class Judge:
         waiting = [answer for _, _, answer in self._ahead if answer.issued_s >= begin]
         queries = max(self._queries + len(waiting), round(last.issued * (1 - begin / last.elapsed_s)))
         for name, over in self._over.items():
-            values = ((one.ttft_ms if name == "TTFT" else one.tpot_ms) or 0.0 for one in waiting)
+            values = ((query.ttft_ms if name == "TTFT" else query.tpot_ms) or 0.0 for query in waiting)
             late = over + sum(value > self._limits[name] for value in values)
             yield queries, min(queries, late + (last.overdue if name == "TTFT" else 0))
 

@@ -86,8 +86,8 @@ def project(window: Window, limits_ms: dict[str, float], full: FullLength) -> di
     if np.count_nonzero(window.judged) < _LEAST_QUERIES:
         return {}
     models = {"TTFT": _ttft_edge, "TPOT": _tpot_edge}
-    found = {name: models[name](window, limit / 1000, full) for name, limit in limits_ms.items()}
-    return {name: edge for name, edge in found.items() if edge is not None}
+    edges = {name: models[name](window, limit / 1000, full) for name, limit in limits_ms.items()}
+    return {name: edge for name, edge in edges.items() if edge is not None}
 
 
 def meeting_point(points: Sequence[Point]) -> float:
@@ -97,9 +97,9 @@ def meeting_point(points: Sequence[Point]) -> float:
     with the rate, so ln(edge / rate) is taken as a line in ln(rate), and where it crosses 0 is returned. Few points
     close to each other give no slope: it is -1 then, that of a perfect model.
     """
-    x = np.log([one.rate for one in points])
-    off = np.log([one.edge / one.rate for one in points])
-    time = np.array([one.seconds for one in points])
+    x = np.log([point.rate for point in points])
+    off = np.log([point.edge / point.rate for point in points])
+    time = np.array([point.seconds for point in points])
     here = float((x + off)[np.argmax(time / (1 + (off / _NEAR_RATE) ** 2))])
     for _ in range(4):
         weight = time**_TIME_POWER / (1 + ((x - here) / _NEAR_RATE) ** 2 + (off / _NEAR_EDGE) ** 2)
@@ -222,12 +222,12 @@ def _fitted(window: Window, tokens: Times) -> _Batch:
     columns = np.stack([np.ones(len(first)), running, begun], axis=1)
     used = [0, 1, 2]
     while True:  # a step does not take less time for more work
-        found, *_ = np.linalg.lstsq(columns[:, used], window.tpot[known], rcond=None)
-        negative = [column for column, value in zip(used, found, strict=True) if column and value < 0]
+        coefficients, *_ = np.linalg.lstsq(columns[:, used], window.tpot[known], rcond=None)
+        negative = [column for column, value in zip(used, coefficients, strict=True) if column and value < 0]
         if not negative:
             break
         used.remove(negative[0])
-    values = dict(zip(used, found.tolist(), strict=True))
+    values = dict(zip(used, coefficients.tolist(), strict=True))
     return _Batch(max(values[0], 1e-4 * mean), values.get(1, 0.0), values.get(2, 0.0))
 
 

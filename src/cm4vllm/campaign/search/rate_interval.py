@@ -27,7 +27,7 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
     """Return the interval by the probes of a search; None where too few of them say something."""
-    telling = [one for one in probes if one.projected]
+    telling = [probe for probe in probes if probe.projected]
     if len(telling) < _LEAST:
         return None
     whole = predicted_rate(telling)
@@ -45,8 +45,8 @@ def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
     binds first.
     """
     points: dict[str, list[Point]] = {}
-    for one in probes:
-        seconds = min(one.took_s, one.planned_s) * (_FULL_LENGTH if one.sure else 1.0)
-        for name, edge in one.projected.items():
-            points.setdefault(name, []).append(Point(one.rate, edge, seconds))
+    for probe in probes:
+        seconds = min(probe.took_s, probe.planned_s) * (_FULL_LENGTH if probe.sure else 1.0)
+        for name, edge in probe.projected.items():
+            points.setdefault(name, []).append(Point(probe.rate, edge, seconds))
     return min(map(meeting_point, points.values()))

@@ -42,7 +42,7 @@ class Axis:
         steps = max(_STEPS, round(math.log2(self.high / self.low)))
         points = [self.low * (self.high / self.low) ** (step / steps) for step in range(steps + 1)]
         whole = self.option.kind == "integer"
-        return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.4g}") for one in points))
+        return tuple(dict.fromkeys(round(point) if whole else float(f"{point:.4g}") for point in points))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Space:
     def parse(cls, text: str) -> Space:
         """Parse what --search says. Raises UsageError."""
         axes = tuple(_axis(part.strip()) for part in text.split(","))
-        names = [one.option.option for one in axes]
+        names = [axis.option.option for axis in axes]
         twice = next((name for name in names if names.count(name) > 1), "")
         if twice:
             raise UsageError(f"--search names {twice} more than once", remedy="give one range of each option")
@@ -150,7 +150,7 @@ def asked_space(search: str, minutes: float | None, *, given: bool, simulated: b
         raise UsageError(
             f"--search={search} cannot be given with --rehearse",
             cause=f"the simulated server does not have the option {unknown[0]}; it has "
-            f"{', '.join(name for name, one in searchable_options().items() if one.simulated)}",
+            f"{', '.join(name for name, option in searchable_options().items() if option.simulated)}",
             remedy=f"leave {', '.join(unknown)} out of --search, or leave --rehearse out",
         )
     return space

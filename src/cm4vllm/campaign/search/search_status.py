@@ -45,12 +45,12 @@ class LiveSearch:
 
     def begun(self, number: int, rate: float, plan: ProbePlan) -> None:
         """Note that a probe begins."""
-        passing = max((one.rate for one in self._ended if one.verdict is Verdict.PASSES), default=None)
+        passing = max((probe.rate for probe in self._ended if probe.verdict is Verdict.PASSES), default=None)
         failing = min(
             (
-                one.rate
-                for one in self._ended
-                if one.verdict is Verdict.FAILS and (passing is None or one.rate > passing)
+                probe.rate
+                for probe in self._ended
+                if probe.verdict is Verdict.FAILS and (passing is None or probe.rate > passing)
             ),
             default=None,
         )
@@ -62,8 +62,10 @@ class LiveSearch:
             full_length=plan.sure,
             passing=passing,
             failing=failing,
-            spent_s=round(sum(one.took_s for one in self._ended), 1),
-            probes=tuple(TriedRate(rate=one.rate, verdict=one.verdict, full_length=one.sure) for one in self._ended),
+            spent_s=round(sum(probe.took_s for probe in self._ended), 1),
+            probes=tuple(
+                TriedRate(rate=probe.rate, verdict=probe.verdict, full_length=probe.sure) for probe in self._ended
+            ),
         )
 
     def ended(self, probe: ProbeRecord) -> None:

@@ -237,15 +237,20 @@ def first_rate(known: Sequence[Evaluation], number: int, scenario: str) -> float
     It is what the candidate came to before, else the highest rate of any: most candidates fail there at once, and what
     passes is worth more probes.
     """
-    measured = [one for one in known if one.round != TRIAL and one.scenarios] or known
-    of = [(one.number, score) for one in measured for score in one.scenarios if score.scenario == scenario]
+    measured = [evaluation for evaluation in known if evaluation.round != TRIAL and evaluation.scenarios] or known
+    of = [
+        (evaluation.number, score)
+        for evaluation in measured
+        for score in evaluation.scenarios
+        if score.scenario == scenario
+    ]
     own = [score.value for other, score in of if other == number]
     return own[-1] if own else max((score.value for _, score in of), default=None)
 
 
-def paced_score(scenario: str, found: Bracket) -> Score:
+def paced_score(scenario: str, bracket: Bracket) -> Score:
     """Return what a candidate counts with in a paced scenario."""
-    return Score(scenario=scenario, value=found.rate, unit="queries/s", low=found.low, high=found.high)
+    return Score(scenario=scenario, value=bracket.rate, unit="queries/s", low=bracket.low, high=bracket.high)
 
 
 def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:
@@ -282,11 +287,11 @@ def _tokens_of_parts(folder: Path) -> list[float]:
 
 def _full(folder: Path) -> list[MetricsSample]:
     """Return what was read of the server when its batch was full; nothing where it was read too rarely."""
-    samples = [one for one in read_samples(folder / METRICS_FILE) if one.running]
+    samples = [sample for sample in read_samples(folder / METRICS_FILE) if sample.running]
     if len(samples) < _LEAST_LOOKS:
         return []
     warm = samples[0].at_s + _WARM * (samples[-1].at_s - samples[0].at_s)
-    counted = [one for one in samples if one.at_s >= warm]
+    counted = [sample for sample in samples if sample.at_s >= warm]
     return counted if len(counted) > 1 else [samples[0], samples[-1]]
 
 

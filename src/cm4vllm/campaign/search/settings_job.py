@@ -83,10 +83,10 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
                 noted.add(evaluation)
                 say(f"server settings: {words(evaluation)}")
 
-            found = halve(candidates, bench, HalvingPlan(60 * inputs.most_minutes), seen)
+            chosen = halve(candidates, bench, HalvingPlan(60 * inputs.most_minutes), seen)
     finally:
         bench.close()
-    record = _record(found, inputs, str(env.get(EXTRA) or ""), space.size)
+    record = _record(chosen, inputs, str(env.get(EXTRA) or ""), space.size)
     write_record(folder / SETTINGS_FILE, record)
     say_text(table(record))
     say(f"search over server settings: {record.summary}")
@@ -126,24 +126,26 @@ def words(evaluation: Evaluation) -> str:
     round_ = f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
     if evaluation.failure:
         return f"{shown(evaluation.options)}, {round_}: dropped: {evaluation.failure.splitlines()[0]}"
-    scores = ", ".join(f"{one.scenario} {one.value:,.4g} {one.unit}" for one in evaluation.scenarios)
+    scores = ", ".join(
+        f"{scenario.scenario} {scenario.value:,.4g} {scenario.unit}" for scenario in evaluation.scenarios
+    )
     return f"{shown(evaluation.options)}, {round_}: {scores}, after {evaluation.took_s:.0f} s"
 
 
 def table(record: SettingsRecord) -> str:
     """Return what was tried as a table for the terminal, the best of the last round first."""
     rows = [("options", "round", "s each", *record.scenarios, "")]
-    standing = {one.number: one.standing for one in record.rivals}
-    for one in ranked(record.evaluations):
-        values = {score.scenario: f"{score.value:,.4g} {score.unit}" for score in one.scenarios}
-        mark = "chosen" if one.options == record.chosen else standing.get(one.number, "")
+    standing = {rival.number: rival.standing for rival in record.rivals}
+    for evaluation in ranked(record.evaluations):
+        values = {score.scenario: f"{score.value:,.4g} {score.unit}" for score in evaluation.scenarios}
+        mark = "chosen" if evaluation.options == record.chosen else standing.get(evaluation.number, "")
         rows.append(
             (
-                shown(one.options),
-                str(one.round + 1) if one.round >= 0 else "first",
-                f"{one.seconds:.0f}",
+                shown(evaluation.options),
+                str(evaluation.round + 1) if evaluation.round >= 0 else "first",
+                f"{evaluation.seconds:.0f}",
                 *(values.get(scenario, "-") for scenario in record.scenarios),
-                f"dropped: {one.failure.splitlines()[0]}" if one.failure else mark,
+                f"dropped: {evaluation.failure.splitlines()[0]}" if evaluation.failure else mark,
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
@@ -155,8 +157,12 @@ def table(record: SettingsRecord) -> str:
 
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Return the last evaluation of each candidate: those that went furthest first, of these the best first."""
-    last = {one.number: one for one in sorted(evaluations, key=lambda one: one.round)}
-    return sorted(last.values(), key=lambda one: (one.score is None, -one.round, -(one.score or 0.0)))
+    last = {
+        evaluation.number: evaluation for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.round)
+    }
+    return sorted(
+        last.values(), key=lambda evaluation: (evaluation.score is None, -evaluation.round, -(evaluation.score or 0.0))
+    )
 
 
 class _Noted:
@@ -204,11 +210,11 @@ def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
     asked = [read_settings(RunInputs, run) for run in searched_envs(env)]
     first = asked[0]
     at_once = next(
-        one
-        for one in benchmark_terms(first.round, first.model).scenarios
-        if terms(first.round, first.model, one, Mode.PERFORMANCE).at_once
+        scenario
+        for scenario in benchmark_terms(first.round, first.model).scenarios
+        if terms(first.round, first.model, scenario, Mode.PERFORMANCE).at_once
     )
-    ordered = sorted(asked, key=lambda one: one.scenario != str(at_once))
+    ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
     return ordered, read_settings(RunInputs, searched_envs(env, [str(at_once)])[0])
 
 
@@ -237,8 +243,8 @@ def _keep_what_was_made_from(folder: Path, digest: str) -> None:
     write_text(path, f"{digest}{os.linesep}")
 
 
-def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) -> SettingsRecord:
-    best, as_it_is, others = found.best, found.as_it_is, rivals(found.evaluations, found.best.number)
+def _record(outcome: Chosen, inputs: SettingsInputs, extra: str, candidates: int) -> SettingsRecord:
+    best, as_it_is, others = outcome.best, outcome.as_it_is, rivals(outcome.evaluations, outcome.best.number)
     gain = best.score / as_it_is.score if best.score and as_it_is is not None and as_it_is.score else None
     chosen = words_of(best.options)
     return SettingsRecord(
@@ -246,17 +252,17 @@ def _record(found: Chosen, inputs: SettingsInputs, extra: str, candidates: int) 
         minutes=inputs.most_minutes,
         scenarios=inputs.scenarios.split(","),
         candidates=candidates,
-        untried=found.untried,
+        untried=outcome.untried,
         chosen=dict(best.options),
         words=" ".join(chosen),
         extra_args=" ".join(filter(None, (extra, *chosen))),
         gain=round(gain, 4) if gain is not None else None,
-        stopped=found.stopped,
-        cost_s=round(sum(one.took_s for one in found.evaluations), 3),
-        starts=sum(one.start_s > 0 or bool(one.failure) for one in found.evaluations),
-        start_s=round(max(one.start_s for one in found.evaluations), 3),
-        evaluations=list(found.evaluations),
+        stopped=outcome.stopped,
+        cost_s=round(sum(evaluation.took_s for evaluation in outcome.evaluations), 3),
+        starts=sum(evaluation.start_s > 0 or bool(evaluation.failure) for evaluation in outcome.evaluations),
+        start_s=round(max(evaluation.start_s for evaluation in outcome.evaluations), 3),
+        evaluations=list(outcome.evaluations),
         rivals=others,
-        evidence=evidence_words(others, found.untried),
+        evidence=evidence_words(others, outcome.untried),
         simulated=inputs.rehearse,
     )

@@ -73,7 +73,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     @property
     def kept_limits(self) -> bool:
         """True if it passed at some rate in each scenario whose rate was searched for; else `value` is only a bound."""
-        return all(one.low is not None or one.high is None for one in self.scenarios)
+        return all(scenario.low is not None or scenario.high is None for scenario in self.scenarios)
 
     @property
     def overhead_s(self) -> float:
@@ -140,4 +140,4 @@ class SettingsRecord(Record, frozen=True, kw_only=True):
 
 def geometric_mean(scores: list[Score]) -> float:
     """Return the mean of scores of different scenarios, whose units differ: a ratio counts alike in each."""
-    return math.exp(statistics.fmean(math.log(one.value) for one in scores))
+    return math.exp(statistics.fmean(math.log(score.value) for score in scores))

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import RecipeError
 __all__ = ["Place", "require_shapes", "wrong_shapes"]
 
 Place = tuple[str | int, ...]
-Found = Iterator[tuple[Place, str]]
+WrongShapes = Iterator[tuple[Place, str]]
 
 _PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 _MAPPINGS = frozenset(
@@ -105,20 +105,20 @@ _ENVIRONMENTS = frozenset({"env", "default_env", "const", "input_mapping"})
 
 def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
     """Raise RecipeError for the first part of a script's meta that cannot be read; `path` is its folder."""
-    what = f"the meta of {path} has a part of the wrong shape"
+    failure = f"the meta of {path} has a part of the wrong shape"
     for place, text in wrong_shapes(raw):
         raise RecipeError(
-            what,
+            failure,
             cause=f"{'.'.join(map(str, place))} {text}",
             remedy="cm lint script lists everything that is wrong with it",
         )
     try:
         json.dumps(raw, default=str, skipkeys=True)
     except (ValueError, RecursionError) as error:  # a part that holds itself, or is nested too deeply
-        raise RecipeError(what, cause=str(error)) from error
+        raise RecipeError(failure, cause=str(error)) from error
 
 
-def wrong_shapes(raw: Mapping[str, Any]) -> Found:
+def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
     """Yield the place of each part that is not what its key asks for, with what it must be."""
     yield from _part(raw, ())
     for kind in ("variations", "versions"):
@@ -136,7 +136,7 @@ def wrong_shapes(raw: Mapping[str, Any]) -> Found:
     yield from _entries(inputs, ("tests", "run_inputs"), lambda *_: iter(()))
 
 
-def _inputs(inputs: Any) -> Found:
+def _inputs(inputs: Any) -> WrongShapes:
     for flag, entry in inputs.items() if isinstance(inputs, Mapping) else ():
         if not isinstance(entry, Mapping):
             yield ("inputs", flag), _must("a mapping", entry)
@@ -146,20 +146,20 @@ def _inputs(inputs: Any) -> Found:
             yield ("inputs", flag, "values"), _must("a list", entry["values"])
 
 
-def _changes(changes: Any) -> Found:
+def _changes(changes: Any) -> WrongShapes:
     for flag, change in changes.items() if isinstance(changes, Mapping) else ():
         if not isinstance(change, Mapping):
             yield ("input_changes", flag), _must("a mapping", change)
 
 
-def _inner(part: Any, place: Place) -> Found:
+def _inner(part: Any, place: Place) -> WrongShapes:
     if isinstance(part, Mapping):
         yield from _part(part, place)
     elif part is not None:
         yield place, _must("a mapping", part)
 
 
-def _part(raw: Mapping[str, Any], place: Place) -> Found:
+def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
     """Yield what is wrong with the keys of the meta itself, of a variation, a version or a dependency."""
     for key, value in raw.items():
         if not isinstance(key, str):
@@ -208,7 +208,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _environment(value: Any, place: Place, *, plain: bool = False) -> Found:
+def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShapes:
     for key, item in (value or {}).items():
         if not isinstance(key, str):
             yield (*place, key), f"must be named by a text, not by {key!r}"
@@ -216,7 +216,7 @@ def _environment(value: Any, place: Place, *, plain: bool = False) -> Found:
             yield (*place, key), _must("the name of an environment key", item)
 
 
-def _entries(value: Any, place: Place, inner: Callable[[Mapping[str, Any], Place], Found]) -> Found:
+def _entries(value: Any, place: Place, inner: Callable[[Mapping[str, Any], Place], WrongShapes]) -> WrongShapes:
     if value is not None and not isinstance(value, list):
         yield place, _must("a list", value)
         return
@@ -227,7 +227,7 @@ def _entries(value: Any, place: Place, inner: Callable[[Mapping[str, Any], Place
             yield (*place, number), _must("a mapping", entry)
 
 
-def _cache_tag(entry: Mapping[str, Any], place: Place) -> Found:
+def _cache_tag(entry: Mapping[str, Any], place: Place) -> WrongShapes:
     if not isinstance(entry.get("env"), str):
         yield (*place, "env"), _must("the name of an environment key", entry.get("env"))
 

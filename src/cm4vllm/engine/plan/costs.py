@@ -34,16 +34,16 @@ def brought_by(script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted) -> t
 
 
 def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None:
-    what, size = bring.what, bring.disk_bytes
+    title, size = bring.what, bring.disk_bytes
     if bring.package:
         condition = wanted.pip_text()
         if bring.shared and not needs(bring.package, condition):
             return None
-        what = f"{what or 'the package'} {bring.package}{condition}"
+        title = f"{title or 'the package'} {bring.package}{condition}"
     elif bring.requirements:
         path = (script.path / bring.requirements).resolve()
         packages = missing_of(path) if bring.shared else [name for name, _ in listed(path)]
         if not packages:
             return None
-        what = f"{what}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
-    return Brought(bring.how, in_words(what), size, bring.measured)
+        title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
+    return Brought(bring.how, in_words(title), size, bring.measured)

@@ -101,22 +101,22 @@ class Hooks:
         return result
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, failure: str) -> Iterator[None]:
         try:
             yield
         except (CmError, KeyboardInterrupt):
             raise
         except ModuleNotFoundError as error:
             if (requirements := self._requirements_with(error.name or "")) is None:
-                raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
+                raise RecipeError(f"{self._name}: {failure}", cause=self._where(error)) from error
             raise InstallError(
-                f"{self._name}: {what}, because packages of {requirements} are not installed in this Python",
+                f"{self._name}: {failure}, because packages of {requirements} are not installed in this Python",
                 cause=self._where(error),
                 remedy="a run installs them first, a plan installs nothing: "
                 f"{sys.executable} -m pip install -r {requirements}",
             ) from error
         except BaseException as error:
-            raise RecipeError(f"{self._name}: {what}", cause=self._where(error)) from error
+            raise RecipeError(f"{self._name}: {failure}", cause=self._where(error)) from error
 
     def _requirements_with(self, module: str) -> Path | None:
         """Return the requirements of the recipe's repository where they list the package of a module."""

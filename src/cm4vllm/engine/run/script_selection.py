@@ -53,10 +53,10 @@ def settled(catalogue: Catalogue, request: Request, near: str) -> Request:
 
 def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
     """Return the scripts that match a request without regard to variations, in order of preference."""
-    found = catalogue.named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
+    matching = catalogue.named(request.name, request.repo) if request.name else catalogue.with_tags(request.tags)
     scripts = [
         script
-        for script in found
+        for script in matching
         if set(request.tags) <= set(script.tags) and not set(request.excluded_tags) & set(script.tags)
     ]
     if not scripts:

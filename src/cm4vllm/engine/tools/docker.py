@@ -229,13 +229,13 @@ def _require_docker(folder: Path) -> None:
         )
 
 
-def _attached(argv: Sequence[str], what: str) -> None:
+def _attached(argv: Sequence[str], command: str) -> None:
     """Run docker with this process's own terminal, and end it with this process."""
-    say(f"docker {what}")
+    say(f"docker {command}")
     status = subprocess.run(list(argv), check=False).returncode
     if status:
         raise RunFailed(
-            f"docker {what} ended with {exit_in_words(status)}",
+            f"docker {command} ended with {exit_in_words(status)}",
             cause=shlex.join(argv),
             remedy="its output above shows the reason",
         )

@@ -216,9 +216,9 @@ def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     listed = list(rows)
     width = min(max((len(left) for left, _ in listed if _), default=0), 34)
     room = max(_terminal_width() - width - 8, 40)
-    found = []
+    printed = []
     for left, right in listed:
         lines = textwrap.wrap(right, room, break_long_words=False, break_on_hyphens=False) or [""]
-        found.append(f"  {left:<{width}}  {lines[0]}".rstrip())
-        found += [f"  {'':<{width}}  {line}" for line in lines[1:]]
-    return found
+        printed.append(f"  {left:<{width}}  {lines[0]}".rstrip())
+        printed += [f"  {'':<{width}}  {line}" for line in lines[1:]]
+    return printed

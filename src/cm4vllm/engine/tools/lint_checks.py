@@ -274,7 +274,7 @@ def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
             and not any(script.path.glob(f"{layer.script_name}-*.sh"))
         ):
             yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
-        exported = {key for _, one in layers_of(script) for key in one.new_env_keys}
+        exported = {key for _, layer in layers_of(script) for key in layer.new_env_keys}
         for key in layer.promised_env_keys:
             if key not in exported:
                 yield Finding(

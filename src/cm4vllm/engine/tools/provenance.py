@@ -37,8 +37,8 @@ def leave(session: Session, i: Mapping[str, Any], result: Mapping[str, Any], pla
             write_json(folder / name, session.versions)
     if flag(i, "print_versions"):
         session.tell("versions:")
-        for found in (item for entry in session.versions for item in entry.values() if item["version"]):
-            session.tell(f"  {found['script_tags']}: {found['version']}")
+        for version in (item for entry in session.versions for item in entry.values() if item["version"]):
+            session.tell(f"  {version['script_tags']}: {version['version']}")
     if flag(i, "repro"):
         _repro(session, i, result, folder)
     if flag(i, "print_readme"):

@@ -131,19 +131,19 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
             "run on one that is not shared",
             precision=True,
         )
-    for what, amount in load.throttled.items():
-        if "temperature" in what:
+    for counter, amount in load.throttled.items():
+        if "temperature" in counter:
             yield Doubt(
-                f"{slowed(what, amount)}: {machine} was too hot to run as fast as it can",
+                f"{slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
                 "see to its cooling",
                 precision=True,
             )
 
 
-def slowed(what: str, amount: float) -> str:
+def slowed(counter: str, amount: float) -> str:
     """Return in words that a processor or GPU was slowed down."""
-    where, _, cause = what.removesuffix(TIMES).partition(": ")
-    how = f"{amount:,.0f} times" if what.endswith(TIMES) else f"for {amount:,.1f} s"
+    where, _, cause = counter.removesuffix(TIMES).partition(": ")
+    how = f"{amount:,.0f} times" if counter.endswith(TIMES) else f"for {amount:,.1f} s"
     return f"during the run {where} was slowed down by {cause} {how}"
 
 

@@ -159,7 +159,7 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
     even = [ids for ids in tokens if len(ids) % 2 == 0]  # an odd number of words cannot be 64-bit integers
     if sum(map(len, even)) * 2 > sum(map(len, tokens)) and _zero_share(even, 1) > 0.5 > _zero_share(even, 0):
         cause = "most of every second 32-bit word is zero: the tokens have 64 bits"
-    elif any(count != found for count, found in counted):
+    elif any(count != converted for count, converted in counted):
         cause = "token_count and the length of the data disagree"
     elif any(len(ids) and ids.min() < 0 for ids in tokens):
         cause = "there are negative ones, which no tokenizer has"

@@ -103,9 +103,9 @@ def begin_piece(
     present = dict(servers or {})
     with translated_os_errors("write", path):
         whole = _whole_bytes(path)
-        begun = [one for one in map(_begin, whole.splitlines()) if one is not None]
-        reported = [*(one.servers for one in begun), present]
-        again = [words for one, other in pairwise(reported) for words in restarts(one, other)]
+        begun = [begin for begin in map(_begin, whole.splitlines()) if begin is not None]
+        reported = [*(begin.servers for begin in begun), present]
+        again = [words for before, other in pairwise(reported) for words in restarts(before, other)]
         dropped = ""
         if begun and begun[0].settings != settings_sha256:
             dropped = "; ".join(other_content(begun[-1].servers, present)) or "the settings of the run have changed"

@@ -121,8 +121,8 @@ def _load(samples: Sequence[MachineSample]) -> MachineLoad | None:
 
 def _numbered(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
     """Return the GPUs of all nodes with numbers that go on from node to node, and the node in their names."""
-    found: list[GpuSample] = []
+    gpu_samples: list[GpuSample] = []
     for number, gpus in enumerate(nodes, 1):
-        begin = len(found)
-        found += [replace(gpu, index=begin + gpu.index, name=f"{gpu.name}, node {number}") for gpu in gpus]
-    return found
+        begin = len(gpu_samples)
+        gpu_samples += [replace(gpu, index=begin + gpu.index, name=f"{gpu.name}, node {number}") for gpu in gpus]
+    return gpu_samples

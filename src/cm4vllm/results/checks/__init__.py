@@ -78,7 +78,7 @@ _MODULES = (
 
 #: All checks by code, in the order in which they are made.
 CHECKS: dict[str, Check] = {
-    one.code: one for module in _MODULES for one in vars(module).values() if isinstance(one, Check)
+    value.code: value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)
 }
 
 
@@ -88,8 +88,9 @@ def findings(submission: Submission, *, submitted: bool = False, stages: Collect
     `submitted` adds the checks of runs of which a submission tree is to be made; `stages` names those to make instead.
     """
     made = stages or ((Stage.ALWAYS, Stage.SUBMITTED) if submitted else (Stage.ALWAYS,))
-    found = list(submission.problems)
-    for one in CHECKS.values():
-        if one.stage in made:
-            found += dict.fromkeys(one.findings(submission))  # a check that fails midway gives some of them twice
-    return found
+    all_findings = list(submission.problems)
+    for known in CHECKS.values():
+        if known.stage in made:
+            # A check that fails midway gives some of them twice.
+            all_findings += dict.fromkeys(known.findings(submission))
+    return all_findings

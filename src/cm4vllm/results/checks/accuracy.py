@@ -81,22 +81,24 @@ def targets(submission: Submission) -> Iterator[Fault]:
             continue
         known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
         expected = sorted(
-            (one.metric, one.label, one.lower, one.upper) for one in known if one.metric not in record.unscored
+            (target.metric, target.label, target.lower, target.upper)
+            for target in known
+            if target.metric not in record.unscored
         )
-        found = sorted((one.metric, one.label, one.lower, one.upper) for one in record.scores)
+        stated = sorted((score.metric, score.label, score.lower, score.upper) for score in record.scores)
         whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
-        by_metric = {one.metric: one for one in known}
+        by_metric = {target.metric: target for target in known}
         wrong = [
             score.metric
             for score in record.scores
             if score.metric in by_metric and score.met != by_metric[score.metric].met(score.value, whole=whole)
         ]
-        what = f"the accuracy targets are not those of {terms.benchmark}"
-        if found != expected:
-            yield Fault(what, record_file(part, ACCURACY_FILE), "scores", found, expected)
+        fault = f"the accuracy targets are not those of {terms.benchmark}"
+        if stated != expected:
+            yield Fault(fault, record_file(part, ACCURACY_FILE), "scores", stated, expected)
         elif wrong:
             yield Fault(
-                f"{what}: scores are judged wrongly",
+                f"{fault}: scores are judged wrongly",
                 record_file(part, ACCURACY_FILE),
                 "scores",
                 ", ".join(wrong),

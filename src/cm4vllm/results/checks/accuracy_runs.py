@@ -55,8 +55,8 @@ def targets(submission: Submission) -> Iterator[Fault]:
         for target in part.terms.targets if part.terms else ():
             # The official checker compares every line that states a score.
             stated = part.stated or part.figures.values()
-            values = [one.value for one in stated if one.name == target.label]
-            value = next((one for one in reversed(values) if target.met(one) is False), None)
+            values = [score.value for score in stated if score.name == target.label]
+            value = next((value for value in reversed(values) if target.met(value) is False), None)
             if value is not None:
                 bounds = [
                     f"{target.lower:g} or more" if target.lower is not None else "",
@@ -86,7 +86,7 @@ def readable(submission: Submission) -> Iterator[Fault]:
         if part.terms is None or not path.is_file():
             continue
         # The official checkers accept a score that has only an upper bound and is left out.
-        asked = [one.label for one in part.terms.targets if one.lower is not None]
+        asked = [target.label for target in part.terms.targets if target.lower is not None]
         missing = [label for label in asked if part.figures.value(label) is None]
         if missing:
             yield Fault(
@@ -160,7 +160,9 @@ def _is_int64(part: Accuracy) -> bool:
 def token_range(submission: Submission) -> Iterator[Fault]:
     for result, part in scored(submission):
         served, run = served_tokens(result), result.performance
-        bounds = next((one for one in (part.terms.targets if part.terms else ()) if one.label == _TOKENS), None)
+        bounds = next(
+            (target for target in (part.terms.targets if part.terms else ()) if target.label == _TOKENS), None
+        )
         if served is None or bounds is None or run is None or bounds.met(served) is not False:
             continue
         yield Fault(
@@ -204,8 +206,8 @@ def answers(submission: Submission) -> Iterator[Fault]:
             continue
         for name, samples in benchmark_terms(part.terms.round, part.terms.benchmark).accuracy_files.items():
             folder = part.folder / name
-            found = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
-            if missing := [one for one in samples if one not in found]:
+            names = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
+            if missing := [sample for sample in samples if sample not in names]:
                 yield Fault(
                     f"{len(missing)} of {len(samples)} answers are missing",
                     f"{Path(part.log).parent.as_posix()}/{name}",

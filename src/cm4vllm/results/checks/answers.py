@@ -48,18 +48,18 @@ _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
 )
 def stated_once(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
-        asked = {one.label for one in (part.terms.targets if part.terms else ())}
-        found: dict[str, list[float]] = defaultdict(list)
+        asked = {target.label for target in (part.terms.targets if part.terms else ())}
+        by_name: dict[str, list[float]] = defaultdict(list)
         for figure in part.stated:
             if figure.name in asked | {_SAMPLES, _TOKENS}:
-                found[figure.name].append(figure.value)
-        for label, values in found.items():
+                by_name[figure.name].append(figure.value)
+        for label, values in by_name.items():
             if len(set(values)) > 1:
                 yield Fault(
                     "a score is stated with several values",
                     text_file(part),
                     label,
-                    ", ".join(f"{one:g}" for one in values[:4]),
+                    ", ".join(f"{value:g}" for value in values[:4]),
                     "one value",
                     severity=None if is_strict(submission) else Severity.WARNING,
                 )
@@ -75,9 +75,9 @@ def stated_once(submission: Submission) -> Iterator[Fault]:
 def possible(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
         parts = {
-            one.label
-            for one in (part.terms.targets if part.terms else ())
-            if one.upper is None and one.reference <= _MOST
+            target.label
+            for target in (part.terms.targets if part.terms else ())
+            if target.upper is None and target.reference <= _MOST
         }
         words = part.figures.value(_WORDS)
         for label in sorted(parts | set(_OF_WORDS)):
@@ -97,7 +97,7 @@ def possible(submission: Submission) -> Iterator[Fault]:
 )
 def counts(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
-        samples, tokens, each = (part.figures.value(one) for one in (_SAMPLES, _TOKENS, _EACH))
+        samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
         expected = _answered(part)
         if samples and expected and samples != expected:
             yield Fault(
@@ -128,8 +128,8 @@ def counts(submission: Submission) -> Iterator[Fault]:
 
 def _answered(part: Accuracy) -> int | None:
     """Return how many samples the accuracy run answered, by its log."""
-    found = (part.settings.get(key) for key in ("accuracy_sample_count", "qsl_reported_total_count"))
-    return next((one for one in found if isinstance(one, int) and one > 0), None)
+    counts = (part.settings.get(key) for key in ("accuracy_sample_count", "qsl_reported_total_count"))
+    return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
 
 @check(
@@ -174,13 +174,13 @@ def entries(submission: Submission) -> Iterator[Fault]:
     for _, part in scored(submission):
         name = (Path(part.log).parent / ACCURACY_LOG).as_posix()
         text = _head_and_tail(part.folder / ACCURACY_LOG)
-        found = [(int(one[1]), int(one[2])) for one in _whole(_ENTRY, text)]
+        pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
         total = part.settings.get("qsl_reported_total_count")
-        for key, values in (("seq_id", [one[0] for one in found]), ("qsl_idx", [one[1] for one in found])):
+        for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
             twice = [value for value, count in Counter(values).items() if count > 1]
             if twice:
                 yield Fault("two answers have one number", name, key, twice[0], "each number once")
-        beyond = [sample for _, sample in found if isinstance(total, int) and total and sample >= total]
+        beyond = [sample for _, sample in pairs if isinstance(total, int) and total and sample >= total]
         if beyond:
             yield Fault("an answer is of no sample of the dataset", name, "qsl_idx", beyond[0], f"less than {total}")
 
@@ -199,9 +199,9 @@ def lengths(submission: Submission) -> Iterator[Fault]:
         name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
         if path.is_file() and b'"qsl_idx"' not in text:
             yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
-        answers = [(len(one[1]), int(one[2])) for one in _whole(_ANSWER, text)]
+        answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
         # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
-        width = next((one for one in _WIDTHS if any(size == one * count > 0 for size, count in answers)), 0)
+        width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
         for size, count in answers:
             if size != width * count if width else size < count:
                 held = f"{size // width} tokens" if width else f"{size // 2} bytes"
@@ -212,7 +212,7 @@ def lengths(submission: Submission) -> Iterator[Fault]:
 def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:
     """Give the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
-    yield from (one for one in pattern.finditer(text) if not one.start() - _JOINED < cut < one.end() + _JOINED)
+    yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)
 
 
 def _head_and_tail(path: Path) -> bytes:

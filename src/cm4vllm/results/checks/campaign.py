@@ -29,9 +29,9 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
     campaign = submission.campaign
     if campaign is None:
         return
-    for what, found, expected in _facts(submission, campaign):
-        if found is not None and str(found).lower() != str(expected).lower():
-            yield Fault(f"{what} is {found}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
+    for title, value, expected in _facts(submission, campaign):
+        if value is not None and str(value).lower() != str(expected).lower():
+            yield Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
 
 
 @check(
@@ -88,13 +88,13 @@ def lengths(submission: Submission) -> Iterator[Fault]:
         asked = rules.terms(
             terms.round, terms.benchmark, terms.scenario, terms.mode, rules.Division.parse(submission.division)
         ).generation
-        found = (run.settings.min_tokens, run.settings.max_tokens)
-        if found != (asked.min_tokens, asked.max_tokens):
+        used = (run.settings.min_tokens, run.settings.max_tokens)
+        if used != (asked.min_tokens, asked.max_tokens):
             yield Fault(
                 "answers were asked for with other lengths",
                 record_file(part),
                 "settings.min_tokens, settings.max_tokens",
-                f"{found[0]} to {found[1]}",
+                f"{used[0]} to {used[1]}",
                 f"{asked.min_tokens} to {asked.max_tokens}",
             )
 

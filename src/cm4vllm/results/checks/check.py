@@ -99,13 +99,13 @@ class Check(CheckBase):
 
     def _failed(self, submission: Submission, error: Exception) -> Iterator[Finding]:
         """Give a finding for each system that the check cannot check, then what it finds in the others."""
-        alone = {one.name: _of_systems(submission, {one.name}) for one in submission.systems}
-        failing = {name: found for name, part in alone.items() if (found := self._error(part)) is not None}
-        for name, found in failing.items() or {"": error}.items():
-            yield self._not_made_on(submission, name, found)
+        alone = {system.name: _of_systems(submission, {system.name}) for system in submission.systems}
+        failing = {name: failure for name, part in alone.items() if (failure := self._error(part)) is not None}
+        for name, failure in failing.items() or {"": error}.items():
+            yield self._not_made_on(submission, name, failure)
         others = _of_systems(submission, alone.keys() - failing.keys())
         if failing and self._error(others) is None:
-            left_out = {one.file for one in submission.systems if one.name in failing}
+            left_out = {system.file for system in submission.systems if system.name in failing}
             yield from (self.finding(fault) for fault in self.function(others) if fault.file not in left_out)
 
     def _error(self, submission: Submission) -> Exception | None:
@@ -119,8 +119,8 @@ class Check(CheckBase):
 
     def _not_made_on(self, submission: Submission, system: str, error: Exception) -> Finding:
         part = _of_systems(submission, {system})
-        files = [one.folder for one in part.results if self._error(replace(part, results=(one,), systems=()))]
-        files += [one.file for one in part.systems]
+        files = [result.folder for result in part.results if self._error(replace(part, results=(result,), systems=()))]
+        files += [system.file for system in part.systems]
         read = getattr(error, "filename", None)
         file = str(read).removeprefix(f"{submission.root}/") if read else ""
         return self.not_made(file or next(iter(files), f"{submission.division}/{submission.submitter}"), error)
@@ -129,8 +129,8 @@ class Check(CheckBase):
 def _of_systems(submission: Submission, names: Collection[str]) -> Submission:
     return replace(
         submission,
-        systems=tuple(one for one in submission.systems if one.name in names),
-        results=tuple(one for one in submission.results if one.system in names),
+        systems=tuple(system for system in submission.systems if system.name in names),
+        results=tuple(result for result in submission.results if result.system in names),
     )
 
 

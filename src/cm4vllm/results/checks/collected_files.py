@@ -42,13 +42,13 @@ def collected(submission: Submission) -> Iterator[Fault]:
 
 
 def _processors(submission: Submission, path: Path, stated: Mapping[str, Any]) -> Iterator[Fault]:
-    found = {key.partition("_HOST_")[2]: value for key, value in _content(path).items() if key.startswith(_PREFIXES)}
+    host = {key.partition("_HOST_")[2]: value for key, value in _content(path).items() if key.startswith(_PREFIXES)}
     name = path.relative_to(submission.root).as_posix()
-    model, described = str(found.get(_NAME, "")), str(stated.get("host_processor_model_name", ""))
+    model, described = str(host.get(_NAME, "")), str(stated.get("host_processor_model_name", ""))
     if model and described and _words(described) not in _words(model) and _words(model) not in _words(described):
         yield Fault("the processor is not the one that is described", name, _NAME, model, described)
     for key, of in _COUNTS.items():
-        count, wanted = whole_number(found.get(key)), whole_number(stated.get(of))
+        count, wanted = whole_number(host.get(key)), whole_number(stated.get(of))
         if count and wanted and count != wanted:
             yield Fault(f"{key} is not what the description states", name, key, count, f"{wanted}, {of}")
 
@@ -61,9 +61,9 @@ def _server(submission: Submission, path: Path, stated: Mapping[str, Any]) -> It
         packages = content.get(key)
         version = str(packages.get("vllm", "")) if isinstance(packages, dict) else ""
         if version and served and not version.startswith(served[1]):
-            what = "the packages have another version of vLLM than the description"
+            fault = "the packages have another version of vLLM than the description"
             name = path.relative_to(submission.root).as_posix()
-            yield Fault(what, name, f"{key}: vllm", version, served[1], severity=severity)
+            yield Fault(fault, name, f"{key}: vllm", version, served[1], severity=severity)
 
 
 def _content(path: Path) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ def _apart(
 ) -> Iterator[Fault]:
     name = path.relative_to(submission.root).as_posix()
     run = {"result": result.performance, "test": result.test_runs.get(test)}.get(figure.run)
-    if run is not None and run.metric is not None and not any(_close(value, one) for one in _figures(run)):
+    if run is not None and run.metric is not None and not any(_close(value, figure) for figure in _figures(run)):
         yield Fault(
             f"the figure is not in the log of the {figure.run}",
             name,

@@ -74,8 +74,8 @@ def unknown(submission: Submission) -> Iterator[Fault]:
 def test_folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
     """Return the folder of a test, of several the one with its verification; None where there is none."""
     places = compliance_folders(submission.home, submission.root / result.folder)
-    found = [folder for place in places if (folder := place / wanted.test).is_dir()]
-    return max(found, key=lambda one: sum((one / file.name).is_file() for file in wanted.files), default=None)
+    folders = [folder for place in places if (folder := place / wanted.test).is_dir()]
+    return max(folders, key=lambda folder: sum((folder / file.name).is_file() for file in wanted.files), default=None)
 
 
 def _passed(
@@ -99,11 +99,11 @@ def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> 
     reader = Reader(submission.root)
     part = reader.performance((folder / _LOGS[0]).parent, msgspec.structs.replace(terms, seeds=seeds))
     if part is None:
-        yield from (Fault(one.what, one.file, value=one.value) for one in reader.problems)
+        yield from (Fault(problem.what, problem.file, value=problem.value) for problem in reader.problems)
         return
     run = replace(submission, results=(replace(result, performance=part, accuracy=None),))
-    for one in (logs.seeds, logs.min_duration, performance_runs.valid, performance_runs.performance_samples):
-        yield from one.function(run)
+    for part_check in (logs.seeds, logs.min_duration, performance_runs.valid, performance_runs.performance_samples):
+        yield from part_check.function(run)
 
 
 def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: Terms) -> Iterator[Fault]:
@@ -117,10 +117,10 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
     if missing and file.scores and not (apart := list(_apart(folder, terms))):
         return
     for line in missing:
-        what = f"{folder.name} is not passed"
+        fault = f"{folder.name} is not passed"
         if file.scores:
-            what += f": other answers than in the accuracy run, and {apart[0]}"
-        yield Fault(what, name, "", _line_with(text, line), line)
+            fault += f": other answers than in the accuracy run, and {apart[0]}"
+        yield Fault(fault, name, "", _line_with(text, line), line)
     for line in () if missing else file.forbidden(text):
         yield Fault(f"{folder.name} is not passed", name, "", line, f"no line {line!r}")
 
@@ -129,7 +129,7 @@ def _apart(folder: Path, terms: Terms) -> Iterator[str]:
     """Give what speaks against the scores of a test's answers: they are missing, or other than the accuracy run's."""
     scores = [scores_of(folder / name) for name in _SCORES]
     for target in terms.targets:
-        tested, baseline = (found.get(target.label) for found in scores)
+        tested, baseline = (values.get(target.label) for values in scores)
         if not tested or not baseline:
             yield f"{' or '.join(_SCORES)} has no {target.label}"
         elif (percent := abs(1 - baseline / tested) * 100) > target.tolerance:
@@ -138,4 +138,4 @@ def _apart(folder: Path, terms: Terms) -> Iterator[str]:
 
 def _line_with(text: str, line: str) -> str:
     start = line.partition(":")[0]
-    return next((one.strip() for one in text.splitlines() if start in one), "no such line")
+    return next((line.strip() for line in text.splitlines() if start in line), "no such line")

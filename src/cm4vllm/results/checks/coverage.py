@@ -59,13 +59,13 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def one_round(submission: Submission) -> Iterator[Fault]:
-    found = Counter(name for _, part in measured(submission) if (name := round_of(part)))
-    if others := sorted(name for name in found if name != submission.round):
+    rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
+    if others := sorted(name for name in rounds if name != submission.round):
         yield Fault(
             f"logs have the seeds of other rounds than {submission.round}, whose rules are applied to all",
             f"{_home(submission)}/results",
             "",
-            ", ".join(f"{found[name]} of {name}" for name in others),
+            ", ".join(f"{rounds[name]} of {name}" for name in others),
             submission.round,
         )
 

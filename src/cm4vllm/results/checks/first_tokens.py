@@ -40,8 +40,8 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
 )
 def shape(submission: Submission) -> Iterator[Fault]:
     for _, part in measured(submission):
-        for what, value, expected in _odd(part.figures):
-            yield Fault(what, part.log, "result_first_token_*_latency_ns", value, expected)
+        for fault, value, expected in _odd(part.figures):
+            yield Fault(fault, part.log, "result_first_token_*_latency_ns", value, expected)
 
 
 def _odd(figures: Figures) -> Iterator[tuple[str, str, str]]:

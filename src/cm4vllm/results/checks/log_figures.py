@@ -116,7 +116,7 @@ def _contradictions(log: _Log) -> Iterator[_Apart]:
 
 def _ordered(log: _Log) -> Iterator[_Apart]:
     for least, percentile, largest, mean in _DISTRIBUTIONS:
-        keys = [least, *(percentile.format(one) for one in _PERCENTILES), largest]
+        keys = [least, *(percentile.format(statistic) for statistic in _PERCENTILES), largest]
         values = [(key, log[key]) for key in keys if key in log.values]
         for (low, below), (high, above) in pairwise(values):
             if below > above:
@@ -125,8 +125,8 @@ def _ordered(log: _Log) -> Iterator[_Apart]:
             continue
         if not values[0][1] <= log[mean] <= values[-1][1]:
             yield _Apart("a mean is not between least and largest value", mean, log[mean], values[-1][0])
-    for one in ("min", "mean", "max", *(f"{part}_percentile" for part in _PERCENTILES)):
-        first, whole = f"result_first_token_{one}_latency_ns", f"result_{one}_latency_ns"
+    for statistic in ("min", "mean", "max", *(f"{part}_percentile" for part in _PERCENTILES)):
+        first, whole = f"result_first_token_{statistic}_latency_ns", f"result_{statistic}_latency_ns"
         if first in log.values and whole in log.values and 0 < log[whole] < log[first] < _SUM_END:
             yield _Apart("first tokens come after whole answers", first, log[first], f"{log[whole]:.15g}, {whole}")
 
@@ -156,7 +156,7 @@ def _planned(log: _Log, each: float) -> Iterator[_Apart]:
     ):  # whole data sets, so that all are equally often
         whole = max(log["effective_performance_sample_count"], 1.0)
         sizes.add(math.ceil(wanted / whole) * whole)
-    planned = any(abs(each - one) <= 1 + _ROUNDED * one for one in sizes)
+    planned = any(abs(each - size) <= 1 + _ROUNDED * size for size in sizes)
     if each and not planned and not log["effective_max_query_count"]:
         yield _Apart(
             "not the samples that target rate and least duration ask for",

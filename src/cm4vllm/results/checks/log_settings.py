@@ -100,9 +100,9 @@ def modes(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         runs = ((result.performance, "PerformanceOnly"), (result.accuracy, "AccuracyOnly"))
         for part, mode in runs:
-            found = part.settings.get("test_mode") if part else None
-            if part and found and found not in (mode, "SubmissionRun"):
-                yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", found, mode)
+            used = part.settings.get("test_mode") if part else None
+            if part and used and used not in (mode, "SubmissionRun"):
+                yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", used, mode)
 
 
 @check(
@@ -114,7 +114,7 @@ def modes(submission: Submission) -> Iterator[Fault]:
 )
 def as_requested(submission: Submission) -> Iterator[Fault]:
     parts: list[Performance | Accuracy] = [*performance_runs(submission)]
-    parts += [one.accuracy for one in submission.results if one.accuracy]
+    parts += [result.accuracy for result in submission.results if result.accuracy]
     for part in parts:
         apart = list(_apart(part.settings))
         if apart:
@@ -204,13 +204,13 @@ def limits(submission: Submission) -> Iterator[Fault]:
             used = part.settings.get(entry)
             if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
                 yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
-            for file, found in confs.items():
-                if limit and key in found and found[key].value > limit * (1 + _ROUNDING):
+            for file, settings in confs.items():
+                if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING):
                     yield Fault(
                         "the file states a larger limit than the rules have",
                         file,
-                        found[key].name,
-                        f"{found[key].value:g}",
+                        settings[key].name,
+                        f"{settings[key].value:g}",
                         f"{limit:g} or less",
                     )
 
@@ -227,10 +227,10 @@ def confs(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):
         known: set[str] = set()
         for file, text, fixed in _confs(submission, result):
-            found = _settings_in(text, part, exact=fixed)
-            for key, setting in found.items():
+            settings = _settings_in(text, part, exact=fixed)
+            for key, setting in settings.items():
                 factor, entries = _LOGGED[key]
-                used = next((part.settings[one] for one in entries if one in part.settings), None)
+                used = next((part.settings[entry] for entry in entries if entry in part.settings), None)
                 if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
                     continue
                 if fixed and key == "min_duration" and used >= setting.value:
@@ -245,7 +245,7 @@ def confs(submission: Submission) -> Iterator[Fault]:
                         # LoadGen since 5.0 has the seeds of its round, whatever the file says.
                         severity=Severity.NOTE if key.endswith("_seed") else None,
                     )
-            known |= set(found)
+            known |= set(settings)
 
 
 def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, bool]]:
@@ -276,7 +276,7 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
     A line of the scenario comes before one of the model. Lines for all models, and those of a model that LoadGen's name
     begins with, count unless those of this model alone are `exact`.
     """
-    found: dict[str, _Setting] = {}
+    settings: dict[str, _Setting] = {}
     name = part.terms.loadgen_name if part.terms else part.log.split("/")[4]
     for model, of, key, number in _SETTING.findall(text):
         if exact:
@@ -290,9 +290,9 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
         except ValueError:
             continue
         weight = (of != "*", close)
-        if key not in found or weight >= found[key].weight:
-            found[key] = _Setting(weight, f"{of}.{key}", value)
-    return found
+        if key not in settings or weight >= settings[key].weight:
+            settings[key] = _Setting(weight, f"{of}.{key}", value)
+    return settings
 
 
 @check(

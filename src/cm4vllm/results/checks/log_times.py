@@ -152,20 +152,20 @@ def _clock(part: Performance | Accuracy) -> Iterator[Fault]:
 def dates(submission: Submission) -> Iterator[Fault]:
     now = datetime.now(UTC)
     for result in submission.results:
-        runs = [one for one in (result.performance, result.accuracy, *result.test_runs.values()) if one is not None]
-        dated = [(one, _day(one.settings.get("test_datetime"))) for one in runs]
+        runs = [run for run in (result.performance, result.accuracy, *result.test_runs.values()) if run is not None]
+        dated = [(run, _day(run.settings.get("test_datetime"))) for run in runs]
         first = dated[0][1] if dated else None
         for part, day in dated:
             if day is None:
                 continue
             built = _day(part.detail.values.get("loadgen_build_date_utc")) if part.detail else None
-            for wrong, what, bound in (
+            for wrong, fault, bound in (
                 (day > now + _ZONES, "the run is of the future", now),
                 (built and day < built - _ZONES, "the run is older than its LoadGen", built),
                 (first and abs(day - first) > _ROUND, "the runs of the result are not of one round", first),
             ):
                 if wrong and bound:
-                    yield Fault(what, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
+                    yield Fault(fault, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
                     break
 
 

@@ -67,14 +67,14 @@ def seeds(submission: Submission) -> Iterator[Fault]:
             continue
         stated = rules.round_terms(accuracy.terms.round).seeds
         expected = (stated.qsl, stated.sample_index, stated.schedule)
-        found = tuple(accuracy.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
-        if found != expected:
+        own_seeds = tuple(accuracy.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
+        if own_seeds != expected:
             # Every sample is answered, in whatever order: no official checker reads these seeds.
             yield Fault(
                 f"the seeds of the accuracy run are not those of round {accuracy.terms.round}",
                 accuracy.log,
                 "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
-                found,
+                own_seeds,
                 expected,
                 severity=Severity.WARNING,
             )

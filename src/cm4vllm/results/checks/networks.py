@@ -53,7 +53,7 @@ def described(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def named(submission: Submission) -> Iterator[Fault]:
-    networks = {one.name for one in submission.systems if _is_network(one.description.get(_IS_NETWORK))}
+    networks = {system.name for system in submission.systems if _is_network(system.description.get(_IS_NETWORK))}
     for result, part in measured(submission):
         name = str(part.settings.get("sut_name", ""))
         if result.system in networks and NETWORK_SUT not in name:

@@ -80,16 +80,16 @@ def loadgen_versions(submission: Submission) -> Iterator[Fault]:
 
 def _known(round_name: str) -> str:
     try:
-        found = rules.round_terms(round_name)
+        known = rules.round_terms(round_name)
     except UsageError:
         return ""
-    return " or ".join((f"{found.loadgen.first} to {found.loadgen.last}", *found.builds))
+    return " or ".join((f"{known.loadgen.first} to {known.loadgen.last}", *known.builds))
 
 
 def _fits(version: str, round_name: str) -> bool:
-    found, number = rules.round_terms(round_name), _number(version)
-    first, last = _parts(found.loadgen.first), _parts(found.loadgen.last)
-    return number in found.builds or first <= _parts(number) <= last
+    known, number = rules.round_terms(round_name), _number(version)
+    first, last = _parts(known.loadgen.first), _parts(known.loadgen.last)
+    return number in known.builds or first <= _parts(number) <= last
 
 
 def _number(version: str) -> str:

@@ -49,7 +49,7 @@ def performance_runs(submission: Submission) -> Iterator[Performance]:
 )
 def valid(submission: Submission) -> Iterator[Fault]:
     for _, part in measured(submission):
-        reasons = [one for one in part.loadgen_reasons if not one.startswith(_LOADGEN_ERROR)]
+        reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_LOADGEN_ERROR)]
         if not part.loadgen_valid and (reasons or not part.loadgen_reasons):
             yield Fault(
                 "the result is not valid", part.log, "result_validity", "; ".join(reasons) or "INVALID", "VALID"
@@ -71,7 +71,9 @@ def no_errors(submission: Submission) -> Iterator[Fault]:
                 yield Fault(
                     f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none"
                 )
-            elif isinstance(part, Performance) and any(one.startswith(_LOADGEN_ERROR) for one in part.loadgen_reasons):
+            elif isinstance(part, Performance) and any(
+                reason.startswith(_LOADGEN_ERROR) for reason in part.loadgen_reasons
+            ):
                 yield Fault("LoadGen counted errors", part.log, "num_errors", part.loadgen_reasons[0], "0")
 
 
@@ -157,8 +159,8 @@ def metric(submission: Submission) -> Iterator[Fault]:
 
 def _counts_tokens(result: Result) -> bool:
     """Return True if LoadGen counts the tokens of the benchmark: only where it has limits on TTFT and TPOT."""
-    found = (terms_of(result.round, result.benchmark, one, Mode.PERFORMANCE) for one in rules.Scenario)
-    return any(one and one.limits and one.limits.ttft_ms for one in found)
+    all_terms = (terms_of(result.round, result.benchmark, scenario, Mode.PERFORMANCE) for scenario in rules.Scenario)
+    return any(terms and terms.limits and terms.limits.ttft_ms for terms in all_terms)
 
 
 @check(

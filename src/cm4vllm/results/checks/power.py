@@ -72,9 +72,11 @@ def _measured(submission: Submission) -> Iterator[_Measured]:
     stage=Stage.TREE,
 )
 def simulated(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        if files := one.session.simulated:
-            yield Fault("the power was simulated, and not measured", f"{one.place}/{files[0]}", value=", ".join(files))
+    for measured in _measured(submission):
+        if files := measured.session.simulated:
+            yield Fault(
+                "the power was simulated, and not measured", f"{measured.place}/{files[0]}", value=", ".join(files)
+            )
 
 
 @check(
@@ -85,11 +87,11 @@ def simulated(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def files(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        for name in one.session.missing:
-            yield Fault("a file of the power session is missing", f"{one.place}/{name}")
-        if (one.session.folder / FETCHED_ONLY).exists():
-            yield Fault("a file that the client fetches must not be published", f"{one.place}/{FETCHED_ONLY}")
+    for measured in _measured(submission):
+        for name in measured.session.missing:
+            yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
+        if (measured.session.folder / FETCHED_ONLY).exists():
+            yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
 
 @check(
@@ -100,9 +102,9 @@ def files(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def digests(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        for name, own, stated in one.session.changed():
-            yield Fault("a file of the power session was changed", f"{one.place}/{name}", "SHA-1", own, stated)
+    for measured in _measured(submission):
+        for name, own, stated in measured.session.changed():
+            yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
 
 
 @check(
@@ -113,20 +115,20 @@ def digests(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def window(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        for phase, span, samples in one.phases:
+    for measured in _measured(submission):
+        for phase, span, samples in measured.phases:
             inside = samples.within(span.begin, span.end)
             if not inside:
-                yield Fault("no sample lies in the measured window", one.file(phase), "Time")
+                yield Fault("no sample lies in the measured window", measured.file(phase), "Time")
                 continue
-            for what, late in (
+            for end, late in (
                 ("begin", (inside[0].at - span.begin).total_seconds()),
                 ("end", (span.end - inside[-1].at).total_seconds()),
             ):
                 if late > _EDGE_S:
                     yield Fault(
-                        f"the samples do not reach the {what} of the run",
-                        one.file(phase),
+                        f"the samples do not reach the {end} of the run",
+                        measured.file(phase),
                         "Time",
                         f"{late:.1f} s",
                         f"{_EDGE_S:g} s or less",
@@ -143,14 +145,14 @@ def window(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def coverage(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        for phase, span, samples in one.phases:
+    for measured in _measured(submission):
+        for phase, span, samples in measured.phases:
             inside = samples.within(span.begin, span.end)
             usable = sum(sample.total.usable for sample in inside)
             if inside and usable < _COVERED * len(inside):
                 yield Fault(
                     "samples of the run are not above zero, and are left out of the mean",
-                    one.file(phase),
+                    measured.file(phase),
                     "Watts",
                     f"{len(inside) - usable} of {len(inside)}",
                     f"{1 - _COVERED:.0%} or less",
@@ -158,11 +160,15 @@ def coverage(submission: Submission) -> Iterator[Fault]:
             gap = max(((later.at - sample.at).total_seconds() for sample, later in pairwise(inside)), default=0.0)
             if gap > _GAP_S:
                 yield Fault(
-                    "samples of the run are missing", one.file(phase), "Time", f"{gap:.1f} s", f"{_GAP_S:g} s or less"
+                    "samples of the run are missing",
+                    measured.file(phase),
+                    "Time",
+                    f"{gap:.1f} s",
+                    f"{_GAP_S:g} s or less",
                 )
             if samples.damaged:
                 lines = ", ".join(str(number) for number in samples.damaged[:5])
-                yield Fault("lines of samples are cut or merged", one.file(phase), "", f"line {lines}")
+                yield Fault("lines of samples are cut or merged", measured.file(phase), "", f"line {lines}")
 
 
 @check(
@@ -174,16 +180,16 @@ def coverage(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def clock(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        for phase, _, samples in one.phases:
-            started = one.session.started(phase)
+    for measured in _measured(submission):
+        for phase, _, samples in measured.phases:
+            started = measured.session.started(phase)
             if started is None or not samples.samples:
                 continue
             apart = (samples.samples[0].at - started).total_seconds()
             if abs(apart) > _CLOCK_S:
                 yield Fault(
                     "the first sample is far from the server's command to measure: two clocks",
-                    one.file(phase),
+                    measured.file(phase),
                     "Time",
                     f"{apart:+.3f} s",
                     f"{_CLOCK_S:g} s or less",
@@ -198,18 +204,18 @@ def clock(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def uncertainty(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        span = one.session.window(Phase.TESTING)
+    for measured in _measured(submission):
+        span = measured.session.window(Phase.TESTING)
         above = [
             value
-            for line in one.session.ptd_log
+            for line in measured.session.ptd_log
             if span and span.begin < line.at < span.end and (value := uncertainty_of(line)) is not None
         ]
         worst = max(above, default=0.0)
         if worst > _UNCERTAINTY:
             yield Fault(
                 f"{len(above)} samples of the run are uncertain",
-                f"{one.place}/power/ptd_logs.txt",
+                f"{measured.place}/power/ptd_logs.txt",
                 "Uncertainty",
                 f"{worst:.2f} % at most",
                 f"{_UNCERTAINTY:g} % or less",
@@ -224,10 +230,10 @@ def uncertainty(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def channels(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        wanted = max((identity.channels for identity in one.session.identities), default=1)
-        for phase, span, samples in one.phases:
-            yield from _channels(one.file(phase), samples.within(span.begin, span.end), wanted)
+    for measured in _measured(submission):
+        wanted = max((identity.channels for identity in measured.session.identities), default=1)
+        for phase, span, samples in measured.phases:
+            yield from _channels(measured.file(phase), samples.within(span.begin, span.end), wanted)
 
 
 def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[Fault]:
@@ -236,7 +242,7 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
         if len(parts) < wanted and wanted > 1:
             yield Fault("a channel is missing", file, str(sample.at), f"{len(parts)} channels", f"{wanted} channels")
             return
-        whole = sum(one.watts for one in parts.values())
+        whole = sum(channel.watts for channel in parts.values())
         if parts and sample.total.usable and abs(whole - sample.total.watts) > _SUM * sample.total.watts:
             yield Fault("the channels do not add up", file, str(sample.at), f"{whole:g} W", f"{sample.total.watts:g} W")
             return
@@ -250,15 +256,17 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
     stage=Stage.TREE,
 )
 def mean(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        replies = [str(each.get("reply")) for each in one.session.ptd_messages]
+    for measured in _measured(submission):
+        replies = [str(each.get("reply")) for each in measured.session.ptd_messages]
         stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
-        if len(stated) < len(Phase) or len(one.session.analyzers) > 1:
+        if len(stated) < len(Phase) or len(measured.session.analyzers) > 1:
             continue
         for phase, said in ((Phase.RANGING, stated[0]), (Phase.TESTING, stated[-1])):
-            own = mean_watts(one.session.samples(phase).samples)
+            own = mean_watts(measured.session.samples(phase).samples)
             if own is not None and abs(own - said) > _MEAN * said:
-                yield Fault("the samples have another mean", one.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W")
+                yield Fault(
+                    "the samples have another mean", measured.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W"
+                )
 
 
 @check(
@@ -269,13 +277,13 @@ def mean(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def ranging(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in one.phases}
+    for measured in _measured(submission):
+        means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in measured.phases}
         before, after = means.get(Phase.RANGING), means.get(Phase.TESTING)
         if before and after and after <= before * (1 - _FALL):
             yield Fault(
                 "the run that counts drew less power than the run before it",
-                one.file(Phase.TESTING),
+                measured.file(Phase.TESTING),
                 "Watts",
                 f"{after:.3f} W",
                 f"more than {before * (1 - _FALL):.3f} W",
@@ -290,14 +298,14 @@ def ranging(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def ptd_log(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        if not one.session.ptd_log:
+    for measured in _measured(submission):
+        if not measured.session.ptd_log:
             continue
-        ended = sum(line.text == "Completed test" for line in one.session.ptd_log)
+        ended = sum(line.text == "Completed test" for line in measured.session.ptd_log)
         if ended < len(Phase):
             yield Fault(
                 "PTDaemon's log ends too early",
-                f"{one.place}/power/ptd_logs.txt",
+                f"{measured.place}/power/ptd_logs.txt",
                 "Completed test",
                 f"{ended} times",
                 f"{len(Phase)} times",
@@ -312,16 +320,17 @@ def ptd_log(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def settings(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        folder = submission.root / one.result.folder
-        home = submission.root / one.result.division / one.result.submitter
+    for measured in _measured(submission):
+        folder = submission.root / measured.result.folder
+        home = submission.root / measured.result.division / measured.result.submitter
         places: list[Path] = [folder, *list(folder.parents)[:3]]
         places += [
-            layout.settings_of(home, one.result.system, one.result.model, folder.name) for layout in tree_layouts()
+            layout.settings_of(home, measured.result.system, measured.result.model, folder.name)
+            for layout in tree_layouts()
         ]
         for name in _STATED:
             if not any(path.is_file() for place in places for path in place.glob(f"{name}.*")):
-                yield Fault(f"no {name} of the power session", one.result.folder, "", "", f"{name}.*")
+                yield Fault(f"no {name} of the power session", measured.result.folder, "", "", f"{name}.*")
 
 
 @check(
@@ -332,8 +341,8 @@ def settings(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def analyzers(submission: Submission) -> Iterator[Fault]:
-    for one in _measured(submission):
-        if (count := len(one.session.analyzers)) > 1:
+    for measured in _measured(submission):
+        if (count := len(measured.session.analyzers)) > 1:
             yield Fault(
-                "power was measured with several analyzers", f"{one.place}/power/server.json", "ptd_config", count
+                "power was measured with several analyzers", f"{measured.place}/power/server.json", "ptd_config", count
             )

@@ -150,24 +150,24 @@ def _searched(content: bytes, forms: tuple[_Form, ...]) -> tuple[tuple[_Form, st
     key = len(forms), len(content), hash(content)
     if (known := _known.get(key)) is not None:
         return known
-    found = []
+    words = []
     for form in forms:
         for word in sorted({word.decode(errors="replace") for word in form.found_in(content)}):
             if not (form.secret and is_a_placeholder(word)):
-                found.append((form, word))
-    return _known.setdefault(key, tuple(found))
+                words.append((form, word))
+    return _known.setdefault(key, tuple(words))
 
 
 def _fault(submission: Submission, form: _Form, word: str, paths: list[str]) -> Fault:
     shown = f"{len(word)} characters, not shown" if form.secret else word
-    what = form.what if len(paths) == 1 else f"{form.what}, in {len(paths)} files of programs"
-    return Fault(what, os.path.relpath(paths[0], submission.root), "", shown, "nothing", severity=form.severity)
+    fault = form.what if len(paths) == 1 else f"{form.what}, in {len(paths)} files of programs"
+    return Fault(fault, os.path.relpath(paths[0], submission.root), "", shown, "nothing", severity=form.severity)
 
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
     """Say which files were not searched, or not to their end."""
     place = f"{submission.division}/{submission.submitter}"
-    for paths, what in (
+    for paths, fault in (
         (files.binary, "binary files were not searched for private text"),
         (files.cut, f"only the first {LARGEST_TEXT // 2**10} KiB of large texts were searched for private text"),
         (files.unreadable, "files could not be opened, and were not searched for private text"),
@@ -176,7 +176,7 @@ def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
             names = [os.path.relpath(path, submission.home) for path in paths[:_NAMED]]
             more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
             yield Fault(
-                what,
+                fault,
                 place,
                 "",
                 f"{len(paths)}: {', '.join(names)}{more}",

@@ -67,16 +67,16 @@ def units(submission: Submission) -> Iterator[Fault]:
 )
 def metric(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):
-        found = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
-        if part.metric is None or not found or any(close(value, part.metric.value) for _, value in found):
+        labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
+        if part.metric is None or not labelled or any(close(value, part.metric.value) for _, value in labelled):
             continue
         rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
-        if label := next((label for label, value in found if any(close(value, rate) for rate in rates)), ""):
+        if label := next((label for label, value in labelled if any(close(value, rate) for rate in rates)), ""):
             yield Fault(
                 "the README states another figure than the official one",
                 readme_of(result),
                 label,
-                f"{dict(found)[label]:g}",
+                f"{dict(labelled)[label]:g}",
                 str(part.metric),
             )
 
@@ -107,7 +107,7 @@ def _known(part: Performance) -> Iterator[float]:
         yield figure.value
         if figure.unit == "ms" and figure.value and isinstance(at_once, int):
             yield at_once * 1e3 / figure.value
-    yield from (float(one) for one in part.settings.values() if isinstance(one, int | float))
+    yield from (float(value) for value in part.settings.values() if isinstance(value, int | float))
 
 
 def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
@@ -115,8 +115,8 @@ def _elsewhere(page: str) -> Iterator[tuple[str, str]]:
     yield from ((label, text) for text, label in _RATE.findall(page))
     for row in _rows(page):
         yield from ((label, cell) for label, cell in row.items() if _LABEL.fullmatch(label) and _PLAIN.fullmatch(cell))
-        if _OF_THE_RUN.fullmatch(label := row.get("", "")) and (found := _PLAIN.match(row.get(_CELL, ""))):
-            yield label, found[0]
+        if _OF_THE_RUN.fullmatch(label := row.get("", "")) and (match := _PLAIN.match(row.get(_CELL, ""))):
+            yield label, match[0]
 
 
 def _rows(page: str) -> Iterator[dict[str, str]]:
@@ -136,25 +136,29 @@ def _rows(page: str) -> Iterator[dict[str, str]]:
 
 def _overview(submission: Submission, system: str) -> Iterator[Fault]:
     """Compare the page that lists the results of a system with their logs and scores."""
-    results = {(one.model, one.scenario.lower()): one for one in submission.results if one.system == system}
+    results = {
+        (result.model, result.scenario.lower()): result for result in submission.results if result.system == system
+    }
     reader = Reader(submission.root)
     for path in (submission.home / folder / system / "README.md" for folder in _OVERVIEWS):
         for row in _rows(reader.text(path)) if path.is_file() else ():
             result = results.get((row.get("Model", ""), row.get("Scenario", "").lower()))
             if result is None or result.performance is None:
                 continue
-            scores = [one.value for one in result.accuracy.stated] if result.accuracy else []
-            for head, known in (*((one, list(_known(result.performance))) for one in _RATES), ("Accuracy", scores)):
+            scores = [score.value for score in result.accuracy.stated] if result.accuracy else []
+            for head, known in (*((name, list(_known(result.performance))) for name in _RATES), ("Accuracy", scores)):
                 for text in _PLAIN.findall(row.get(head, "")) if known else ():
                     if not _is_among(text, known):
-                        what = f"{result.model}, {result.scenario}: the run has no such figure"
-                        yield Fault(what, reader.name(path), head, text, f"a figure of {result.folder}")
+                        fault = f"{result.model}, {result.scenario}: the run has no such figure"
+                        yield Fault(fault, reader.name(path), head, text, f"a figure of {result.folder}")
 
 
 def _scores(result: Result) -> Iterator[Fault]:
     """Compare the scores in a README with those of accuracy.txt, which has more digits."""
     scores = result.accuracy.figures if result.accuracy else {}
-    labels = {one.metric.upper(): one.label for one in targets_of(result.round, result.benchmark, result.scenario)}
+    labels = {
+        target.metric.upper(): target.label for target in targets_of(result.round, result.benchmark, result.scenario)
+    }
     lines = [(name, text) for name, text, _, _ in BOUND.findall(result.readme)]
     lines += [(row.get(_METRIC, ""), row.get(_CELL, "")) for row in _rows(result.readme)]
     for name, text in lines:
@@ -179,4 +183,4 @@ def _is_among(text: str, known: Iterable[float]) -> bool:
     """Tell whether a number is one of these, as it is printed: with so many digits."""
     digit = 0.51 * 10.0 ** -len(text.partition(".")[2])
     value = _number(text)
-    return any(close(value, one) or abs(value - one) <= digit for one in known)
+    return any(close(value, figure) or abs(value - figure) <= digit for figure in known)

@@ -51,7 +51,9 @@ def readme_of(result: Result) -> str:
 )
 def required(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
-        known = {one.metric.upper(): one for one in targets_of(result.round, result.benchmark, result.scenario)}
+        known = {
+            target.metric.upper(): target for target in targets_of(result.round, result.benchmark, result.scenario)
+        }
         for metric_name, _, text, rest in BOUND.findall(result.readme):
             target = known.get(metric_name)
             if target is None or target.lower is None:
@@ -199,11 +201,11 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
 )
 def of_the_result(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
-        if (found := _PLATFORM.search(result.readme)) and found[1] != result.system:
-            yield Fault("the README is of another system", readme_of(result), "Platform", found[1], result.system)
+        if (match := _PLATFORM.search(result.readme)) and match[1] != result.system:
+            yield Fault("the README is of another system", readme_of(result), "Platform", match[1], result.system)
         wanted = (result.round, result.division, result.benchmark, result.scenario)
-        if result.round and (found := _OF_RESULT.search(result.readme)) and found.groups() != wanted:
-            yield Fault("the README is of another result", readme_of(result), "", found[0], ", ".join(wanted))
+        if result.round and (match := _OF_RESULT.search(result.readme)) and match.groups() != wanted:
+            yield Fault("the README is of another result", readme_of(result), "", match[0], ", ".join(wanted))
         yield from _digests(result)
 
 
@@ -212,10 +214,10 @@ def _digests(result: Result) -> Iterator[Fault]:
     scored = result.accuracy.hash if result.accuracy else ""
     stated = {key: str(result.measurements.get(f"{key}_sha256", "")) for key in ("model", "dataset")} | {"log": scored}
     for key, label in _DIGESTS.items():
-        found = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
-        if found and stated[key] and found[1] != stated[key]:
-            what = "the README states another digest than the files beside it"
-            yield Fault(what, readme_of(result), label, found[1], stated[key])
+        match = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
+        if match and stated[key] and match[1] != stated[key]:
+            fault = "the README states another digest than the files beside it"
+            yield Fault(fault, readme_of(result), label, match[1], stated[key])
 
 
 @check(
@@ -240,8 +242,8 @@ def repeatable(submission: Submission) -> Iterator[Fault]:
                 yield Fault(
                     "a source is taken from a branch, which moves on", readme_of(result), "", pinned, "a commit"
                 )
-        if found := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
-            yield Fault("the processor is not named", readme_of(result), "CPU version", found[1], "its name")
+        if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
+            yield Fault("the processor is not named", readme_of(result), "CPU version", match[1], "its name")
         if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
             yield Fault(
                 "a command removes everything that CM has cached", readme_of(result), "", "cm rm cache -f", "nothing"
@@ -258,8 +260,8 @@ def repeatable(submission: Submission) -> Iterator[Fault]:
 )
 def unfilled(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
-        if found := _UNFILLED.search(result.readme):
-            yield Fault("a README is not written yet", readme_of(result), "", found[0], "a text")
+        if match := _UNFILLED.search(result.readme):
+            yield Fault("a README is not written yet", readme_of(result), "", match[0], "a text")
 
 
 @check(

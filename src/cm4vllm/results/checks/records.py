@@ -57,10 +57,10 @@ def record_file(part: Part, name: str = RUN_FILE) -> str:
     remedy=_TOGETHER,
 )
 def same_subject(submission: Submission) -> Iterator[Fault]:
-    found = list(parts(submission))
+    pairs = list(parts(submission))
     for subject, value in _SUBJECTS.items():
-        for part, run in found[1:]:
-            first, other = next(one for one in found if subject != _DATASET or _same_dataset(one[1], run))
+        for part, run in pairs[1:]:
+            first, other = next(pair for pair in pairs if subject != _DATASET or _same_dataset(pair[1], run))
             if value(run) != value(other):
                 yield Fault(
                     f"the runs do not belong together: they differ in their {subject}",
@@ -71,9 +71,9 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
                 break
 
 
-def _same_dataset(one: RunRecord, other: RunRecord) -> bool:
+def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
     """Return True if the rules give two runs one dataset: performance runs may have one of their own."""
-    return one.settings.terms.samples == other.settings.terms.samples
+    return run.settings.terms.samples == other.settings.terms.samples
 
 
 @check(
@@ -83,15 +83,15 @@ def _same_dataset(one: RunRecord, other: RunRecord) -> bool:
     remedy="run each into an --output_dir of its own",
 )
 def one_style(submission: Submission) -> Iterator[Fault]:
-    found = list(parts(submission))
-    for part, run in found[1:]:
-        if run.settings.rehearsal != found[0][1].settings.rehearsal:
+    pairs = list(parts(submission))
+    for part, run in pairs[1:]:
+        if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
             yield Fault(
                 "the runs do not belong together: this mixes rehearsals with full runs",
                 record_file(part),
                 "settings.rehearsal",
                 run.settings.rehearsal,
-                found[0][1].settings.rehearsal,
+                pairs[0][1].settings.rehearsal,
             )
 
 
@@ -185,12 +185,12 @@ def logs_unchanged(submission: Submission) -> Iterator[Fault]:
     for part, run in parts(submission):
         for name, digest in run.files.items():
             path = part.folder / name
-            if path.is_file() and (found := sha256_of(path)) != digest:
+            if path.is_file() and (own := sha256_of(path)) != digest:
                 yield Fault(
                     f"{record_file(part, name)} is not the log of the run beside it",
                     record_file(part, name),
                     "SHA-256",
-                    found,
+                    own,
                     digest,
                 )
 

@@ -83,7 +83,7 @@ def data_type(submission: Submission) -> Iterator[Fault]:
         stated = [name for name, words in _WORDS.items() if re.search(words, said, re.IGNORECASE)]
         if not stated or not weights.data_type or weights.data_type in stated:
             continue
-        hidden = weights.data_type not in _NOT_QUANTISED and all(one in _NOT_QUANTISED for one in stated)
+        hidden = weights.data_type not in _NOT_QUANTISED and all(name in _NOT_QUANTISED for name in stated)
         yield Fault(
             "the weights are quantised, and stated as not quantised"
             if hidden
@@ -128,7 +128,7 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
             return read_architecture(published[0].config).parameters, _OWN_TOLERANCE, result.benchmark
         except CmError:
             return None
-    sizes = {float(one) for one in _SIZE.findall(result.model)}
+    sizes = {float(size) for size in _SIZE.findall(result.model)}
     return (round(sizes.pop() * 1e9), _NAMED_TOLERANCE, result.model) if len(sizes) == 1 else None
 
 
@@ -140,12 +140,12 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
     stage=Stage.TREE,
 )
 def digests(submission: Submission) -> Iterator[Fault]:
-    whole, one = cache(_whole), cache(digest_of)  # the results of a model share its files
+    whole, digest_of_file = cache(_whole), cache(digest_of)  # the results of a model share its files
     for served, weights, result in _at_hand(submission):
         where, stated = result.files.get("measurements", result.folder), result.measurements
         if sha256 := str(stated.get("model_sha256", "")):
-            found = whole(served.folder)
-            yield _same_files(where, found, sha256)
+            own_digest = whole(served.folder)
+            yield _same_files(where, own_digest, sha256)
             continue
         published = published_model(result)
         transformed = str(stated.get("weight_transformations", "")).strip().lower() not in _NONE
@@ -156,7 +156,7 @@ def digests(submission: Submission) -> Iterator[Fault]:
         others = [
             path.name
             for path in weights.files
-            if not unknown and one(path, known[path.name].partition(":")[0]) != known[path.name]
+            if not unknown and digest_of_file(path, known[path.name].partition(":")[0]) != known[path.name]
         ]
         yield _published(where, len(weights.files), unknown, others, strict=is_strict(submission))
 
@@ -166,17 +166,17 @@ def _whole(folder: Path) -> str:
         return sha256_of_tree(folder)
 
 
-def _same_files(where: str, found: str, stated: str) -> Fault:
-    if found == stated:
+def _same_files(where: str, digest: str, stated: str) -> Fault:
+    if digest == stated:
         return Fault(
             "the weights at hand are those that were served, by their digest",
             where,
             "model_sha256",
-            found,
+            digest,
             severity=Severity.NOTE,
             remedy="",
         )
-    return Fault("the weights at hand are not those that were served", where, "model_sha256", stated, found)
+    return Fault("the weights at hand are not those that were served", where, "model_sha256", stated, digest)
 
 
 def _published(where: str, count: int, unknown: list[str], others: list[str], *, strict: bool) -> Fault:

@@ -41,16 +41,18 @@ def _runs_by_log(submission: Submission) -> list[list[Result]]:
     groups: dict[object, list[Result]] = defaultdict(list)
     for result, part in measured(submission):
         # No two runs have these in common, each to the nanosecond; dates and rates of a copy may be changed.
-        latencies = tuple((one.name, float(one.value)) for one in part.figures.values() if "latency" in one.name)
+        latencies = tuple(
+            (figure.name, float(figure.value)) for figure in part.figures.values() if "latency" in figure.name
+        )
         groups[latencies or part.log].append(result)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _variants(submission: Submission, group: list[Result]) -> list[Result]:
     """Return those of a group that are variants of one benchmark, scenario and system; none where they are not."""
-    own = [one for one in group if not is_inferred(submission, one)]
-    alike = len({(base_of(one), one.scenario, one.system) for one in own}) == 1
-    return own if alike and len({one.benchmark for one in own}) == len(own) else []
+    own = [result for result in group if not is_inferred(submission, result)]
+    alike = len({(base_of(result), result.scenario, result.system) for result in own}) == 1
+    return own if alike and len({result.benchmark for result in own}) == len(own) else []
 
 
 @check(
@@ -62,9 +64,9 @@ def _variants(submission: Submission, group: list[Result]) -> list[Result]:
 )
 def one_result_a_log(submission: Submission) -> Iterator[Fault]:
     for group in _runs_by_log(submission):
-        inferred = [one for one in group if is_inferred(submission, one)]
+        inferred = [other for other in group if is_inferred(submission, other)]
         for result in inferred:
-            run = next((one for one in group if one not in inferred and one.system == result.system), None)
+            run = next((other for other in group if other not in inferred and other.system == result.system), None)
             yield Fault(
                 "the result is inferred from the log of another scenario",
                 _log(result),
@@ -74,7 +76,7 @@ def one_result_a_log(submission: Submission) -> Iterator[Fault]:
                 severity=Severity.NOTE,
                 remedy="",
             )
-        others = [one for one in group if one not in inferred]
+        others = [other for other in group if other not in inferred]
         for result in [] if _variants(submission, group) else others[1:]:
             yield Fault(
                 "the same performance log stands under two results",
@@ -115,8 +117,8 @@ def both_variants(submission: Submission) -> Iterator[Fault]:
 
 
 def _part(result: Result) -> float:
-    found = _VARIANT.search(result.benchmark)
-    return float(found[1]) if found else 0.0
+    match = _VARIANT.search(result.benchmark)
+    return float(match[1]) if match else 0.0
 
 
 def _missed(result: Result) -> Iterator[tuple[str, float, str]]:

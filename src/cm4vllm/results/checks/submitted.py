@@ -133,9 +133,9 @@ def described(submission: Submission) -> Iterator[Fault]:
         for run in submission.runs[:1]:
             server, framework = run.settings.server, str(system.description.get("framework", ""))
             if server.version not in framework:
-                what = f"{system.file} describes a system with {framework}"
+                fault = f"{system.file} describes a system with {framework}"
                 yield Fault(
-                    what,
+                    fault,
                     system.file,
                     "framework",
                     framework,

@@ -84,10 +84,10 @@ class _Stated(NamedTuple):
 )
 def one_run(submission: Submission) -> Iterator[Fault]:
     parts: list[Performance | Accuracy] = [*performance_runs(submission)]
-    parts += [one.accuracy for one in submission.results if one.accuracy]
+    parts += [result.accuracy for result in submission.results if result.accuracy]
     for part in parts:
         stated = list(_stated(part))
-        apart = [one for one in stated if not one.same]
+        apart = [line for line in stated if not line.same]
         if apart:
             yield Fault(
                 f"{len(apart)} of the {len(stated)} values that the summary shares with the detail log are others",
@@ -107,8 +107,8 @@ def _stated(part: Performance | Accuracy) -> Iterator[_Stated]:
         return  # RESULT-FILES
     yield from _entries(part, lines)
     for line in lines:
-        if found := _LINE.match(line):
-            label, text = found.groups()
+        if match := _LINE.match(line):
+            label, text = match.groups()
             value = _setting(part, label) if isinstance(part, Accuracy) else _logged(part, label)
             if value is not None:
                 yield _Stated(label, text, value)
@@ -120,8 +120,8 @@ def _entries(part: Performance | Accuracy, lines: list[str]) -> Iterator[_Stated
         return
     logged = {"error": part.detail.error_count > 0, "warning": bool(part.detail.warnings)}
     for line in lines:
-        if found := _ENTRIES.match(line):
-            said, kind = found[1].lower() != "no", found[2].lower()
+        if match := _ENTRIES.match(line):
+            said, kind = match[1].lower() != "no", match[2].lower()
             yield _Stated(f"{kind}s", _SOME[said], _SOME[logged[kind]])
     failed = any(UNSUCCESSFUL in str(value) for value in part.detail.values.values())
     said = any(UNSUCCESSFUL in line for line in lines)
@@ -136,12 +136,15 @@ def _logged(part: Performance, label: str) -> float | int | str | None:
     if label in _VERDICTS:
         met = part.detail.values.get(_VERDICTS[label]) if part.detail else None
         return ("Yes" if met else "NO") if isinstance(met, bool) else None
-    short = _PERCENTILE.sub(lambda one: f"p{one[1]}" + (f".{one[2].rstrip('0')}" if one[2].strip("0") else ""), label)
+    short = _PERCENTILE.sub(
+        lambda percentile: f"p{percentile[1]}" + (f".{percentile[2].rstrip('0')}" if percentile[2].strip("0") else ""),
+        label,
+    )
     for pattern, name, scale in _LABELS:
-        if found := pattern.fullmatch(short):
-            full = f"{name}_{found[1].lower()}" if found.groups() else name
+        if match := pattern.fullmatch(short):
+            full = f"{name}_{match[1].lower()}" if match.groups() else name
             names = (f"query_{full}", full) if name == "latency" else (full,)
-            figure = next((part.figures[one] for one in names if one in part.figures), None)
+            figure = next((part.figures[name] for name in names if name in part.figures), None)
             return None if figure is None else float(figure.value) * scale
     return _setting(part, label)
 

@@ -120,7 +120,7 @@ def values(submission: Submission) -> Iterator[Fault]:
             value = str(stated.get(key, "")).strip()
             if key not in stated or value in allowed:
                 continue
-            in_other_letters = value.replace(" ", "").lower() in {one.lower() for one in allowed}
+            in_other_letters = value.replace(" ", "").lower() in {word.lower() for word in allowed}
             yield Fault(
                 f"the system description has a {key} that does not fit",
                 system.file,
@@ -141,22 +141,22 @@ def values(submission: Submission) -> Iterator[Fault]:
 )
 def hardware(submission: Submission) -> Iterator[Fault]:
     for system, stated in described(submission):
-        for one in contradictions({key: str(value) for key, value in stated.items()}):
-            other_kind = one.key == "accelerator_memory_configuration" and _kind(one.said) != _kind(one.known)
-            severity = Severity.NOTE if one.is_hint else Severity.ERROR if other_kind else None
+        for entry in contradictions({key: str(value) for key, value in stated.items()}):
+            other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
+            severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
             yield Fault(
                 "the description contradicts what is known of the hardware",
                 system.file,
-                one.key,
-                one.said,
-                f"{one.known} ({one.source})",
+                entry.key,
+                entry.said,
+                f"{entry.known} ({entry.source})",
                 severity=severity,
             )
 
 
 def _kind(memory: str) -> str:
-    found = re.search(r"HBM|GDDR|LPDDR|DDR", memory, re.IGNORECASE)
-    return found[0].upper() if found else ""
+    match = re.search(r"HBM|GDDR|LPDDR|DDR", memory, re.IGNORECASE)
+    return match[0].upper() if match else ""
 
 
 @check(

@@ -43,13 +43,13 @@ def accelerators(submission: Submission) -> Iterator[Fault]:
                     f"{' or '.join(sorted(said))}, as {name!r} says",
                 )
             named = accelerators_named(name)
-            if total and named and not {str(total), per_node} & {str(one) for one in named}:
+            if total and named and not {str(total), per_node} & {str(count) for count in named}:
                 yield Fault(
                     "a name and the description differ in the number of accelerators",
                     system.file,
                     "accelerators_per_node",
                     f"{per_node} in each of {total // int(per_node)} nodes",
-                    f"{' or '.join(str(one) for one in sorted(named))}, as {name!r} says",
+                    f"{' or '.join(str(count) for count in sorted(named))}, as {name!r} says",
                 )
 
 
@@ -103,30 +103,30 @@ def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str
             framework,
             on_cpu[0],
         )
-    for one in serving_software():
-        if one.is_named_in(names) and not one.is_named_in(stack):
+    for software in serving_software():
+        if software.is_named_in(names) and not software.is_named_in(stack):
             yield Fault(
                 "a name states software that the description does not",
                 system.file,
                 "framework",
                 framework,
-                f"{one.name}, or another name",
+                f"{software.name}, or another name",
             )
 
 
 def _used(submission: Submission, system: System, framework: str, stack: str) -> Iterator[Fault]:
     """Give the software that the command of a README starts or asks, and the description does not name."""
-    for one in serving_software():
+    for software in serving_software():
         used = (
             result.files["readme"]
             for result in submission.results
-            if result.system == system.name and "readme" in result.files and one.is_used_in(result.readme)
+            if result.system == system.name and "readme" in result.files and software.is_used_in(result.readme)
         )
-        if not one.is_named_in(stack) and (readme := next(used, "")):
+        if not software.is_named_in(stack) and (readme := next(used, "")):
             yield Fault(
                 "the description names other software than the commands that were run",
                 system.file,
                 "framework",
                 framework,
-                f"{one.name}, as in {readme}",
+                f"{software.name}, as in {readme}",
             )

@@ -73,12 +73,14 @@ def present(submission: Submission) -> Iterator[Fault]:
 )
 def empty(submission: Submission) -> Iterator[Fault]:
     required = {file for result in submission.results for file in result.files.values()}
-    for one in submission.listing.files:
-        if one.size or one.missing_target or one.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
+    for listed in submission.listing.files:
+        if listed.size or listed.missing_target or listed.name in (ACCURACY_LOG, ".gitkeep", "__init__.py"):
             continue
-        if one.path not in required and one.path.split("/")[2] in _MEASURED:
-            what = "an empty trace, as LoadGen leaves where tracing is off" if one.name == _TRACE else "an empty file"
-            yield Fault(what, one.path)
+        if listed.path not in required and listed.path.split("/")[2] in _MEASURED:
+            fault = (
+                "an empty trace, as LoadGen leaves where tracing is off" if listed.name == _TRACE else "an empty file"
+            )
+            yield Fault(fault, listed.path)
 
 
 @check(
@@ -98,25 +100,25 @@ def unexpected(submission: Submission) -> Iterator[Fault]:
     for folder in listing.empty_folders:
         if _BYTECODE not in f"{folder}/":
             yield Fault("an empty folder", folder)
-    for one in listing.files:
-        yield from _unexpected(one)
+    for file in listing.files:
+        yield from _unexpected(file)
     yield from _beside_logs(submission)
     yield from _beside_results(submission)
 
 
-def _unexpected(one: ListedFile) -> Iterator[Fault]:
-    if _BYTECODE not in one.path:
-        if " " in one.name:
-            yield Fault("the name has a space", one.path)
-        if one.name.startswith(".") and one.name not in (".gitkeep", ".gitignore"):
-            yield Fault("a hidden file", one.path)
-        if spelled_out(one.name) != one.name:
-            yield Fault("the name is not UTF-8", one.path, remedy="rename it")
-        if one.missing_target:
-            yield Fault("a link to nothing", one.path, "", one.missing_target)
-    if one.size > _MAX_FILE:
-        size = f"{one.size / 2**20:.0f} MB"
-        yield Fault("the file is too large", one.path, "", size, "50 MB or less", severity=Severity.ERROR)
+def _unexpected(file: ListedFile) -> Iterator[Fault]:
+    if _BYTECODE not in file.path:
+        if " " in file.name:
+            yield Fault("the name has a space", file.path)
+        if file.name.startswith(".") and file.name not in (".gitkeep", ".gitignore"):
+            yield Fault("a hidden file", file.path)
+        if spelled_out(file.name) != file.name:
+            yield Fault("the name is not UTF-8", file.path, remedy="rename it")
+        if file.missing_target:
+            yield Fault("a link to nothing", file.path, "", file.missing_target)
+    if file.size > _MAX_FILE:
+        size = f"{file.size / 2**20:.0f} MB"
+        yield Fault("the file is too large", file.path, "", size, "50 MB or less", severity=Severity.ERROR)
 
 
 def _beside_results(submission: Submission) -> Iterator[Fault]:
@@ -223,16 +225,16 @@ def spelled(submission: Submission) -> Iterator[Fault]:
     marking = _marking_checker(submission.round)
     for result in submission.results:
         if (name := result.folder.rpartition("/")[2]) != result.scenario:
-            what = "the folder of a scenario is spelled in another way"
+            fault = "the folder of a scenario is spelled in another way"
             if marking:
-                what += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
-            yield Fault(what, result.folder, "", name, result.scenario)
+                fault += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
+            yield Fault(fault, result.folder, "", name, result.scenario)
 
 
 def _marking_checker(round_name: str) -> rules.Checker | None:
     """Return the official checker of a round that marks a result in a folder of another spelling as inferred."""
     checkers = rules.round_terms(round_name).checkers if round_name else ()
-    return next((one for one in checkers if one.respelled_is_inferred), None)
+    return next((checker for checker in checkers if checker.respelled_is_inferred), None)
 
 
 @check(
@@ -253,22 +255,22 @@ def scenarios(submission: Submission) -> Iterator[Fault]:
             terms = rules.benchmark_terms(submission.round, benchmark)
         except UsageError:
             continue
-        place, found = results[0].folder.rpartition("/")[0], {one.scenario for one in results}
+        place, given = results[0].folder.rpartition("/")[0], {result.scenario for result in results}
         if not set(kind.split(",")) <= set(rules.Category):
             continue  # SYSTEM-VALUES, or FILE-MISSING
         if (required := terms.required_on(kind)) is None:
-            kinds = " or ".join(one.system_type for one in terms.required)
+            kinds = " or ".join(requirement.system_type for requirement in terms.required)
             yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
             continue
-        missing = [str(one) for one in required.all_of if one not in found]
-        if required.one_of and not found & set(required.one_of):
+        missing = [str(scenario) for scenario in required.all_of if scenario not in given]
+        if required.one_of and not given & set(required.one_of):
             missing.append(" or ".join(required.one_of))
         if missing:
-            yield Fault("scenarios are missing", place, "", ", ".join(sorted(found)), ", ".join(missing))
+            yield Fault("scenarios are missing", place, "", ", ".join(sorted(given)), ", ".join(missing))
         known = [*required.all_of, *required.one_of]
-        if other := sorted(found & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
-            what = f"{benchmark} has no such scenario on a system of this type"
-            yield Fault(what, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
+        if other := sorted(given & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
+            fault = f"{benchmark} has no such scenario on a system of this type"
+            yield Fault(fault, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
 
 
 def _name(submission: Submission, path: Path) -> str:

@@ -69,14 +69,14 @@ def of_the_model(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
         weights = str(result.measurements.get("starting_weights_filename", ""))
         stated, named = set(_SIZE.findall(weights.lower())), set(_SIZE.findall(result.model.lower()))
-        what = ""
+        fault = ""
         if stated and named and not stated & named:
-            what = "the starting weights are of a model of another size"
+            fault = "the starting weights are of a model of another size"
         elif other := _other_model(weights.lower(), result):
-            what = f"the starting weights are those of {other}"
-        if what:
+            fault = f"the starting weights are those of {other}"
+        if fault:
             yield Fault(
-                what,
+                fault,
                 result.files.get("measurements", ""),
                 "starting_weights_filename",
                 weights,
@@ -91,7 +91,7 @@ def _other_model(weights: str, result: Result) -> str:
     if family not in _families().values():
         return ""  # not a model of the rules, or one that its submitter made from others
     if not re.search(_word(family), weights):
-        named = [one for one, other in _families().items() if re.search(_word(other), weights)]
+        named = [family for family, other in _families().items() if re.search(_word(other), weights)]
         return named[0] if named else ""
     stated, expected = (_versions(family, text) for text in (weights, model.lower()))
     return f"{family} {min(stated)}" if stated and expected and not stated & expected else ""
@@ -109,15 +109,17 @@ def _model_of(result: Result) -> str:
 def _families() -> dict[str, str]:
     """Return the models of all rounds, and of which family each is: llama of Llama-2-70b-chat-hf."""
     models = {
-        rules.benchmark_terms(name, one).model for name in rules.round_names() for one in rules.benchmark_names(name)
+        rules.benchmark_terms(name, benchmark).model
+        for name in rules.round_names()
+        for benchmark in rules.benchmark_names(name)
     }
     return {model: family for model in sorted(models) if len(family := _family(model.lower())) >= _LEAST_LETTERS}
 
 
 def _family(name: str) -> str:
     """Return the letters that a model's name begins with: gpt-oss of gpt-oss-120b, llama of llama3.1-8b."""
-    found = _FAMILY.match(name.rpartition("/")[2])
-    return found[0] if found else ""
+    match = _FAMILY.match(name.rpartition("/")[2])
+    return match[0] if match else ""
 
 
 def _word(family: str) -> str:
@@ -125,7 +127,7 @@ def _word(family: str) -> str:
 
 
 def _versions(family: str, name: str) -> set[str]:
-    return {one.replace("_", ".") for one in re.findall(_word(family) + _VERSION, name)}
+    return {version.replace("_", ".") for version in re.findall(_word(family) + _VERSION, name)}
 
 
 @check(
@@ -160,14 +162,14 @@ def types(submission: Submission) -> Iterator[Fault]:
                 f"{named[0].lower()}, as in {named.string}",
                 severity=Severity.ERROR if transformed in _NONE else None,
             )
-        elif transformed in _NONE and (found := _calibrated(submission.home, result)):
-            yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, found)
+        elif transformed in _NONE and (calibrated := _calibrated(submission.home, result)):
+            yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, calibrated)
 
 
 def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
     """Give the types that the names of a result, or the one that calibration.md, states instead of the stated ones."""
     stated = _types_of(_METHOD.findall(said))
-    named = {name: _types_of(found) for name in _names(result) if (found := _METHOD.findall(name))}
+    named = {name: _types_of(methods) for name in _names(result) if (methods := _METHOD.findall(name))}
     page = _types_of(_methods(home, result.division))
     if len(page) == 1:
         named["calibration.md"] = page
@@ -178,7 +180,7 @@ def _other_types(home: Path, result: Result, said: str, where: str, fields: str)
 
 
 def _types_of(methods: Iterable[str]) -> set[str]:
-    return {one for method in methods for one in _TYPES.get(method.lower(), (method.lower(),))}
+    return {data_type for method in methods for data_type in _TYPES.get(method.lower(), (method.lower(),))}
 
 
 def _names(result: Result) -> Iterator[str]:
@@ -190,26 +192,26 @@ def _names(result: Result) -> Iterator[str]:
 
 def _calibrated(home: Path, result: Result) -> str:
     """Return the one method that calibration.md names for the division, where it states no choice between several."""
-    found = _methods(home, result.division)
-    return next(iter(found)) if len(found) == 1 and result.measurements else ""
+    methods = _methods(home, result.division)
+    return next(iter(methods)) if len(methods) == 1 and result.measurements else ""
 
 
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
     pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
     text = "\n".join(text_of(path) for path in pages if path.is_file())
-    return frozenset(one.lower() for one in _METHOD.findall(_of_division(text, division)))
+    return frozenset(method.lower() for method in _METHOD.findall(_of_division(text, division)))
 
 
 def _of_division(page: str, division: str) -> str:
     """Return a page without the sections whose heading names another division, up to the next heading of that level."""
-    others = [str(one) for one in Division if one != division]
+    others = [str(other) for other in Division if other != division]
     kept, left_out = [], 0  # the level of the heading that is left out, 0 for none
     for line in page.splitlines():
         if heading := re.match(r"(#+)\s", line):
             level, title = len(heading[1]), line.lower()
             if not left_out or level <= left_out:
-                of_another = any(re.search(rf"\b{one} division", title) for one in others)
+                of_another = any(re.search(rf"\b{name} division", title) for name in others)
                 left_out = level if of_another and f"{division} division" not in title else 0
         if not left_out:
             kept.append(line)
@@ -241,12 +243,12 @@ def retrained(submission: Submission) -> Iterator[Fault]:
     stage=Stage.TREE,
 )
 def verifiable(submission: Submission) -> Iterator[Fault]:
-    at_hand = {one.folder for served in submission.weights for one in served.results}
-    left = [] if submission.campaign else [one for one in submission.results if one.folder not in at_hand]
-    stated = {one.model for one in left if one.measurements.get("model_sha256")}
-    for models, what, remedy in (
+    at_hand = {result.folder for served in submission.weights for result in served.results}
+    left = [] if submission.campaign else [result for result in submission.results if result.folder not in at_hand]
+    stated = {result.model for result in left if result.measurements.get("model_sha256")}
+    for models, fault, remedy in (
         (
-            {one.model for one in left} - stated,
+            {result.model for result in left} - stated,
             "the tree holds no weights and no digests of them: which model was served cannot be verified",
             None,
         ),
@@ -258,7 +260,7 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     ):
         if models:
             place = f"{submission.division}/{submission.submitter}"
-            yield Fault(what, place, "", ", ".join(sorted(models)), remedy=remedy)
+            yield Fault(fault, place, "", ", ".join(sorted(models)), remedy=remedy)
 
 
 @check(
@@ -272,14 +274,14 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
 )
 def mapped(submission: Submission) -> Iterator[Fault]:
     for name, benchmark in submission.mapping.items():
-        used = [one for one in submission.results if one.model == name and one.mapped]
+        used = [result for result in submission.results if result.model == name and result.mapped]
         sizes = set(_SIZE.findall(name.lower())), set(_SIZE.findall(benchmark.lower()))
         other = bool(sizes[0] and sizes[1] and not sizes[0] & sizes[1])
         severity = Severity.ERROR if submission.division != "open" else Severity.WARNING if other else None
-        what = "a model of another size counts as the benchmark" if other else "a model counts as the benchmark"
+        fault = "a model of another size counts as the benchmark" if other else "a model counts as the benchmark"
         if used:
             yield Fault(
-                f"{what}: {len(used)} results",
+                f"{fault}: {len(used)} results",
                 f"{submission.division}/{submission.submitter}/model_mapping.json",
                 name,
                 benchmark,

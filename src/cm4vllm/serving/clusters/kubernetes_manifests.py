@@ -130,7 +130,7 @@ def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> P
 
 
 def _check(pod: PodSettings) -> None:
-    for what, value in (
+    for title, value in (
         ("name", pod.object_name),
         ("namespace", pod.namespace),
         ("hf_token_secret", pod.hf_token_secret),
@@ -138,7 +138,7 @@ def _check(pod: PodSettings) -> None:
     ):
         if value and not _LABEL.fullmatch(value):
             raise UsageError(
-                f"{value!r} cannot be the {what} of a Kubernetes object",
+                f"{value!r} cannot be the {title} of a Kubernetes object",
                 cause="it has to be 1 to 63 lower-case letters, digits and dashes",
             )
     if pod.model.startswith("pvc://") and not pod.claim[0]:

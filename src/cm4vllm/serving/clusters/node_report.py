@@ -121,7 +121,7 @@ def model_digest(folder: Path) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
         if size <= _MOST_BYTES:
@@ -164,15 +164,17 @@ def require_alike(reports: Mapping[str, NodeReport], *, workers: int, on_gpus: b
                 f"the node {name} has {len(report.gpus)} GPUs for {workers} workers",
                 remedy="give more --nodes, or smaller --tp_size, --pp_size or --dp_size",
             )
-    for what, value in _EQUAL.items():
+    for title, value in _EQUAL.items():
         if difference := _difference(reports, value):
             raise UsageError(
-                f"the nodes differ in the {what}",
+                f"the nodes differ in the {title}",
                 cause=difference,
                 remedy="give --install_on_nodes=yes, or share one installation by a file system",
             )
     return [
-        f"the nodes differ in {what}: {text}" for what, value in _ALIKE.items() if (text := _difference(reports, value))
+        f"the nodes differ in {title}: {text}"
+        for title, value in _ALIKE.items()
+        if (text := _difference(reports, value))
     ]
 
 

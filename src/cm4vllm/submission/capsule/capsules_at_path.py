@@ -33,7 +33,7 @@ def capsules_at(place: Path) -> list[Capsule]:
     return [
         (capsule_of_runs if results[0].runs else capsule_of_part)(submission, results)
         for submission in open_results(place)
-        for _, part in groupby(submission.results, key=lambda one: (one.system, one.model))
+        for _, part in groupby(submission.results, key=lambda result: (result.system, result.model))
         if (results := list(part))
     ]
 
@@ -45,11 +45,11 @@ def capsule_at(place: Path, chosen: str = "") -> Capsule:
     """
     if (place / CAMPAIGN_FILE).is_file() and not chosen:
         return capsule_of_results(place)
-    found = capsules_at(place)
-    meant = [one for one in found if not chosen or f"{one.system}/{one.model['name']}" == chosen]
+    capsules = capsules_at(place)
+    meant = [capsule for capsule in capsules if not chosen or f"{capsule.system}/{capsule.model['name']}" == chosen]
     if len(meant) == 1:
         return meant[0]
-    names = ", ".join(f"{one.system}/{one.model['name']}" for one in found)
+    names = ", ".join(f"{capsule.system}/{capsule.model['name']}" for capsule in capsules)
     raise UsageError(
         f"{place} holds {'several capsules' if not chosen else f'no capsule {chosen}'}",
         cause=names,

@@ -48,14 +48,16 @@ def compare_paths(paths: Sequence[Path]) -> Comparison:
             cause=", ".join(capsule.title for _, capsule in capsules[:MOST]) + ", ...",
             remedy=f"give the folders of at most {MOST} systems or models, as TREE/open/NAME/results/SYSTEM",
         )
-    found = compare(capsules)
-    if not found.blocks:
+    comparison = compare(capsules)
+    if not comparison.blocks:
         raise UsageError(
             "there is nothing to compare",
-            cause="; ".join(f"{one.path} has {', '.join(' '.join(key) for key in one.results)}" for one in found.sides),
+            cause="; ".join(
+                f"{side.path} has {', '.join(' '.join(key) for key in side.results)}" for side in comparison.sides
+            ),
             remedy="give results of the same benchmark in the same scenario",
         )
-    return found
+    return comparison
 
 
 def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
@@ -87,5 +89,5 @@ def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
         },
     )
     groups = Group.PROGRAM, Group.PACKAGES, Group.CONTENTS, Group.SYSTEM
-    rows = compare_settings({"": [settings_of(one, None, None) for one in (capsule, here)]})
+    rows = compare_settings({"": [settings_of(side, None, None) for side in (capsule, here)]})
     return [row for row in rows if row.group in groups]

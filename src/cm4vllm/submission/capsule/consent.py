@@ -128,26 +128,26 @@ def asked_of(
     UsageError for what is refused, accepted or not: another script than the main job, a flag of the engine that
     chooses one, a value that the engine would fill.
     """
-    found = _asked_of_tags(tags)
-    key = next((one for one in KEY_VARIABLES if environ.get(one, "").strip()), "")
+    asked = _asked_of_tags(tags)
+    key = next((variable for variable in KEY_VARIABLES if environ.get(variable, "").strip()), "")
     for name, value in flags.items():
         word = f"--{name}" if value is None else f"--{name}={value}"
         refuse_unusable(word)
         if name == _EXTRA and value is not None:
             if options := _options_asked(value):
-                found.append(Asked(name, word, f"options of vLLM that are not on the list: {', '.join(options)}"))
+                asked.append(Asked(name, word, f"options of vLLM that are not on the list: {', '.join(options)}"))
         elif name == "api_server" and key and not PLACEHOLDER.fullmatch(value or ""):
-            found.append(Asked(name, word, f"the server there gets the key in {key} with each request"))
+            asked.append(Asked(name, word, f"the server there gets the key in {key} with each request"))
         elif not _is_taken(replayed().flags, name, value or ""):
-            found.append(Asked(name, word, _effect(name, help_of)))
-    return found
+            asked.append(Asked(name, word, _effect(name, help_of)))
+    return asked
 
 
 def refuse_unusable(word: str) -> None:
     """Raise UsageError for a word of a command that no replay takes: no flag, or one that chooses a script."""
     name = word.partition("=")[0].removeprefix("-").removeprefix("-")
     base = flag_name(name).partition(".")[0]
-    never = next((one.does for one in replayed().engine if one.never and base in one.begins), "")
+    never = next((group.does for group in replayed().engine if group.never and base in group.begins), "")
     if not word.startswith("-") or not _FLAG.fullmatch(name):
         never = "it is not a flag of the form --name=value"
     elif not word.isprintable():
@@ -169,13 +169,13 @@ def require_consent(asked: Sequence[Asked], missing: Mapping[str, str], unset: C
     """
     if not asked and not missing:
         return
-    lines = [str(one) for one in asked]
+    lines = [str(asked_word) for asked_word in asked]
     for name, word in missing.items():
         state = "which has no value here" if name in unset else "which is not named to be filled"
         lines.append(f"{stored_command([word])}: has the variable {name}, {state}")
     words = []
     if asked:
-        words.append(f"--accept={','.join(dict.fromkeys((*ok.accept, *(one.flag for one in asked))))}")
+        words.append(f"--accept={','.join(dict.fromkeys((*ok.accept, *(asked_word.flag for asked_word in asked))))}")
     if missing:
         words.append(f"--fill={','.join(dict.fromkeys((*ok.fill, *missing)))}")
     exports = " ".join(f"{name}=..." for name in missing if name in unset)
@@ -192,8 +192,8 @@ def question(asked: Sequence[Asked]) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     say_text("the capsule asks for more than a replay takes by itself:")
-    for one in asked:
-        say_text(f"  {one}")
+    for item in asked:
+        say_text(f"  {item}")
     try:
         answer = input("Run it with all of this? Only if its source is trusted. (y/N) ")
     except EOFError:
@@ -218,7 +218,7 @@ def refuse_unknown(ok: Consent, flags: Collection[str], variables: Collection[st
 
 def variables_in(word: str) -> Iterator[str]:
     """Yield the names of the variables in a word."""
-    return (found[2:-3] for found in PLACEHOLDER.findall(word))
+    return (placeholder[2:-3] for placeholder in PLACEHOLDER.findall(word))
 
 
 def refuse_exposed(word: str) -> None:
@@ -276,24 +276,26 @@ def _asked_of_tags(tags: str) -> list[Asked]:
             cause=f"{strange[0]} is not among its tags" if strange else f"it has not the tags {named}",
             remedy=f"a replay takes {', '.join(allowed)}, and variations of that job",
         )
-    found = []
-    for tag in (one for one in words if one.startswith("_")):
+    asked = []
+    for tag in (word for word in words if word.startswith("_")):
         name, _, value = tag[1:].partition(".")
-        entries = [one for one in replayed().variations if _named(one, name) or _named(one, tag[1:])]
+        entries = [
+            variation for variation in replayed().variations if _named(variation, name) or _named(variation, tag[1:])
+        ]
         if not entries or "<<<" in tag:
             raise UsageError(
                 f"the capsule asks for the variation {tag}",
                 cause="the main job has no such variation",
                 remedy="remove it from --tags in `command` of the capsule, if its source is trusted",
             )
-        value = "" if any(_named(one, tag[1:]) for one in entries) else value
-        if not any(_fits(one, value) for one in entries):
-            found.append(Asked("tags", f"--tags={tag}", "measures a model that is not in the catalogue of cm4vllm"))
-    return found
+        value = "" if any(_named(entry, tag[1:]) for entry in entries) else value
+        if not any(_fits(entry, value) for entry in entries):
+            asked.append(Asked("tags", f"--tags={tag}", "measures a model that is not in the catalogue of cm4vllm"))
+    return asked
 
 
 def _named(entry: _Entry, name: str) -> bool:
-    return any(re.fullmatch(one, name) for one in entry.names)
+    return any(re.fullmatch(pattern, name) for pattern in entry.names)
 
 
 def _is_taken(entries: Iterable[_Entry], name: str, value: str) -> bool:
@@ -313,16 +315,16 @@ def _has_form(form: str, value: str) -> bool:
 
 def _options_asked(text: str) -> list[str]:
     """Return the options in further words for vLLM that are not on the list, or have a value of another form."""
-    found, name, values = [], "", list[str]()
+    options, name, values = [], "", list[str]()
     for word in (*_words(text), "--"):
         if not word.startswith("-") or (name and _has_form("number", word)):
             values.append(word)
             continue
         if (name or values) and not _is_listed(name, values):
-            found.append(" ".join((name, *values)).strip())
+            options.append(" ".join((name, *values)).strip())
         name, equals, value = word.partition("=")
         values = [value] if equals else []
-    return found
+    return options
 
 
 def _is_listed(option: str, values: list[str]) -> bool:
@@ -343,5 +345,5 @@ def _words(text: str) -> list[str]:
 
 def _effect(name: str, help_of: Mapping[str, str]) -> str:
     base = name.partition(".")[0]
-    engine = next((one.does for one in replayed().engine if base in one.begins), "")
+    engine = next((group.does for group in replayed().engine if base in group.begins), "")
     return engine or help_of.get(base) or "a flag of the script engine, or none that the job has"

@@ -156,7 +156,7 @@ def _result(curve: Curve, point: Point) -> Result:
 
 def _performance(point: Point, name: str) -> Performance:
     made = endpoints_performance(point.summary, point.config, f"{point.name}/result_summary.json", name)
-    figures = [dataclasses.replace(one, why_no_interval=_NO_INTERVAL) for one in made.figures.values()]
+    figures = [dataclasses.replace(figure, why_no_interval=_NO_INTERVAL) for figure in made.figures.values()]
     commit = _text(point.summary, "git_sha")
     return dataclasses.replace(
         made,

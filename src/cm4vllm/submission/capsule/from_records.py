@@ -80,17 +80,17 @@ def noted_scripts(out: Path) -> list[CapsuleScript]:
 
 def scripts_of(noted: Any) -> list[CapsuleScript]:
     """Return the scripts that a cm-version-info.json lists, each once, in its order."""
-    found = [detail for entries in noted.values() for entry in entries for detail in entry.values()]
+    details = [detail for entries in noted.values() for entry in entries for detail in entry.values()]
     scripts = [
         CapsuleScript(
-            alias=str(one.get("script_alias", "")),
-            uid=str(one.get("script_uid", "")),
-            variations=str(one.get("script_variations", "")),
-            version=str(one.get("version", "")),
+            alias=str(detail.get("script_alias", "")),
+            uid=str(detail.get("script_uid", "")),
+            variations=str(detail.get("script_variations", "")),
+            version=str(detail.get("version", "")),
         )
-        for one in found
+        for detail in details
     ]
-    return list({msgspec.json.encode(one): one for one in scripts}.values())
+    return list({msgspec.json.encode(script): script for script in scripts}.values())
 
 
 def _model(run: RunRecord) -> dict[str, str]:

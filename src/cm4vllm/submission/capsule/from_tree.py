@@ -75,15 +75,15 @@ def _pages(submission: Submission, result: Result) -> list[str]:
 
 def _lines(texts: Iterable[str], pattern: str) -> list[list[str]]:
     """Return the words of the commands in blocks of code that match; continued lines are joined."""
-    found = []
+    lines = []
     for block in (block for text in texts for block in _BLOCK.findall(text)):
         for line in re.sub(r"\\\s*\n\s*", " ", block).splitlines():
             if re.match(pattern, line.strip()):
                 try:
-                    found.append(shlex.split(line))
+                    lines.append(shlex.split(line))
                 except ValueError:
                     continue
-    return found
+    return lines
 
 
 def _served(texts: Iterable[str], command: list[str]) -> list[str]:
@@ -95,22 +95,22 @@ def _served(texts: Iterable[str], command: list[str]) -> list[str]:
 
 def _facts(submission: Submission, result: Result) -> dict[str, Any]:
     """Return what files of facts beside a result state, by their names."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for layout in tree_layouts():
         place = (result.system, result.model, Path(result.folder).name)
         for path in layout.settings_of(submission.home, *place).glob("*_*.json"):
-            _read(path, found)
-        _read(layout.settings_of(submission.home, *place) / SCRIPTS_FILE, found)
-    return found
+            _read(path, facts)
+        _read(layout.settings_of(submission.home, *place) / SCRIPTS_FILE, facts)
+    return facts
 
 
-def _read(path: Path, found: dict[str, Any]) -> None:
+def _read(path: Path, facts: dict[str, Any]) -> None:
     try:
         value = json_of(bytes_of(path))
     except (OSError, ValueError):
         return
     if isinstance(value, dict):
-        found[path.name] = value
+        facts[path.name] = value
 
 
 def _program(texts: list[str], facts: Mapping[str, Any]) -> dict[str, str]:

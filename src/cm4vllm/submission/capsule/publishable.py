@@ -115,8 +115,8 @@ def _scores(part: Accuracy) -> Figures:
         return part.figures
     where = f"{part.log.rpartition('/')[0]}/accuracy.json"
     return Figures(
-        Figure(one.label, one.value, SCORE_UNITS.get(one.label, ""), Source(where, f"scores: {one.label}"))
-        for one in part.record.scores
+        Figure(score.label, score.value, SCORE_UNITS.get(score.label, ""), Source(where, f"scores: {score.label}"))
+        for score in part.record.scores
     )
 
 
@@ -126,5 +126,5 @@ def _answer_digests(log: Path) -> str:
         entries = msgspec.json.decode(bytes_of(log), type=list[_Entry])
     except (OSError, ValueError):
         return ""
-    found = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:ANSWER_BYTES] for entry in entries}
-    return base64.b64encode(b"".join(found[index] for index in sorted(found))).decode()
+    digests = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:ANSWER_BYTES] for entry in entries}
+    return base64.b64encode(b"".join(digests[index] for index in sorted(digests))).decode()

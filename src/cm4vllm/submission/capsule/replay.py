@@ -41,7 +41,9 @@ _NO_HELP: Mapping[str, str] = {}
 
 def with_scenarios(capsule: Capsule, scenarios: Collection[str]) -> Capsule:
     """Return the capsule with the results of these scenarios alone."""
-    return msgspec.structs.replace(capsule, results=[one for one in capsule.results if one.scenario in scenarios])
+    return msgspec.structs.replace(
+        capsule, results=[result for result in capsule.results if result.scenario in scenarios]
+    )
 
 
 def replay_words(
@@ -72,10 +74,10 @@ def replay_words(
     refuse_unknown(consent, wanted, stand_in)
     unset = {name for name in stand_in if not environ.get(name)}
     missing = {name: word for name, word in stand_in.items() if name in unset or name not in consent.fill}
-    open_questions = [one for one in asked if one.flag not in consent.accept]
+    open_questions = [question for question in asked if question.flag not in consent.accept]
     if missing or (open_questions and (ask is None or not ask(open_questions))):
         require_consent(open_questions, missing, unset, consent)
-    return [PLACEHOLDER.sub(lambda found: environ[found[0][2:-3]], word) for word in all_words]
+    return [PLACEHOLDER.sub(lambda match: environ[match[0][2:-3]], word) for word in all_words]
 
 
 def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
@@ -171,5 +173,5 @@ def _found_settings(server: list[str], search: str, extra: str) -> dict[str, str
 
 
 def _target(capsule: Capsule, scenario: str, rate: float) -> tuple[str, str]:
-    found = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
-    return found.target_flag, str(1000 / rate if found.one_by_one else rate)
+    of_scenario = terms(capsule.round, capsule.benchmark, Scenario.parse(scenario), Mode.PERFORMANCE)
+    return of_scenario.target_flag, str(1000 / rate if of_scenario.one_by_one else rate)

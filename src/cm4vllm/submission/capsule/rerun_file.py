@@ -55,7 +55,7 @@ def _plain(value: Any) -> dict[Any, Any] | float:
 
 def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of the model as the file has it, without fields that are `known` or have their default."""
-    found = {}
+    fields = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -63,8 +63,8 @@ def _written(part: Any, known: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, Figures):
             value = [_written(figure, {}) for figure in value.values()]
-        found[field.name] = _written(value, {}) if dataclasses.is_dataclass(value) else value
-    return found
+        fields[field.name] = _written(value, {}) if dataclasses.is_dataclass(value) else value
+    return fields
 
 
 def read_capsule(path: Path) -> Capsule:

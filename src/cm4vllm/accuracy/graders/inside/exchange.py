@@ -54,7 +54,7 @@ def encoded(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(encoded, value))
     if isinstance(value, dict):
-        return {"dict": [[encoded(key), encoded(one)] for key, one in value.items()]}
+        return {"dict": [[encoded(key), encoded(item)] for key, item in value.items()]}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encoded(value.item())
     if isinstance(value, complex):
@@ -121,9 +121,9 @@ class Channel:
             raise ValueError("not a message")
         return message
 
-    def ask(self, what: str, seconds: float | None = None, **arguments: Any) -> Any:
+    def ask(self, action: str, seconds: float | None = None, **arguments: Any) -> Any:
         """Have the other process do something, and return its result; what it raised is raised here again."""
-        self.send({"do": what, **arguments})
+        self.send({"do": action, **arguments})
         reply = self.receive(seconds)
         if "error" in reply:
             name, text = str(reply["error"]), str(reply.get("text"))

@@ -71,8 +71,8 @@ def refuse_calls() -> None:
     packed = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(steps)))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    for what in ((_PR_SET_NO_NEW_PRIVS, 1, 0), (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(packed))):
-        if prctl(*what, 0, 0) != 0:
+    for options in ((_PR_SET_NO_NEW_PRIVS, 1, 0), (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(packed))):
+        if prctl(*options, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the kernel does not filter calls (seccomp)")
 
 

@@ -47,7 +47,7 @@ if __name__ == "__main__":
 
     def judged(task: dict[str, str], _channel: Any) -> tuple[bool, str]:
         """Return the official verdict on one answer."""
-        found = evaluator["parse"](task["response"])
-        return found is not None and bool(evaluator["evaluate"](found, task["reference"])), f"found {found!r}"
+        answer = evaluator["parse"](task["response"])
+        return answer is not None and bool(evaluator["evaluate"](answer, task["reference"])), f"found {answer!r}"
 
     exchange.judge_tasks(judged)

@@ -46,8 +46,8 @@ def stands_alone(test: str) -> bool:
     given = {
         name.id
         for call in calls
-        for one in (*call.args, *(named.value for named in call.keywords))
-        for name in ast.walk(one)
+        for argument in (*call.args, *(named.value for named in call.keywords))
+        for name in ast.walk(argument)
         if isinstance(name, ast.Name)
     }
     return read <= own | set(dir(builtins)) and not given & own
@@ -111,7 +111,7 @@ if __name__ == "__main__":
         finally:
             for worker in multiprocessing.active_children():  # they wait some seconds for more
                 worker.kill()
-        (found,) = json.loads(Path("evaluated_test.json").read_text(encoding="utf-8")).values()
-        return right, str(found["result"])
+        (evaluation,) = json.loads(Path("evaluated_test.json").read_text(encoding="utf-8")).values()
+        return right, str(evaluation["result"])
 
     exchange.judge_tasks(judged)
