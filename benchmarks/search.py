@@ -312,13 +312,14 @@ def main() -> int:
         print(
             f"{case.kind} {case.full.seed}: {f'found {trial.found:.4g}' if trial.ratio else 'no run passed'}, "
             f"{trial.ratio:.3f} of the true rate{'' if trial.near else ' MISSED'}, {trial.interval}; "
-            f"cost {trial.cost:.2f} full-length runs, {trial.probes} probes; {trial.repeats} of {REPEATS} repeats valid",
+            f"cost {trial.cost:.2f} full-length runs, {trial.probes} probes; "
+            f"{trial.repeats} of {REPEATS} repeats valid",
             flush=True,
         )
     every = [trial for outcomes in kinds.values() for trial in outcomes]
     print(
-        f"within {NEAR:.0%}: {sum(trial.near for trial in every)} of {len(every)}; a full-length run passed at the rate "
-        f"found: {sum(bool(trial.ratio) for trial in every)} of {len(every)}; the interval holds the true rate: "
+        f"within {NEAR:.0%}: {sum(trial.near for trial in every)} of {len(every)}; a full-length run passed at the "
+        f"rate found: {sum(bool(trial.ratio) for trial in every)} of {len(every)}; the interval holds the true rate: "
         f"{sum(trial.covered for trial in every)} of {len(every)}; repeats with other noise valid: "
         f"{sum(trial.repeats for trial in every)} of {REPEATS * len(every)}"
     )
