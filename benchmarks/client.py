@@ -211,8 +211,8 @@ def workers(bench: Bench) -> Iterator[Figure]:
 
     def case(count: int) -> Case:
         def measure() -> Result:
-            with mock(core=cores[-1], tokens=64) as first, mock(core=cores[-2 if enough else -1], tokens=64) as two:
-                told = replace(task, port=first.port, more_ports=[two.port], workers=count)
+            with mock(core=cores[-1], tokens=64) as first, mock(core=cores[-2 if enough else -1], tokens=64) as second:
+                told = replace(task, port=first.port, more_ports=[second.port], workers=count)
                 return perform("ours", "alone", told, places[count])
 
         return measure

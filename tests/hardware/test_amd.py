@@ -44,13 +44,13 @@ def library(**changes):
 
 
 def test_an_mi300x_is_described_as_its_driver_does():
-    gpu, two = amd_gpus(library())
+    gpu, other = amd_gpus(library())
     assert (gpu.name, gpu.vendor, gpu.memory_bytes) == ("AMD Instinct MI300X", "AMD", 196592 * 2**20)
     assert (gpu.memory_type, gpu.memory_bus_bits, gpu.max_sm_mhz) == ("HBM3", None, 2100)
     assert (gpu.pcie_generation, gpu.pcie_width, gpu.power_limit_w, gpu.driver) == (5, 16, 750, "6.12.12")
-    assert gpu.links == {two.uuid: 1}
+    assert gpu.links == {other.uuid: 1}
     assert "0123456789AB" not in str(gpu)
-    keys = accelerator_keys([UsedGpu(gpu), UsedGpu(two)])
+    keys = accelerator_keys([UsedGpu(gpu), UsedGpu(other)])
     assert keys["accelerator_memory_capacity"] == "192 GB"
     assert keys["accelerator_interconnect"] == "XGMI"
     assert keys["accelerator_interconnect_topology"] == "direct links between all GPUs"

@@ -220,9 +220,9 @@ def test_a_zone_of_an_ipv6_address_stays_on_this_machine():
 
 def test_several_servers_each_with_a_path_of_its_own(upstream, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", SECRET)
-    with Gateway(upstream, "/a", SECRET) as first, Gateway(upstream, "/b", SECRET) as two:
-        record = probe(f"{first.endpoint},{two.endpoint}/v1", access=chosen_access("", ""))
-    assert record.endpoints == [first.endpoint, two.endpoint]
+    with Gateway(upstream, "/a", SECRET) as first, Gateway(upstream, "/b", SECRET) as second:
+        record = probe(f"{first.endpoint},{second.endpoint}/v1", access=chosen_access("", ""))
+    assert record.endpoints == [first.endpoint, second.endpoint]
 
 
 def test_a_key_over_tls(upstream, certificate, monkeypatch):

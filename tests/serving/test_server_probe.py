@@ -109,23 +109,23 @@ def test_a_server_without_metrics_is_not_refused():
 
 
 def test_several_servers_become_one_record():
-    with peer.running() as first, peer.running() as two, peer.running() as three:
-        record = probe(f"{first}, {two},{three}")
-    assert record.endpoints == [first, two, three]
+    with peer.running() as first, peer.running() as second, peer.running() as third:
+        record = probe(f"{first}, {second},{third}")
+    assert record.endpoints == [first, second, third]
     assert record.endpoint == first
 
 
 def test_servers_that_are_not_alike_are_refused():
     differ = pytest.raises(ServerUnsuitable, match="the servers differ")
-    with peer.running() as first, peer.running("longer") as two, differ as said:
-        probe(f"{first},{two}")
-    assert said.value.cause == f"max_model_len: 2048 at {first}, 4096 at {two}"
+    with peer.running() as first, peer.running("longer") as second, differ as said:
+        probe(f"{first},{second}")
+    assert said.value.cause == f"max_model_len: 2048 at {first}, 4096 at {second}"
 
 
 def test_each_of_several_servers_is_probed():
-    with peer.running() as first, peer.running("no-ids") as two, pytest.raises(ServerUnsuitable) as said:
-        probe(f"{first},{two}")
-    assert two in said.value.what
+    with peer.running() as first, peer.running("no-ids") as second, pytest.raises(ServerUnsuitable) as said:
+        probe(f"{first},{second}")
+    assert second in said.value.what
 
 
 def test_a_server_that_is_named_twice_is_refused():

@@ -171,10 +171,10 @@ def test_a_server_that_lists_ids_wrongly_is_not_counted_by_its_text_instead(faul
 def test_servers_in_two_dialects_are_not_alike():
     with (
         TextServer() as first,
-        TextServer(counts=False) as two,
+        TextServer(counts=False) as second,
         pytest.raises(ServerUnsuitable, match="the servers differ"),
     ):
-        probe(f"{first.endpoint},{two.endpoint}", MODEL, text=True, max_model_len=2048)
+        probe(f"{first.endpoint},{second.endpoint}", MODEL, text=True, max_model_len=2048)
 
 
 def test_the_tokenizer_of_the_model_counts_as_the_server_does(model):

@@ -43,12 +43,12 @@ def test_several_workers_give_the_same_log(tmp_path, make_settings, scenario):
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_several_servers_share_the_requests(tmp_path, make_settings, scenario):
-    with FakeVllm(Behaviour(token_delay_s=0.001)) as first, FakeVllm(Behaviour(token_delay_s=0.001)) as two:
-        settings = served_by(make_settings(first.endpoint, scenario, "accuracy"), replicas=[two.endpoint])
+    with FakeVllm(Behaviour(token_delay_s=0.001)) as first, FakeVllm(Behaviour(token_delay_s=0.001)) as second:
+        settings = served_by(make_settings(first.endpoint, scenario, "accuracy"), replicas=[second.endpoint])
         run(settings, tmp_path / "run")
     assert answers_in_the_log(tmp_path / "run") == SENT
-    assert len(first.bodies) + len(two.bodies) == 64
-    assert min(len(first.bodies), len(two.bodies)) > 16
+    assert len(first.bodies) + len(second.bodies) == 64
+    assert min(len(first.bodies), len(second.bodies)) > 16
 
 
 def test_one_of_several_servers_that_cannot_be_reached_is_named(tmp_path, make_settings):
