@@ -137,7 +137,7 @@ def paced(bench: Bench) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class Added:
-    """What a client adds to the server's TTFT, in ms at two percentiles, and how far its TPOT is off, in %."""
+    """The time that a client adds to the server's TTFT, in ms at two percentiles, and the error of its TPOT, in %."""
 
     p50: float
     p99: float
@@ -165,7 +165,7 @@ def latency(bench: Bench) -> Iterator[Figure]:
 
 
 def watching(bench: Bench) -> Iterator[Figure]:
-    """What it costs to watch a Server run at 51,200 tokens/s, beside the processor time of the client."""
+    """Give the cost of watching a Server run at 51,200 tokens/s, beside the processor time of the client."""
     task = Task(port=0, queries=bench.queries(800 * 24), tokens=64, streamed=True, in_flight=1, qps=800.0)
     cases = {
         name: _case(bench, name, "loadgen", task, Pace(ttft_ms=20.0, interval_ms=20.0))

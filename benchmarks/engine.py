@@ -63,7 +63,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one process took."""
+    """The time and memory that a process took."""
 
     seconds: float
     mib: float

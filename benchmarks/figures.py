@@ -1,4 +1,4 @@
-"""What all benchmarks share: cases measured in turn, medians, ratios by round, a table, and --json=FILE.
+"""The common parts of all benchmarks: cases measured in turn, medians, ratios by round, a table, and --json=FILE.
 
 A round measures every case once, so that a machine that is busy for a while is busy for all of them; a ratio is taken
 within a round. The value of a figure is the median over the rounds, `low` and `high` are the smallest and the largest.

@@ -45,7 +45,7 @@ _QUERY = ("name", "memory.total", "driver_version")
 
 @dataclass
 class Hour:
-    """What is measured with: `real` is vLLM with the model on one GPU. Rates in one process are kept."""
+    """The servers that are measured: `real` is vLLM with the model on one GPU. Rates in one process are kept."""
 
     real: RealVllm
     rounds: int
@@ -80,7 +80,7 @@ Part = Callable[[Hour], Iterator[Figure]]
 
 
 def detected(hour: Hour) -> Iterator[Figure]:
-    """What NVML shows through cm4vllm beside nvidia-smi: the same GPUs, names, memory and driver."""
+    """Compare NVML, as cm4vllm reads it, with nvidia-smi: the same GPUs, names, memory and driver."""
     if shutil.which("nvidia-smi") is None:
         _left_out("detected", "nvidia-smi is not on PATH")
         return

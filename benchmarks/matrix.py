@@ -58,9 +58,9 @@ _PROMPT = 2048
 
 @dataclass(frozen=True)
 class Model:
-    """What is served: `tag` chooses it in the main job, `name` is that of the server.
+    """A model to serve: `tag` chooses it in the main job, `name` is its name on the server.
 
-    `benchmark` is the one whose stand-in it is, empty for random weights.
+    `benchmark` is the benchmark whose stand-in it is, empty for random weights.
     """
 
     tag: str

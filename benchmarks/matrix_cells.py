@@ -56,12 +56,12 @@ class Ran(Record, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error that is no refusal."""
+        """True if the cell ended with an error that is no refusal."""
         return bool(self.error) and not self.refused
 
 
 class Cells(Record, frozen=True, kw_only=True):
-    """What ran, by the cell's name; the latest outcome of each."""
+    """The latest outcome of each cell that ran, by the cell's name."""
 
     ran: dict[str, Ran] = {}
 

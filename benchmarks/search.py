@@ -65,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a search; `ratio` is that of found to true rate, 0 where no full-length run passed.
+    """The outcome of a search. `ratio` is the rate found over the true rate, 0 where no full-length run passed.
 
     `low` and `high` are the ends of the interval over the true rate, None where the search had none.
     """
@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval holds the true rate."""
+        """True if the interval holds the true rate."""
         return self.low is not None and self.high is not None and self.low <= 1 <= self.high
 
     @property
@@ -208,12 +208,12 @@ def true_score(system: Paged, limits: LatencyLimits | None, seed: int) -> float:
 
 @dataclass(frozen=True)
 class SettingsOutcome:
-    """What came of a search over server settings, by true scores.
+    """The outcome of a search over server settings, by true scores.
 
-    `part` is that of the chosen candidate over that of the best one, `tried` over that of the best one that was tried;
-    `gain` is over the server as it is, and `said` what the search said of it. `bound` is up to which ratio another
-    tried candidate may do more by the search's records, None where they have no bound for one. Of the other candidates
-    that were tried `bounded` have a bound, and `within` are within it. `cost` is in minutes.
+    `part` is the score of the chosen candidate over the best candidate's, `tried` over the best of those that were
+    tried, `gain` over the server's without the search; `said` is the gain that the search itself reports. `bound` is
+    the ratio by which another tried candidate may be better according to the search's records, None where they have
+    no bound. Of the other tried candidates, `bounded` have a bound and `within` keep it. `cost` is in minutes.
     """
 
     part: float
@@ -228,7 +228,7 @@ class SettingsOutcome:
 
     @property
     def covered(self) -> bool:
-        """Whether the best one that was tried is within the bound."""
+        """True if the best of the tried candidates is within the bound."""
         return self.bound is not None and 1 / self.tried <= self.bound * EQUAL
 
 

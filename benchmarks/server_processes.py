@@ -1,4 +1,4 @@
-"""How vLLM's processes share the processor: the same LoadGen runs against servers with different executors.
+"""The share of the processor that vLLM's processes take: the same LoadGen runs against servers of different executors.
 
     python benchmarks/server_processes.py --vllm=VENV/bin/python --model=MODEL.json --dataset=DATASET.json [--rounds=3]
 

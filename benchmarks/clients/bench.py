@@ -1,4 +1,4 @@
-"""How the groups of the client's benchmark measure, and what they need that may not be installed."""
+"""The settings with which the client's benchmark measures, and the programs that it needs and may not find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Bench", "Case", "Group", "not_installed"]
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure: where each side runs, how often, and how much of each is done (`share` of the whole)."""
+    """The settings of a measurement: the cores of each side, the rounds, and the `share` of the work that is done."""
 
     client: int
     server: int

@@ -1,4 +1,4 @@
-"""What is no Python: the mock server and the floor client, compiled from the C beside this file, and wrk."""
+"""The programs in C: the mock server and the floor client, compiled from the sources beside this file, and wrk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = 4096
 
 @dataclass(frozen=True)
 class Stamps:
-    """What the server did, one entry a streamed answer, in ms: TTFT from the request's arrival, and TPOT."""
+    """The server's own times, an entry for each streamed answer, in ms: TTFT from the request's arrival, and TPOT."""
 
     ttft: list[float]
     tpot: list[float]
@@ -45,7 +45,7 @@ def token(prompt: list[int], k: int) -> int:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a mock server sends its tokens, in ms; `spread`: streams do not tick together."""
+    """The pace at which a mock server sends its tokens, in ms; with `spread` its streams send at different moments."""
 
     ttft_ms: float = 0.0
     interval_ms: float = 0.0

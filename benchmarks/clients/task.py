@@ -1,4 +1,4 @@
-"""What a contestant is asked to do, and what it did: JSON between the benchmark and the process of the contestant.
+"""The task of a contestant and its result: JSON between the benchmark and the process of the contestant.
 
 Only the standard library: a contestant may run in another Python.
 """
@@ -53,11 +53,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a contestant measured: wall and CPU time in s, memory in KiB gained, and what LoadGen says (times in ms).
+    """The result of a contestant: wall and CPU time in s, memory gained in KiB, and LoadGen's figures (times in ms).
 
     `watching_s` is the CPU time that it cost to watch the run, which is not all part of `cpu_s`.
 
-    What was not measured is 0.
+    A figure that was not measured is 0.
     """
 
     queries: int

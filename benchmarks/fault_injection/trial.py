@@ -48,7 +48,7 @@ _CLOCK_FILE, _FAULT_FILE = "clock", "fault"
 
 @dataclass(frozen=True)
 class JobKind:
-    """How a job is started: `argv` for its folder; `runs` are those that it makes, each as SCENARIO/MODE.
+    """A kind of job: `argv` starts it in a folder; `runs` are the runs that it makes, each as SCENARIO/MODE.
 
     `cm` are words of the command line of its own process, `server` those of its server's. It takes at most `longest_s`.
     With `in_runs` a fault happens during a LoadGen run, when a drawn share of its samples is done.
@@ -64,7 +64,7 @@ class JobKind:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a job. `loses` where finished runs are gone by it, because they are removed.
+    """An event that happens to a job. `loses` is true where it removes finished runs.
 
     `codes` are the exit codes of the job that it may end with, where they are known; a signal that comes before the job
     has begun to handle it ends its process.

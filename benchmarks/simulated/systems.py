@@ -24,7 +24,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the queries, in the order of issue: when they were issued, and when their first and last tokens
+    """The times of the queries, in the order of issue: when they were issued, and when their first and last tokens
     came; and the number of their tokens.
     """
 

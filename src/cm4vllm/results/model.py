@@ -112,7 +112,7 @@ class Performance:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is not valid, one reason each."""
+        """The reasons why the run is not valid."""
         return (*self.loadgen_reasons, *self.faults)
 
     @property
