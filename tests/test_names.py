@@ -1,0 +1,70 @@
+"""A variable is named after the thing that it holds, and a docstring begins with that thing or with a verb."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("src", "script", "automation", "benchmarks", "docs/tools", "tests")
+#: Names that hold anything: a reader has to look for the line that fills them.
+VAGUE = {"one", "found", "what", "it", "those"}
+QUESTION = re.compile(r"(What|Whether|How|Which|Why|When|Where|Who)\b")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def vague_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the variables, parameters and functions of a module that have a name of VAGUE, each with its line."""
+    fields = {id(node.target) for of in ast.walk(tree) if isinstance(of, ast.ClassDef) for node in annotated(of)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) if id(node) not in fields:
+                pass
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name):
+                pass
+            case _:
+                continue
+        if name in VAGUE:
+            yield f"{getattr(node, 'lineno', 0)}: {name}"
+
+
+def annotated(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+    """Yield the fields of a record; their names are those of the file that it is written to."""
+    yield from (part for part in node.body if isinstance(part, ast.AnnAssign))
+
+
+def questions(tree: ast.AST) -> Iterator[str]:
+    """Yield the first lines of the docstrings that begin as a question does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            text = ast.get_docstring(node) or ""
+            if QUESTION.match(text):
+                yield text.splitlines()[0]
+
+
+def test_names_say_what_they_hold_and_docstrings_begin_with_a_noun_or_a_verb():
+    offenders = []
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        offenders += [f"{path.relative_to(ROOT)}:{place}" for place in (*vague_names(tree), *questions(tree))]
+    assert offenders == []
+
+
+SHORT = '''"""What it is."""
+for one in runs:
+    [what for what in one]
+def found(it): ...
+class Record:
+    what: str
+def one_of(run): ...
+'''
+
+
+def test_such_names_and_docstrings_are_found():
+    tree = ast.parse(SHORT)
+    assert sorted(vague_names(tree)) == ["2: one", "3: what", "4: found", "4: it"]
+    assert list(questions(tree)) == ["What it is."]
