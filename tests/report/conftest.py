@@ -34,6 +34,7 @@ from made_records import (
     run_record,
 )
 from metrics_peer import Peer
+from tests.report.parsed_page import Page
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
@@ -45,6 +46,7 @@ from cm4vllm.loadgen.process.runner import run as measure_run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.report.summary import summary_html
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.server_metrics import ServerMetrics, Timing
@@ -344,3 +346,8 @@ def change() -> Callable[..., None]:
 def _replaced(record: object, names: list[str], value: object) -> object:
     inner = value if len(names) == 1 else _replaced(getattr(record, names[0]), names[1:], value)
     return msgspec.structs.replace(record, **{names[0]: inner})
+
+
+@pytest.fixture(scope="session")
+def page(real_runs: Path) -> Page:
+    return Page(summary_html(real_runs))

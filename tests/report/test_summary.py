@@ -4,81 +4,32 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
-import pytest
 from msgspec.structs import replace
+from tests.report.parsed_page import LOADING, Page, traced
 
 from cm4vllm import STAND_IN_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.formatting import ms, number, rate, when
+from cm4vllm.report.formatting import ms, number, rate
 from cm4vllm.report.published_rank import place, places_of
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import MAX_BYTES, render, summary_html
 from cm4vllm.report.summary_exports import summary_record
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.results.result_index import Index, read_index, row_of
+from cm4vllm.results.result_index import Index, row_of
 from cm4vllm.results.results_at_path import open_results
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, ServerMetrics
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 
+
 SYSTEM_NAME = "1xXeon_vLLM-0.32.0"
-VOID = {"meta", "br", "link", "img", "input", "hr", "col"}
-LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
-
-
-class Page(HTMLParser):
-    """Reads a page strictly: every element is closed in order, and what it could load or run is noted."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.headings: list[int] = []
-        self.titles: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
-        self.elements.append((tag, dict(attrs)))
-        if re.fullmatch("h[1-6]", tag):
-            self.headings.append(int(tag[1]))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, (tag, self.open, self.getpos())
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "caption"):
-            self.texts.append(data)
-        if self.open and self.open[-1] in ("h1", "h2"):
-            self.titles.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-    def ids(self) -> list[str]:
-        return [a["id"] for _, a in self.elements if a.get("id")]  # type: ignore[misc]
-
-
-@pytest.fixture(scope="session")
-def page(real_runs: Path) -> Page:
-    return Page(summary_html(real_runs))
 
 
 def test_it_is_well_formed_and_accessible(page: Page) -> None:
@@ -159,76 +110,12 @@ def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Pa
         assert row in page.text
 
 
-def traced(page: Page, *roots: Path) -> int:
-    """Take each figure of a page back to its file and field, and return how many there are."""
-    figures = [(float(a["value"] or ""), a["data-unit"], a["title"] or "") for tag, a in page.elements if tag == "data"]
-    for value, unit, source in figures:
-        values = [read_back(part, unit or "", value, roots) for part in source.removeprefix("mean of ").split(" and ")]
-        assert value == pytest.approx(sum(values) / len(values), rel=1e-12), source
-    return len(figures)
-
-
-def read_back(source: str, unit: str, value: float, roots: tuple[Path, ...]) -> float:
-    """Return what a file has in a field, in a unit; of two that stand for the same, the one that the page has."""
-    file, _, field = source.partition(": ")
-    field, _, divisor = field.partition(", divided by ")
-    path = next(root / file for root in roots if (root / file).is_file())
-    if file.endswith("accuracy.json"):
-        scores = msgspec.json.decode(path.read_bytes())["scores"]
-        return float(next(s["value"] for s in scores if s["label"] == field.removeprefix("scores.")))
-    keys = field.split(", ")
-    entries = [msgspec.json.decode(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
-    logged = [entry["value"] for entry in entries if entry["key"] in keys]
-    if unit == "tokens/sample":
-        return tokens_of_a_sample({entry["key"]: entry["value"] for entry in entries if entry["key"] in keys})
-    if unit == "samples" and value == logged[0] * logged[-1]:
-        return value
-    return float(logged[0]) / {"ms": 1e6}.get(unit, 1) / float(divisor.partition(" ")[0] or 1)
-
-
 def tokens_of_a_sample(logged: dict[str, float]) -> float:
     samples = logged["result_query_count"] * (logged.get("generated_samples_per_query") or 1)
     rate = next(value for key, value in logged.items() if key.endswith("tokens_per_second"))
     if "result_max_latency_ns" in logged:
         return rate * logged["result_max_latency_ns"] / 1e9 / samples
     return rate * (samples - 1) / logged["result_completed_samples_per_sec"] / samples
-
-
-def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs: Path, page: Page, published: Path) -> None:
-    assert traced(page, real_runs) >= 20
-    assert traced(Page(summary_html(published)), published) >= 20
-
-
-def test_each_place_is_computed_from_the_logs_of_published_results(
-    published: Path, neural_magic: Path, tmp_path: Path
-) -> None:
-    report = load(published)
-    own = row_of(report.submission, report.results[1])
-    real = read_index(neural_magic.parents[1], tmp_path).rows
-    rows = [
-        replace(row, model=own.model, benchmark=own.benchmark, scenario=own.scenario, system=f"system {at}")
-        for at, row in enumerate(real)
-        if row.unit == own.unit and row.accelerators
-    ]
-    rows += [replace(row, round="v5.0") for row in rows[:3]]
-    given = dataclasses.replace(report, places=tuple(places_of(report.submission, Index(tuple(rows), 1, 0))))
-    page = Page(render(given))
-    root = neural_magic.parents[1]
-    assert traced(page, published, root) >= traced(Page(summary_html(published)), published) + 6
-    titles = [str(a["title"]) for tag, a in page.elements if tag == "data" and "per accelerator" in str(a["data-unit"])]
-    assert any(title.startswith("mean of ") for title in titles) and any(
-        "divided by 4 acc" in title for title in titles
-    )
-    with pytest.raises(AssertionError):
-        traced(Page(render(given).replace("divided by 4 accelerators", "divided by 5 accelerators")), published, root)
-
-
-def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
-    html = summary_html(real_runs)
-    value = re.search(r'<data value="([\d.]+)" data-unit="tokens/s"', html)
-    assert value
-    with pytest.raises(AssertionError):
-        traced(Page(html.replace(value[1], f"{float(value[1]) + 0.01}")), real_runs)
 
 
 def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_runs: Path) -> None:
@@ -239,40 +126,6 @@ def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_ru
     assert page.elements.count(("figure", {})) >= 16
     assert len(html.encode()) < MAX_BYTES
     assert traced(page, measured_runs) >= 20
-
-
-def test_every_number_of_the_model_is_there(real_runs: Path, page: Page) -> None:
-    report = load(real_runs)
-    expected: list[str] = [number(report.model.parameters or 0), number(report.benchmark.samples)]
-    for m in report.results:
-        assert m.performance and m.accuracy and m.accuracy.record
-        result, record = m.performance, m.accuracy.record
-        expected += [rate(result.tokens_per_second) + " tokens/s", rate(result.samples_per_second) + " samples/s"]
-        expected += [number(result.samples), number(record.samples), number(record.tokens)]
-        expected.append(f" of {number(round(result.figures.value('tokens_per_sample') or 0, 2))} tokens")
-        if result.scheduled_samples_per_second is not None:
-            expected.append(rate(result.scheduled_samples_per_second) + " samples/s")
-        for latency in m.performance.latencies:
-            expected += [ms(latency.p99) + " ms", ms(latency.mean or 0) + " ms", number(latency.limit or 0) + " ms"]
-        for score in record.scores:
-            expected += [score.metric, number(score.value), number(score.lower)]
-            expected += [number(score.upper)] if score.upper is not None else []
-        expected += [f"{label} {number(value)}" for label, value in record.values.items()]
-        for run in m.runs:
-            client = run.client
-            expected += [
-                number(n)
-                for n in (
-                    client.requests,
-                    client.completed,
-                    client.failed,
-                    client.retries,
-                    client.prompt_tokens,
-                    client.completion_tokens,
-                )
-            ]
-            expected += [*run.files, *run.files.values(), when(run.started_at)]
-    assert [words for words in expected if words not in page.text] == []
 
 
 def test_it_says_how_the_server_was_asked(page: Page) -> None:
@@ -312,31 +165,6 @@ def test_who_used_the_machine_is_shown_where_it_was_measured(out: Path, page: Pa
     assert "other processes used 30% of this machine's 2 processors" in shown
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=replace(load, own_s=None))
     assert "Server performance 2 90.0% not known not known 2.0%" in Page(summary_html(out)).text
-
-
-def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
-    report = load(real_runs)
-    values = {v for k, v in report.system.items() if v and not k.startswith("accelerator_") and v != "not-stated"}
-    assert [value for value in values if value not in page.text] == []
-    assert "None: the model is served by the processor." in page.text
-    assert "The machine that ran LoadGen" in page.text and "2: 1 x 2 cores x 1 threads" in page.text
-
-
-def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:
-    report = load(published)
-    text = Page(summary_html(published)).text
-    assert [v for v in report.system.values() if v and " ".join(v.split()) not in text] == []
-    assert "NVIDIA GeForce RTX 4090" in text and "onpremise" in text
-
-
-def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> None:
-    """The page made of these logs: 1954.36 Queries/s in the row of llama2-70b, Closed, accuracy targets blank."""
-    text = Page(summary_html(published)).text
-    assert "1,954.36 tokens/s" in text and "6.89 samples/s" in text and "1,871.84 tokens/s" in text
-    assert "neuralmagic_Llama-2-7b-chat-hf-FP8 , not the benchmark's own model" in text
-    assert "open division" in text and "≥ 44.3867688" in text and "≤ 323.895" in text
-    assert "misses 3 of 4 closed-division targets" in text
-    assert "REHEARSAL" not in text.upper()
 
 
 def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: Path, page: Page) -> None:

@@ -6,14 +6,12 @@ it, our numbers are compared with the digest that they had when that comparison 
 
 import ast
 import hashlib
-import os
 import re
-import subprocess
-import textwrap
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from tests.rules.official_checkers import NEWEST, method, show
 
 from cm4vllm.results.log_folders import scores_of
 from cm4vllm.rules import (
@@ -33,16 +31,25 @@ from cm4vllm.rules import (
 )
 from offenders import offenders
 
-NEWEST = "b66003e1"
 #: SHA-256 of `numbers()`, taken when the comparison with both checkers passed.
 DIGEST = "0923285e38a3f3334fc3a47968568782e33de7ce665689139132859f6a01dfa3"
+
+
 KINDS = ("datacenter", "edge", "datacenter,edge")
+
+
 #: The checker's own oddities, which our data state with the source that decides.
 TEST06_BY_THE_OLDER_CHECKER = {("v5.0", "llama3.1-405b")}
+
+
 #: Benchmarks whose target the checkers state as a part, though the scores that they compare with it are percent.
 PARTS_FOR_PERCENT = {"rgat", "pointpainting"}
+
+
 #: Offline is no scenario of this benchmark.
 WITHOUT_OFFLINE = {"pointpainting"}
+
+
 #: What the configuration of a round has, and is compared below.
 COMPARED = {
     "models",
@@ -52,13 +59,19 @@ COMPARED = {
     *("model_mapping", "seeds", "test05_seeds"),
     *(f"models_TEST0{number}" for number in (1, 4, 6, 7, 8, 9)),
 }
+
+
 #: What it has beside, and why that is no data here.
 LEFT_OUT = {"ignore_errors": "empty in all rounds"}
+
+
 #: Names in tables of rounds that do not have them as benchmarks: they left, or are scenarios of another name.
 NO_BENCHMARKS = {
     *("dlrm-v2-99", "dlrm-v2-99.9", "retinanet", "llama2-70b-interactive-99", "llama2-70b-interactive-99.9"),
     *("llama3.1-8b-interactive", "llama3.1-405b-interactive"),
 }
+
+
 #: The compliance tests of language models, and where their settings lie in mlcommons/inference.
 AUDITS = {
     ("TEST01", "whisper"): "compliance/TEST01/whisper/audit.config",
@@ -67,6 +80,8 @@ AUDITS = {
     ("TEST09", ""): "compliance/TEST09/gpt-oss-120b/audit.config",
     ("TEST09", "e2e-rag-qna"): "compliance/TEST09/e2e-rag-qna/audit.config",
 }
+
+
 #: A line of each score as the reference's script prints it.
 PRINTED = {
     "acc": "accuracy=76.078%, good=38039, total=50000",
@@ -128,79 +143,12 @@ def targets_of(round_name, name, scenario):
     return [(t.metric, t.lower, t.upper) for t in accuracy_targets(round_name, name, scenario)]
 
 
-def constants(text, *names):
-    """Return top-level assignments of a Python source."""
-    namespace = {}
-    for name in names:
-        start = text.index(f"\n{name} = ") if f"\n{name} = " in text else text.index(f"{name} = ")
-        source = text[start:].lstrip("\n")
-        end = re.search(r"^[}\]]", source, re.MULTILINE).end()
-        exec(source[:end], namespace)
-    return namespace
-
-
-def method(text, name):
-    """Return a method of a Python source as a function."""
-    namespace = {}
-    exec(
-        textwrap.dedent(re.search(rf"^    def {name}\(.*?(?=^    def |^\S|\Z)", text, re.MULTILINE | re.DOTALL)[0]),
-        namespace,
-    )
-    return namespace[name]
-
-
-def show(commit, path):
-    git = os.environ.get("INFERENCE_GIT")
-    if not git:
-        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
-    return subprocess.run(
-        ["git", "--git-dir", git, "show", f"{commit}:{path}"], capture_output=True, text=True, check=True
-    ).stdout
-
-
 LEAST_ISSUED = re.compile(r"^([\w.-]+)\.Offline\.min_query_count = \d+$", re.MULTILINE)
-TABLES = ("MODEL_CONFIG", "LLM_LATENCY_LIMITS", "OFFLINE_MIN_SPQ_SINCE_V4", "REQUIRED_ACC_BENCHMARK", "ACC_PATTERN")
-
-
-@pytest.fixture(scope="module")
-def newest():
-    folder = "tools/submission/submission_checker"
-    text = show(NEWEST, f"{folder}/constants.py")
-    return (
-        constants(text, *TABLES)
-        | numbers_of(text)
-        | {
-            "methods": show(NEWEST, f"{folder}/configuration/configuration.py"),
-            "compliance": show(NEWEST, f"{folder}/checks/compliance_check.py"),
-            "performance": show(NEWEST, f"{folder}/checks/performance_check.py"),
-            "mlperf.conf": show(NEWEST, "loadgen/mlperf.conf"),
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def of_v41():
-    text = show("v4.1", "tools/submission/submission_checker.py")
-    start = text.index('    test_list = ["TEST01"')
-    return (
-        constants(text, *TABLES)
-        | numbers_of(text)
-        | {
-            "methods": text,
-            "tests": textwrap.dedent(text[start : text.index("    if test_list and not", start)]),
-            "mlperf.conf": show("v4.1", "mlperf.conf"),
-        }
-    )
 
 
 def config(request, round_name):
     source = request.getfixturevalue("of_v41" if round_name == "v4.1" else "newest")
     return source["MODEL_CONFIG"][round_name], source
-
-
-def numbers_of(text):
-    """Return the constants of one number each."""
-    return {name: float(value) for name, value in re.findall(r"^([A-Z][A-Z0-9_]+) = ([\d.]+)$", text, re.MULTILINE)}
 
 
 def pairs(values):

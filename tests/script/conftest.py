@@ -1,5 +1,6 @@
 """The command line as a user types it, in the CM home that `make setup` prepared."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.script.main_job import SAMPLES, write_model
 
 from cm4vllm.common.processes import die_with_parent
 
@@ -145,3 +147,16 @@ def cm(start_cm):
     command = start_cm()
     yield command
     command.end()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model folder and a dataset file of a user's own."""
+    folder = tmp_path_factory.mktemp("files")
+    write_model(folder / "model")
+    row = {"input": "a", "tok_input": [1], "output": "b"}
+    (folder / "cnn_eval.json").write_text(json.dumps([row] * SAMPLES))
+    (folder / "set.json").write_text(json.dumps([row] * 5))
+    os.mkfifo(folder / "pipe")
+    (folder / "locked" / "test" / ".lock").mkdir(parents=True)
+    return folder

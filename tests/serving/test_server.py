@@ -1,9 +1,7 @@
 """A server's life with real processes: ready only when it served, ended with all that came of it."""
 
-import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,64 +13,15 @@ import pytest
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
-
 import peer
+from tests.serving.launched import PEER, family, gone, launch, settings
 
 from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, ServerUnsuitable, UsageError
-from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import LOG_FILE, SERVER_FILE, death_reason, start, start_all, stop
-
-PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
-#: Starts a peer, and beside it a process that leaves the session, ignores SIGTERM and loses its parent.
-STUBBORN = """
-import os, signal, subprocess, sys, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
-    os._exit(0)
-os.wait()
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-def settings(**more) -> ServerSettings:
-    return ServerSettings(model="m", name=peer.MODEL, **more)
-
-
-def launch(folder, *fault, timeout_s=20, argv=None, **more) -> ServerRecord:
-    return start(Path(sys.executable), settings(**more), folder, timeout_s=timeout_s, argv=argv or [*PEER, *fault])
-
-
-def family(pid: int) -> list[psutil.Process]:
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
-
-
-def gone(processes, timeout_s=30) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if not any(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-            for process in processes
-            if _exists(process)
-        ):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _exists(process) -> bool:
-    try:
-        process.status()
-    except psutil.NoSuchProcess:
-        return False
-    return True
 
 
 def test_a_server_without_the_endpoint_that_will_be_asked_is_refused_and_ended(tmp_path):
@@ -282,139 +231,6 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotWritable):
         launch(tmp_path / "file" / "server")
-
-
-def test_orphans_that_ignore_sigterm_end_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "GRACE_S", 1.0)
-    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
-    processes = family(record.supervisor_pid)
-    assert len(processes) == 3
-    stop(record)
-    assert gone(processes, 0.1)
-
-
-def test_the_servers_end_takes_its_orphans_along(tmp_path):
-    record = launch(tmp_path, argv=[sys.executable, "-c", STUBBORN, *PEER[1:]])
-    processes = family(record.supervisor_pid)
-    next(
-        process
-        for process in processes
-        if process.pid != record.supervisor_pid and peer.__file__ in process.cmdline()[1]
-    ).kill()
-    assert gone(processes)
-
-
-OWNER = """
-import sys, time
-from pathlib import Path
-from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.server import start
-record = start(Path(sys.executable), ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]), argv=sys.argv[3:])
-print("READY", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def owner(tmp_path):
-    """A process that owns a server with stubborn orphans, in a process group of its own."""
-    words = [sys.executable, "-c", OWNER, str(tmp_path), peer.MODEL, sys.executable, "-c", STUBBORN, *PEER[1:]]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=die_with_parent
-    )
-    for line in process.stdout:
-        if line.strip() == "READY":
-            break
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_however_the_owner_ends_no_process_is_left(owner, tmp_path, signum):
-    record = read_record(tmp_path / SERVER_FILE, ServerRecord)
-    processes = family(record.supervisor_pid)
-    assert len(processes) == 3
-    os.killpg(owner.pid, signum)  # as Ctrl-C does: the whole group at once
-    owner.wait(20)
-    assert gone(processes, 20)
-
-
-WHO = ("owner", "supervisor", "server", "orphan")
-#: All but the orphan alone: it is no engine of the server, which lives on.
-COMBINATIONS = [who for count in range(1, 5) for who in itertools.combinations(WHO, count) if who != ("orphan",)]
-
-
-@pytest.mark.parametrize("killed", COMBINATIONS, ids="+".join)
-def test_whoever_is_killed_no_process_is_left(owner, tmp_path, killed):
-    record = read_record(tmp_path / SERVER_FILE, ServerRecord)
-    supervisor, *others = family(record.supervisor_pid)
-    server = next(process for process in others if peer.__file__ in process.cmdline()[1])
-    orphan = next(process for process in others if process != server)
-    processes = {"owner": psutil.Process(owner.pid), "supervisor": supervisor, "server": server, "orphan": orphan}
-    for who in killed:
-        os.kill(processes[who].pid, signal.SIGSTOP)  # so that none sees another's end before its own
-    for who in killed:
-        os.kill(processes[who].pid, signal.SIGKILL)
-    assert gone([supervisor, *others])
-
-
-def test_a_killed_supervisor_is_told_as_the_cause(tmp_path):
-    record = launch(tmp_path)
-    processes = family(record.supervisor_pid)
-    processes[0].kill()
-    assert gone(processes)
-    assert "its supervisor was killed" in death_reason(record)
-    stop(record)
-
-
-#: Has the title of an engine, and ends when it is told to.
-ENGINE = """
-import os, subprocess, sys
-subprocess.Popen(["VLLM::EngineCore", "-c", "import time; time.sleep(600)"], executable=sys.executable)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tmp_path):
-    record = launch(tmp_path, argv=[sys.executable, "-c", ENGINE, *PEER[1:]])
-    processes = family(record.supervisor_pid)
-    engine = next(process for process in processes if process.cmdline()[0] == "VLLM::EngineCore")
-    time.sleep(0.5)
-    engine.kill()
-    assert gone(processes, 2)
-    assert "its process VLLM::EngineCore" in death_reason(record)
-    assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
-
-
-#: Does not watch its supervisor (-I ignores PYTHONPATH), as a process of the server that is no Python would.
-UNWATCHED = """
-import os, subprocess, sys
-subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
-def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_else(tmp_path, capsys):
-    stranger = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
-    other = launch(tmp_path / "other", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])
-    record = launch(tmp_path / "first", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])
-    try:
-        supervisor, *others = family(record.supervisor_pid)
-        stray = next(process for process in others if "-I" in process.cmdline())
-        supervisor.kill()
-        assert gone([process for process in others if process != stray])
-        assert stray.is_running()
-        stop(launch(tmp_path / "second"))
-        assert gone([stray], 1)
-        assert f"({stray.pid})" in capsys.readouterr().out
-        assert death_reason(other) is None
-        assert stranger.poll() is None
-    finally:
-        stop(other)
-        stranger.kill()
-        stranger.wait()
 
 
 def test_the_environments_own_sitecustomize_is_still_imported(tmp_path):

@@ -1,0 +1,22 @@
+"""The scripts that ran, beside those that a plan names."""
+
+import pytest
+
+from cm4vllm.engine.run import execution
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Return a list that notes each script that runs, with whether the cache had it, in the order of their starts."""
+    seen = []
+    original = execution.perform
+
+    def perform(session, task, scope):
+        place = len(seen)
+        seen.append(None)
+        done = original(session, task, scope)
+        seen[place] = (task.script.alias, task.variations.names, done.cached)
+        return done
+
+    monkeypatch.setattr(execution, "perform", perform)
+    return seen

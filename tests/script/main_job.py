@@ -1,0 +1,135 @@
+"""The main job without its recipes: its plan, and a run in which they only hand back what the real ones export."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+from cm4vllm.campaign.amendments import amendments
+from cm4vllm.campaign.entry import run_job
+from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.units import SamplesPerSecond, Seconds
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.script_catalogue import Catalogue
+from cm4vllm.engine.plan.chain import reach
+from cm4vllm.engine.plan.plan import plan
+from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.session import Session
+from cm4vllm.rules import Mode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+SAMPLES = 13368
+
+
+JOB = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm")
+
+
+#: What the recipes of a run export, by the first words of their tags.
+EXPORTS = {
+    "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
+    "get,ml-model": {"CM_ML_MODEL_NAME": "model", "CM_ML_MODEL_RECORD": "/model.json"},
+    "get,dataset": {"CM_DATASET_RECORD": "/dataset.json"},
+    "get,sut,description": {"CM_SUT_NAME": "sut"},
+    "run,vllm-server": {"CM_VLLM_SERVER_RECORD": "/server.json"},
+    "get,mlperf,power,src": {"CM_MLPERF_POWER_SOURCE": "power"},
+    "app,mlperf,inference,vllm": {"CM_MLPERF_RUN_RECORD": "/run.json"},
+}
+
+
+def write_model(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "vocab_size": 300}')
+    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
+
+
+def asked(tmp_path, variations, flags, files):
+    """Return the request of a command line; FILES in a flag stands for the user's files."""
+    given = json.loads(json.dumps(flags).replace("FILES", str(files)))
+    return Request.of(
+        {"tags": f"run-mlperf,inference,{variations}", "output_dir": str(tmp_path / "out"), **given}, str(tmp_path)
+    )
+
+
+def scripts(tmp_path):
+    """Return a CM with a home in a folder, and the recipes of this repository."""
+    repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
+    cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
+    return cmind, Catalogue(cmind)
+
+
+def reached(catalogue):
+    """Return what hooks call as i["automation"].reach."""
+    return lambda i: reach(catalogue, i["tags"])
+
+
+def planned(tmp_path, request):
+    """Return the steps of the plan as it lists them. Raises what the plan fails with."""
+    cmind, catalogue = scripts(tmp_path)
+    automation = SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script"), reach=reached(catalogue))
+    session = Session(automation, {})
+    session.catalogue = catalogue
+    root = plan(session, request)
+    if (failure := root.failure()) is not None:
+        raise failure
+    return [node for node in root.children if node.why == "step"]
+
+
+def environment_of(request):
+    """Return the environment that the recipe's hook sees."""
+    return Scope.of(Task.of(JOB, request)).env
+
+
+class Taken:
+    """Notes what a run asks of the recipes, hands back what the real ones export, and fails where it is told to."""
+
+    def __init__(self, fails=""):
+        self.steps = []
+        self.fails = fails
+
+    def __call__(self, tags, env):
+        self.steps.append((tags, env))
+        if self.fails and tags.startswith(self.fails):
+            raise SourceUnavailable("no network")
+        return next((given for words, given in EXPORTS.items() if tags.startswith(words)), {})
+
+
+def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
+    """Run the job where each file that a LoadGen run leaves would be as given; return what was asked of the recipes."""
+    result = SimpleNamespace(
+        duration=Seconds(duration_s),
+        min_duration=Seconds(600),
+        samples_per_second=SamplesPerSecond(9),
+        valid=valid,
+        target_qps=8.0,
+        reasons=["TTFT"],
+    )
+    run = SimpleNamespace(
+        model_name="cm4vllm-tiny",
+        dialect=None,
+        lowered=lambda times: 8.0 - times,
+        words="8 pass",
+        samples_per_second=SamplesPerSecond(9),
+        settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
+    )
+    for name, value in {
+        "step_values.read_record": run,
+        "step_values.read_performance": result,
+        "step_checks.read_record": run,
+        "step_checks.check_vocabulary": None,
+        "step_checks.check_tokenizer": None,
+        "job.load": SimpleNamespace(invalid_results=[]),
+        "job.write_summary": None,
+        "job.final_table": "",
+    }.items():
+        monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
+    recipes = Taken(fails)
+    changes = amendments(request.inputs.get("adr"), reached(scripts(Path(request.folder))[1]))
+    run_job(environment_of(request), recipes, "cm run script", changes)
+    return recipes.steps

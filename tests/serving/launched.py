@@ -1,0 +1,64 @@
+"""Servers that a test starts, and the processes that belong to them."""
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+import peer
+
+from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server import start
+
+PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
+
+
+#: Starts a peer, and beside it a process that leaves the session, ignores SIGTERM and loses its parent.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def settings(**more) -> ServerSettings:
+    return ServerSettings(model="m", name=peer.MODEL, **more)
+
+
+def launch(folder, *fault, timeout_s=20, argv=None, **more) -> ServerRecord:
+    return start(Path(sys.executable), settings(**more), folder, timeout_s=timeout_s, argv=argv or [*PEER, *fault])
+
+
+def family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes, timeout_s=30) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not any(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in processes
+            if _exists(process)
+        ):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _exists(process) -> bool:
+    try:
+        process.status()
+    except psutil.NoSuchProcess:
+        return False
+    return True
