@@ -23,7 +23,7 @@ from cm4vllm.rules import round_terms
 from figures import Figure, arguments, figure, report
 
 ROUND = "v4.1"
-#: What round v4.1 has: submissions, results of each (937 in all), files, bytes of a detail log by their share.
+#: The size of round v4.1: submissions, results of each (937 in all), files, bytes of a detail log by their share.
 SUBMISSIONS, RESULTS, FILES = 26, 36, 31_500
 LOG_BYTES = (25_000, 31_000, 45_000, 60_000, 86_000, 120_000, 162_000, 400_000, 700_000, 1_400_000)
 PROGRAM_BYTES = 19_000

@@ -41,7 +41,7 @@ WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="llama3.
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="llama3.1-8b Interactive")
 #: Noises by which the true rate is found, and other ones by which full-length runs at the rate found are repeated.
 NOISES, REPEATS = 9, 5
-#: How far a rate may be from the true one, how much a search may cost, and the share of the systems that must be near.
+#: The distance of a rate from the true one that counts as near, the cost of a search, and the share that must be near.
 NEAR, MOST_COST, MOST_SYSTEMS = 0.03, 2.5, 48 / 50
 #: When a machine becomes slower, in s after the search has begun, and its speed then.
 SLOWER_AT_S, SLOWER = (60.0, 500.0), (0.7, 0.9)

@@ -20,7 +20,7 @@ __all__ = ["FAULTS", "REAL_FAULTS", "SMALL_JOB"]
 
 #: Seconds by which the clock is set.
 CLOCK_S = 3600
-#: How the command lines of vLLM's own processes begin.
+#: The beginnings of the command lines of vLLM's own processes.
 ENGINES = "VLLM::"
 
 
@@ -89,7 +89,7 @@ def _killed(which: str, *, ends_server: bool = False) -> Fault:
     return Fault(partial(_kill, which, signal.SIGKILL, ends_server=ends_server))
 
 
-#: What happens to the small job on the fast server, by its name.
+#: The faults of the small job on the fast server, by name.
 FAULTS: Mapping[str, Fault] = {
     "kill -9 of cm": _killed("cm"),
     "kill -9 of LoadGen": _killed("cm4vllm.loadgen.process.main"),
@@ -107,7 +107,7 @@ FAULTS: Mapping[str, Fault] = {
     "terminal closed": Fault(Trial.close_terminal, codes=(0, 129, -signal.SIGHUP), on_terminal=True),
     "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
 }
-#: What happens to the real job.
+#: The faults of the real job, by name.
 REAL_FAULTS: Mapping[str, Fault] = {
     "kill -9 of the server": _killed("server", ends_server=True),
     "kill -9 of vLLM's engine": _killed("VLLM::EngineCore", ends_server=True),

@@ -205,7 +205,7 @@ def _without_self_check(*args: Any, **kwargs: Any) -> Any:
     return replace(run_settings(*args, **kwargs), self_check=False, num_workers=1)
 
 
-# What takes time and is not what faults are injected into: the client's self-check, and the pages.
+# The parts that take time and get no faults: the client's self-check, and the pages.
 vars(measurement)["run_settings"] = _without_self_check
 vars(campaign)["_report"] = lambda *_: None
 

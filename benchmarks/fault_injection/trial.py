@@ -41,7 +41,7 @@ LOOK_S = 0.05
 UNKNOWN_S = 10.0
 #: The bytes of the small file system: what the job wants free before it begins, and a little more.
 DISK_BYTES = 536 * 2**20
-#: By how much LoadGen's rate and the one by the monotonic clock may differ: LoadGen counts from its first query.
+#: The difference allowed between LoadGen's rate and that by the monotonic clock: LoadGen counts from its first query.
 RATE_APART = 0.5
 _CLOCK_FILE, _FAULT_FILE = "clock", "fault"
 

@@ -26,7 +26,7 @@ __all__ = ["SimulatedBench", "configured", "tokens_per_s"]
 
 #: The fields of a system by the options that set them.
 _FIELDS = {"max-num-seqs": "sequences", "max-num-batched-tokens": "batched"}
-#: What a step's tokens take of the memory that the KV cache would have, in blocks, and the least cache of a server.
+#: The memory that a step's tokens take from the KV cache, in blocks, and the least cache of a server.
 _BLOCKS_EACH, _LEAST_BLOCKS = 2, 2000
 #: The part of the time after which tokens are counted.
 _WARM = 1 / 3

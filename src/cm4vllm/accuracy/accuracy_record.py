@@ -10,7 +10,7 @@ __all__ = ["ACCURACY_FILE", "ACCURACY_TEXT", "NOT_SCORED", "AccuracyRecord", "Sc
 ACCURACY_FILE = "accuracy.json"
 #: The name of the file there that the official checkers read the scores from.
 ACCURACY_TEXT = "accuracy.txt"
-#: What a line of that file begins with that names a metric without a score, and the reason.
+#: The beginning of a line of that file that names a metric without a score, and the reason.
 NOT_SCORED = "Not scored: "
 
 

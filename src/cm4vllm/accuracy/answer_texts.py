@@ -11,7 +11,7 @@ from cm4vllm.common.errors import ModelError
 
 __all__ = ["Detokenizer"]
 
-#: What transformers mends in a decoded text when a tokenizer asks for clean_up_tokenization_spaces.
+#: The corrections that transformers makes in a decoded text where a tokenizer asks for clean_up_tokenization_spaces.
 _CLEAN_UP = (
     (" .", "."),
     (" ?", "?"),

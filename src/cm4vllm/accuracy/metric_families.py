@@ -175,7 +175,7 @@ class _ByGrader:
     task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]
 
 
-#: How the answers to the samples of a dataset are judged, by a part of the dataset's name, the first that fits.
+#: The judges of the answers to a dataset's samples, by a part of the dataset's name; the first that fits counts.
 _Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
@@ -189,7 +189,7 @@ _GPT_OSS: _Judges = {
     "aime": lambda text, wanted: is_integer(integer(text), wanted),
     "livecodebench": _ByGrader("livecodebench_v6", _code),
 }
-#: How often gpt-oss-120b's data set asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
+#: The number of times that gpt-oss-120b's dataset asks each question (DATASET_REPEATS of eval_mlperf_accuracy.py).
 _REPEATS = {"aime25": 8, "gpqa_diamond": 5, "livecodebench_v6": 3}
 
 

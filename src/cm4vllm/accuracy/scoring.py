@@ -122,9 +122,9 @@ SCORERS = {
     ),
 }
 
-#: What is said of a metric that has no samples among those of a run.
+#: The reason for a metric that has no samples in the run.
 _NO_SAMPLES = "none of the run's samples is scored by it"
-#: What is said of one whose grader could run, and was not made ready.
+#: The reason for a metric whose grader could run, but was not made ready.
 _NOT_READY = "its grader was not made ready (get,mlperf,grader)"
 
 

@@ -63,14 +63,14 @@ _VALUE_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-#: How the names of packed weights end (GPTQ and AWQ, compressed-tensors, MXFP4, bitsandbytes and ModelOpt).
+#: The ends of the names of packed weights (GPTQ and AWQ, compressed-tensors, MXFP4, bitsandbytes and ModelOpt).
 _PACKED = (".qweight", ".weight_packed", "_blocks", ".weight")
 _BITS = {"I32": 32, "U8": 8}
-#: How the names of what goes with quantised weights end: scales, and the order of groups.
+#: The ends of the names of tensors beside quantised weights: scales, and the order of groups.
 _BESIDE_WEIGHTS = ("_scale", "_scales", ".scales", "_scale_inv", "_zero_point", "_scale_2", "g_idx")
 #: A header longer than this is none: safetensors itself allows 100 MB.
 _LONGEST_HEADER = 100_000_000
-#: How the names end of scales that calibration sets, and how their values are packed.
+#: The ends of the names of scales that calibration sets, and the packing of their values.
 _STATIC_SCALES = (".k_scale", ".v_scale", ".input_scale")
 _FLOATS = {"F32": "<f", "F16": "<e", "BF16": "<f"}
 _SMALLEST_SCALE, _GREATEST_SCALE = 1e-12, 1e4

@@ -11,7 +11,7 @@ from cm4vllm.common.progress import step
 
 __all__ = ["install"]
 
-#: What the environment takes on the disk (1.2 GiB), and while its packages are unpacked.
+#: Room of the environment on the disk (1.2 GiB), and while its packages are unpacked.
 _SPACE_BYTES = 3 * 2**30
 
 

@@ -24,7 +24,7 @@ from cm4vllm.common.progress import Step, say, step
 
 __all__ = ["Snapshot", "page_of", "snapshot"]
 
-#: What a hub's model needs beside its weights.
+#: The files that a hub's model needs beside its weights.
 SPARE_BYTES = 2**30
 #: Weights in other formats, which vLLM does not need where there are safetensors.
 _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]

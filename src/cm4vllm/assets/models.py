@@ -41,7 +41,7 @@ MODEL_FILE = "model.json"
 #: Under which the tiny model is served and published.
 TINY_NAME = "cm4vllm-tiny"
 TINY_WHISPER_NAME = "cm4vllm-tiny-whisper"
-#: What a folder of weights may hold beside what vLLM reads.
+#: Files that a folder of weights may hold and vLLM does not read.
 _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pdf")
 
 

@@ -33,7 +33,7 @@ _PROGRESS = re.compile(r"(\((\d+)/(\d+)\): Calibrating|Calibrating weights|Compr
 _SPARE_BYTES = 256 * 2**20
 #: The name of fp8 keys and values, which go with any scheme.
 KV_FP8 = "kv-fp8"
-#: What is done to keys and values, in the words of calibration.md, and how.
+#: The quantisation of keys and values, in the words of calibration.md, and its method.
 _KV_CACHE = "fp8 (E4M3), symmetric, one static scale per tensor, from the largest value met on the calibration samples"
 _KV_FORMULA = "x_q = round_to_E4M3(clip(x / s, -448, 448)), s = max(abs(x)) / 448"
 

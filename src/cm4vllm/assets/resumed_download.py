@@ -18,7 +18,7 @@ from cm4vllm.common.errors import DownloadError
 __all__ = ["amount", "digest_of", "fetch", "open_url", "part_of", "present", "short_text"]
 
 _TIMEOUT_S = 60.0
-#: How often one file is taken up again after its connection broke.
+#: The number of times that a download is continued after its connection broke.
 _ATTEMPTS = 5
 PAUSE_S = 2.0
 _CHUNK = 2**20

@@ -18,7 +18,7 @@ END, START, ENGLISH, TASK, NO_TIMES = (
     "<|transcribe|>",
     "<|notimestamps|>",
 )
-#: What Whisper's own tokenizer has beside these; vLLM looks some of them up.
+#: Further tokens of Whisper's own tokenizer; vLLM needs some of them.
 OTHERS = ("<|translate|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>")
 PROMPT = (START, ENGLISH, TASK, NO_TIMES)
 VOCABULARY = 384

@@ -18,7 +18,7 @@ __all__ = ["RECIPE", "train"]
 SEED = 0
 #: Pairs of one record, then pairs of up to four.
 STAGES = ((1, 2600), (4, 5800))
-#: What the model depends on beside the code: stands in its record.
+#: The inputs of the training beside the code; they are in the model's record.
 RECIPE = {
     "task": "harbour log summaries",
     "seed": str(SEED),

@@ -14,7 +14,7 @@ from cm4vllm.assets.stand_in_training import train_stand_in
 __all__ = ["RECIPE", "train"]
 
 SEED = 0
-#: What the model depends on beside the code: stands in its record.
+#: The inputs of the training beside the code; they are in the model's record.
 RECIPE = {"task": "transcripts of words as tones", "seed": str(SEED)}
 
 

@@ -29,7 +29,7 @@ REHEARSAL_MARGIN = 2.0
 #: The share of the Offline rate that a scenario with queries at their own times is asked for where its rate is not
 #: searched for. It is a safe choice, not the highest rate that keeps the latency limits.
 SERVER_SHARE = 0.2
-#: What a search for that rate may take: so many full-length runs, and in a rehearsal so many seconds.
+#: The most that a search for that rate takes: in full-length runs, and in a rehearsal in seconds.
 SEARCH_RUNS, REHEARSAL_SEARCH_S = 2.5, 75.0
 
 #: Where each query follows the answer before it, LoadGen plans as many as take 1,200 s at the expected latency, rounds

@@ -123,7 +123,7 @@ class _Facts:
 #: Why a rule that the machines of a system keep cannot be known from LoadGen's.
 _NOT_TOLD = "; vLLM's HTTP API, by which alone LoadGen's machine asks it, does not tell"
 
-#: What is against a rule and the remedy, for each fault; the remedy is empty where there is none in the division.
+#: The breach of a rule and its remedy, for each fault; the remedy is empty where the division has none.
 _Breaches = Iterator[tuple[str, str]]
 
 
@@ -323,9 +323,9 @@ def _fabric(facts: _Facts) -> _Breaches:
 
 #: Rules that say what kind of system is measured, which a rehearsal needs as well as a result.
 _OF_THE_SYSTEM = frozenset({"DATACENTER", "SEPARATE"})
-#: What can be checked before a run, by the code of its rule. The others hold by what a job does: it asks for the
-#: lengths that the rules state, runs the tests that they ask for, asks the nodes for their names before each run, and
-#: draws how the machines are connected.
+#: The checks that can be made before a run, by the code of the rule. The job itself keeps the other rules: it asks for
+#: the lengths and runs the tests that they state, asks the nodes for their names before each run, and draws the diagram
+#: of the machines.
 _CHECKS: Mapping[str, Callable[[_Facts], _Breaches]] = {
     "MODEL": _model,
     "CALIBRATION": _calibration,

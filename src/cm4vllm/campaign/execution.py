@@ -146,7 +146,7 @@ class Execution:
         self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
         self.server: OwnServer | None = None
         self.failure: CmError | None = None
-        #: Whether the record of the job was written: once what it measures is known.
+        #: True once the record of the job is written, which is when system and model are known.
         self.has_campaign = False
 
     def begin(self) -> None:

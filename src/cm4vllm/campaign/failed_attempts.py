@@ -15,7 +15,7 @@ from cm4vllm.loadgen.process.kept_answers import file_of
 
 __all__ = ["forget_answers", "set_aside"]
 
-#: What a run that was killed, and one that failed, leave beside the folder of their result.
+#: The files that a killed and a failed run leave beside the folder of their result.
 _LEFT = (".partial", ".failed")
 
 

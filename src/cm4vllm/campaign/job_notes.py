@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["job_notes"]
 
-#: What a job with random weights does otherwise.
+#: The differences of a job with random weights.
 _DUMMY_NOTE = (
     f"{DUMMY_NOTICE}: the model has random weights, and each answer one fixed length; only the performance is "
     "measured, and no submission can be made of it"
 )
-#: What a job on a simulated server does otherwise.
+#: The differences of a job on a simulated server.
 _SIMULATED_NOTE = (
     f"{SIMULATED_NOTICE}: the server is simulated, with the times of --rehearse's profile; its answers mean nothing: "
     "accuracy is not scored, and no submission can be made of it"

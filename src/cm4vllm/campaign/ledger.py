@@ -292,7 +292,7 @@ def _line(entry: Entry) -> bytes:
     return msgspec.json.encode(vault().cleaned({_SCHEMA: Entry.SCHEMA, **said}, by_name=False)) + b"\n"
 
 
-#: What a line leaves out.
+#: The fields that a line leaves out.
 _DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="", state=State.PLANNED)) | {
     "run": None,
     "at": None,

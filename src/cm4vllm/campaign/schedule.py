@@ -44,11 +44,11 @@ __all__ = ["FOLDER", "common_inputs", "schedule", "with_durations"]
 
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
-#: Whether an accuracy run that was stopped goes on with the answers that it had: in the open division.
+#: yes: a stopped accuracy run continues with the answers that it had, as in the open division.
 KEEP = "CM_MLPERF_KEEP_ANSWERS"
-#: How often a full-length run that misses a limit at the rate found is made again at a lower one.
+#: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.
 BACK_OFFS = 2
-#: What a power session adds to its two runs, in s: 57 s and 83 s in published ones, 40 s with the simulated analyzer.
+#: Seconds that a power session adds to its two runs: 57 s and 83 s in published ones, 40 s with a simulated analyzer.
 SESSION_S = 90
 
 

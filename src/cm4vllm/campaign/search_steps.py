@@ -11,7 +11,7 @@ from cm4vllm.rules import Mode, Scenario
 
 __all__ = ["FOUND_BY_SEARCH", "search_duration", "settings_search"]
 
-#: How long the run takes that follows a search: mostly the search has made it.
+#: Seconds of the run that follows a search: mostly the search has made it.
 FOUND_BY_SEARCH = Duration(
     seconds=0.0, source="the search has made it, or the length by the rules where it confirms no rate", at_least=True
 )

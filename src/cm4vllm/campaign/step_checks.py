@@ -40,7 +40,7 @@ def _require_vocabulary(env: Mapping[str, str]) -> None:
     check_tokenizer(server, model)
 
 
-#: What is checked after a step, given what all steps so far have exported. Each raises CmError.
+#: The checks after a step; each gets the keys that all steps so far have exported, and raises CmError.
 CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
     Check.NAMED_MODEL: _require_stand_in,
     Check.VOCABULARY: _require_vocabulary,

@@ -125,7 +125,7 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
     )
 
 
-#: What pip writes of the last attempt to reach an index: the reason ends the exception's text.
+#: The lines of pip about its last attempt to reach an index: the reason ends the exception's text.
 _BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)': \S+$", re.MULTILINE)
 
 

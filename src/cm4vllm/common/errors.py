@@ -254,12 +254,12 @@ def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
     return f"known: {', '.join(known)}" if known else ""
 
 
-#: How many choices are listed where there is another way to see them.
+#: The number of choices that are listed where there is another way to see them.
 _LISTED = 12
 #: The similarity (difflib's ratio) from which one word is taken for a misspelling of another: `vlm` and `vllm` have
 #: 0.86, `wokers` and `workers` 0.92; `replay` and `ray` 0.67, `rehearsal` and `preset` 0.53.
 _SIMILAR = 0.75
-#: How many are named where several may be meant.
+#: The number of names that are listed where several may be meant.
 _NAMED = 3
 #: The shortest word that counts as the beginning of another.
 _BEGINNING = 3

@@ -22,7 +22,7 @@ from cm4vllm.common.text_escapes import spellings
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
-#: What stands in the place of a value in a command: a variable, which a shell refuses to leave empty.
+#: The text in the place of a value in a command: a variable, which a shell refuses to leave empty.
 PLACEHOLDER = re.compile(r"\$\{[A-Z_][A-Z0-9_]*:\?\}")
 # Shorter values are words like `yes` and `none`: taking them out would garble every text and hide nothing.
 _SHORTEST = 6

@@ -8,7 +8,7 @@ from functools import cache
 
 __all__ = ["HIDDEN", "headers_changed", "holds_form", "keys_in", "secrets_of_urls", "without_forms", "without_keys"]
 
-#: What stands in the place of a secret in a text.
+#: The text in the place of a secret.
 HIDDEN = "(secret)"
 
 # To compile all of these takes as long as much of what `cm` does where the cache answers: each is, when it is needed.
@@ -26,7 +26,7 @@ def _keys() -> re.Pattern[str]:
     )
 
 
-#: What _keys matches begins with one of these.
+#: Each match of _keys begins with one of these.
 _BEGINNINGS = (
     "hf_",
     "ghp_",

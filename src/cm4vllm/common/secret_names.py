@@ -43,8 +43,8 @@ _SECRET_ENDS = (
     "COOKIES",
     *(f"_{kind}_TOKENS" for kind in ("AUTH", "ACCESS", "API", "HF")),
 )
-#: What says so wherever it stands in a name (DB_PASSWORD_PROD, MYSECRETKEY), unless the name ends like that of a place
-#: where a secret is kept, or of what is said about it (API_KEY_ENV, PASSWORD_FILE). Digits at the end are left out.
+#: Words that mark a secret anywhere in a name (DB_PASSWORD_PROD, MYSECRETKEY), unless the end of the name stands for a
+#: place where a secret is kept, or for a fact about it (API_KEY_ENV, PASSWORD_FILE). Digits at the end are left out.
 _SECRET_WORDS = re.compile(
     r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|PRIVATE_?KEY|API_?KEY|ACCESS_?KEY"
     r"|_TOKEN_(?:PROD|DEV|TEST|STAGING|OLD|NEW|READ|WRITE|ADMIN|B|BASE|V)$"

@@ -13,7 +13,7 @@ _SEQUENCE = (
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-Z\\`-~]"
 )
-#: What is left that a terminal obeys instead of showing it: C0 but tab and line feed, DEL, C1, line and paragraph
+#: The other characters that a terminal obeys instead of showing: C0 but tab and line feed, DEL, C1, line and paragraph
 #: separators, the marks that turn the direction of writing; and halves of surrogates, which cannot be encoded.
 _CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 

@@ -18,7 +18,7 @@ __all__ = ["audit_config", "config_text", "require_applied"]
 _LOGGED = {"mode": "test_mode", "min_duration": "min_duration_ms", "min_query_count": "min_sample_count"}
 _MODES = {2: "PerformanceOnly"}
 _UNIQUE = "performance_issue_unique"
-#: What LoadGen 4.1.30 to 5.0.4 does not take (loadgen/process/main.py): they draw the answers that they log.
+#: Settings that LoadGen 4.1.30 to 5.0.4 does not take (loadgen/process/main.py): these draw the answers that they log.
 _NOT_TAKEN = ("accuracy_log_sampling_target", "sample_concatenate_permutation")
 _FLAGS = (_UNIQUE, "sample_concatenate_permutation")
 

@@ -26,7 +26,7 @@ ACCURACY, PERFORMANCE = "Accuracy check pass", "Performance check pass"
 ACCURACY_TEXT, PERFORMANCE_TEXT = "verify_accuracy.txt", "verify_performance.txt"
 #: Scores of the result's answers to the samples of the test, and of the test's, under two names.
 BASELINE, COMPLIANCE, SCORED = "baseline_accuracy.txt", "compliance_accuracy.txt", "accuracy.txt"
-#: How much slower or faster the run of the test may be, as a part of the result (verify_performance.py).
+#: The difference in speed that the run of the test may have, as a part of the result's (verify_performance.py).
 _APART = 0.10
 #: Bytes of an element of a logged answer.
 _BYTES = {Logged.TOKENS: 4, Logged.TEXT: 1, Logged.LABELS: 8}

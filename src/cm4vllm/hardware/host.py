@@ -29,7 +29,7 @@ _HYPERVISORS = {
     "firecracker": "Firecracker",
     "amazon ec2": "Amazon EC2",
 }
-#: What firmware says where no name was written into it.
+#: The texts of firmware into which no name was written.
 _NO_NAMES = (
     "to be filled",
     "default string",

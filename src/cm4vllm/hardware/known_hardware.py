@@ -32,7 +32,7 @@ __all__ = [
 
 R = TypeVar("R", bound=Record)
 
-#: What is sold as 48 GB is stated as 48 GB: a driver's 47.99 is meant to pass, its 44.99 is not.
+#: A GPU sold with 48 GB is stated with 48 GB: a driver's 47.99 passes, its 44.99 does not.
 _MEMORY_TOLERANCE = 0.01
 #: The word of an accelerator's name that says which product it is: H100, L40S, MI300X, the 4090 of RTX 4090.
 _PRODUCT = re.compile(r"[A-Z]{1,2}\d{1,4}[A-Z]?|\d{4}")

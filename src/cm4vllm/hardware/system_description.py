@@ -84,7 +84,7 @@ KEYS = (
     "sw_notes",
 )
 
-#: Those of a system on other machines than LoadGen, in the network division (constants
+#: The keys of a system on other machines than LoadGen's, in the network division (constants
 #: SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE): the first says so, the others are for its owner to state.
 NETWORK_KEYS = (
     "is_network",

@@ -39,7 +39,7 @@ _COUNTS = frozenset(
     }
 )
 
-#: What each key means, for the template.
+#: The meaning of each key, for the template.
 _MEANINGS = {
     "status": "can others have this system? available, preview, or rdi (research, development, internal)",
     "system_name": "the name under which results are published",
@@ -82,7 +82,7 @@ _HEAD = """\
 """
 _DETECTED = "\n# Detected. Remove the # to state another value.\n"
 
-#: What published files contain where no answer was given.
+#: The texts of published files where no answer was given.
 _NO_ANSWERS = frozenset({"", "undefined", "unknown", "tbd", "todo", "fixme", "xxx", "none", "null", "not stated"})
 
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")

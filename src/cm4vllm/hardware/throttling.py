@@ -13,7 +13,7 @@ __all__ = ["TIMES", "Throttling", "throttled", "throttling"]
 
 #: The end of a counter's name that counts how often, and not for how many seconds.
 TIMES = " (times)"
-#: What slows down and why -> s, or how many times.
+#: The part that was slowed down and the cause -> seconds, or the number of times.
 Throttling = Mapping[str, float]
 
 #: nvmlPerfPolicyType_t: the reasons for lower clocks that say something about the machine.

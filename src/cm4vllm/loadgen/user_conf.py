@@ -24,7 +24,7 @@ __all__ = [
     "user_conf",
 ]
 
-#: How long a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
+#: Seconds that a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
 REHEARSAL_DURATION_S = 10.0
 #: Samples of the query sample library in a rehearsal: what its accuracy run covers.
 REHEARSAL_SAMPLES = 256
@@ -34,8 +34,8 @@ _REHEARSAL_OVER = 1
 LEAST_ONE_BY_ONE = 64
 #: LoadGen asks for this many times the samples of the target rate and the least duration (test_settings_internal.cc).
 _SLACK = 1.1
-#: What LoadGen keeps of each sample that it generates (SampleMetadata, query_sample.h), and the share of the machine's
-#: memory that this may take.
+#: Bytes that LoadGen keeps for each sample that it generates (SampleMetadata, query_sample.h), and the share of the
+#: machine's memory that this may take.
 _SAMPLE_BYTES, _MEMORY_SHARE = 32, 0.5
 
 

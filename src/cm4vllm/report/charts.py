@@ -11,7 +11,7 @@ from cm4vllm.serving.server_metrics import MetricsSample, ServerMetrics
 
 __all__ = ["Bar", "Trace", "latency_bar", "score_bar", "trace"]
 
-#: So many points of a line are drawn at most.
+#: The most points of a line that are drawn.
 MAX_POINTS = 120
 
 

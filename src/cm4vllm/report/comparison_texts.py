@@ -30,7 +30,7 @@ _NAMED = 6
 
 #: Letters of a setting's value in the table of a terminal.
 _WIDTH = 46
-#: What an interval is and is not, below each table.
+#: The meaning of an interval, below each table.
 NOTES = (
     f"Each interval has a confidence of {uncertainty.LEVEL:.0%}: it holds what the same run, made longer, would give. "
     f"It is made of up to {uncertainty.PARTS} parts of the run, drawn with replacement (block bootstrap), about "

@@ -17,7 +17,7 @@ __all__ = ["LeftOut", "Place", "Standing", "place", "places", "places_of"]
 
 Of = Callable[[IndexRow], float | None]
 
-#: What a rate is divided by, and how.
+#: The divisors of a rate, and the words for each.
 _BASES: dict[str, Of] = {"accelerator": lambda row: row.per_accelerator, "W": lambda row: row.per_watt}
 _DIVISORS: dict[str, Callable[[IndexRow], str]] = {
     "accelerator": lambda row: f"{row.accelerators} accelerator{'' if row.accelerators == 1 else 's'}",

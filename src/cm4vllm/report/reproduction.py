@@ -11,7 +11,7 @@ from cm4vllm.submission.published_program import PROGRAM_FOLDER
 
 __all__ = ["platform_rows", "published_recipe", "setup_lines"]
 
-#: What a record's recipe holds for our own use: sizes and times of files, by which a change of them is seen.
+#: The keys of a record's recipe that only cm4vllm uses: sizes and times of files, by which a change of them is seen.
 _INTERNAL = frozenset({"files"})
 _LABELS = {
     "hub": "Hub id",

@@ -33,7 +33,7 @@ __all__ = ["MAX_BYTES", "render", "summary_html", "write_summary"]
 #: The page stays below this, whatever a checker has to say.
 MAX_BYTES = 300_000
 
-#: So many findings of one checker are shown; the rest is counted, and stands in the checker's own log.
+#: The number of findings of a checker that are shown; the rest is counted, and is in the checker's own log.
 MAX_FINDINGS = 40
 
 

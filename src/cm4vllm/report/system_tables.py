@@ -71,7 +71,7 @@ _GROUPS: dict[str, dict[str, str]] = {
 
 _LABELS = {key: name for rows in _GROUPS.values() for key, name in rows.items()}
 
-#: What stands where nothing was stated: nothing, the words themselves, or the submitter's name in folders.
+#: The text where nothing was stated: none, the words themselves, or the submitter's name in folders.
 _NOT_STATED = ("", "not stated", "not-stated")
 
 #: Remarks: optional, and not listed as missing.

@@ -23,7 +23,7 @@ from cm4vllm.results.model import Result, Submission
 __all__ = ["ACROSS", "LogMarks", "copied", "marks_of"]
 
 _SOURCE = "inference_policies/submission_rules.adoc: a submitter measures what it submits"
-#: What is found across the submissions of a tree: rule, severity and remedy, by code.
+#: The findings across the submissions of a tree: rule, severity and remedy, by code.
 ACROSS = {
     "LOG-COPIED": (
         Rule("a log is that of one run, of one submitter and one system", _SOURCE),

@@ -33,7 +33,7 @@ _MAX_TEXT = 4 * 2**20
 _MAX_YAML = 2**20
 
 _LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each round"
-#: What cannot be read, by code.
+#: The kinds of files that cannot be read, by code.
 PROBLEMS = {
     "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
     "FILE-UNREADABLE": Rule("a file is in its format", _LAYOUT),
@@ -51,7 +51,7 @@ _ON_A_LINE = re.compile(
 #: Scores in a line of a log: `INFO:main:metric/lifetime_ne/rating: 0.87`.
 _IN_A_LOG = re.compile(r"\b(metric/\w+/\w+): (\d+\.\d+)\s*$")
 _HASH = re.compile(r"^hash=(\w+)\s*$")
-#: What accuracy.txt states of lengths, and their units; scores have none.
+#: The lengths that accuracy.txt states, with their units; scores have none.
 SCORE_UNITS = {
     "gen_len": "characters",
     "gen_num": "samples",

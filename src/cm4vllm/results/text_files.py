@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["LARGEST_TEXT", "TextFile", "TextFiles"]
 
-#: So many bytes of a file are read: all of nearly every program, and the beginning of a long log.
+#: The bytes of a file that are read: all of nearly every program, and the beginning of a long log.
 LARGEST_TEXT = 2**18
 #: A file with a zero byte among its first ones is no text.
 _FIRST = 2**13

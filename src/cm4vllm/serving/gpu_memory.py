@@ -12,7 +12,7 @@ from cm4vllm.common.progress import warn
 
 __all__ = ["GpuMemory", "gpu_memory", "wait_until_freed"]
 
-#: What a driver may keep for itself, or another program may take in the meantime, is not the server's.
+#: Memory that a driver keeps for itself, or that another program takes in the meantime, is not the server's.
 SLACK_BYTES = 512 * 2**20
 #: The driver frees the memory of a killed process within this time.
 FREED_S = 10.0

@@ -42,7 +42,7 @@ STANDSTILL_LOOKS = 150
 #: large model may be long in coming.
 NO_TOKEN_S = 3600.0
 
-#: What moves while an engine works. The engine is a label: one server may have several.
+#: The counters that move while an engine works. The engine is a label: a server may have several.
 _STATE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_total|generation_tokens_total)"
     r'\{[^}]*?engine="([^"]*)"[^}]*\} (\S+)',

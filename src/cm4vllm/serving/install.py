@@ -37,7 +37,7 @@ VLLM_FILE = "vllm.json"
 
 #: The first release whose completions have `return_token_ids`.
 OLDEST_RELEASE = (0, 10, 2)
-#: How the user names an index of their own.
+#: The flag for an index of the user's own.
 _OWN_INDEX = "--vllm_index_url"
 #: Their PyPI builds need CUDA libraries and break the import of vLLM's CPU build; triton is a GPU compiler.
 _NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")

@@ -31,9 +31,9 @@ _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as temp
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the C library and the client put it
-#: How Python names the segments of multiprocessing.shared_memory, and the semaphores of processes that it spawns.
+#: Python's names of the segments of multiprocessing.shared_memory, and of the semaphores of spawned processes.
 _FILES = ("psm_*", "sem.mp-*")
-#: How the client names its folders (commands/benchmark/execute.py, async_utils/transport/zmq/context.py).
+#: The client's names of its folders (commands/benchmark/execute.py, async_utils/transport/zmq/context.py).
 _FOLDERS = ("benchmark_*", "zmq_*")
 #: A mapped file of /dev/shm in /proc/pid/maps: its inode. A semaphore's file has another name there than its own.
 _MAPPED = re.compile(r" (\d+) +/dev/shm/\S+(?: \(deleted\))?$", re.MULTILINE)

@@ -21,7 +21,7 @@ _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
 _DIED = re.compile(r"died unexpectedly \(exit code")
-#: What takes long at a start: bars of tqdm, and the lines that vLLM writes before and after.
+#: The long steps of a start: bars of tqdm, and the lines that vLLM writes before and after.
 _STEP = re.compile(
     r"Loading \w+ checkpoint|Loading weights|Starting to load|Model loading took|Capturing|Downloading|"
     r"torch\.compile|KV cache size|init engine|Waiting for \d+ local|Application startup",

@@ -13,7 +13,7 @@ from cm4vllm.serving.server_requests import sites_of
 
 __all__ = ["NETWORK_SUT", "network_name", "node_names"]
 
-#: What LoadGen's name of a system on other machines must contain (constants of the official checker,
+#: The words that LoadGen's name of a system on other machines must contain (constants of the official checker,
 #: NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME).
 NETWORK_SUT = "Network SUT"
 

@@ -29,7 +29,7 @@ _ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
 _NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
 _HELP = "`vllm serve --help=all` lists what it knows"
 _LEVEL = re.compile(r"-O\d")
-#: What the help says of an option whose number may have a suffix.
+#: The words of the help for an option whose number may have a suffix.
 _MULTIPLES = "Parse human-readable integers"
 _NUMBER = re.compile(r"-[\d.]")
 

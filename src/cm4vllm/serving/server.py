@@ -57,11 +57,11 @@ _SPEC_FILE = "supervisor-spec.json"
 READY_TIMEOUT_S = 900.0
 #: A server that answers, but not with a completion as it must be, gets this long to come to it.
 REFUSING_S = 30.0
-#: What is left of a server that has ended gets this long to say why in its log.
+#: Seconds that the rest of a server that has ended gets to write the cause into its log.
 SAYING_S = 0.5
 _LOOK_S = 0.1
 
-#: What the GPUs had in use before each server, by its supervisor.
+#: The memory of the GPUs in use before each server, by its supervisor.
 _memory_before: dict[int, dict[str, GpuMemory]] = {}
 
 

@@ -94,7 +94,7 @@ class Access(Record, frozen=True, kw_only=True):
         return {word for value in values for word in (value, *value.split()) if len(word) >= _SHORTEST}
 
 
-#: How a server is asked that needs only the request itself.
+#: The access to a server that needs only the request itself.
 NO_ACCESS = Access()
 
 

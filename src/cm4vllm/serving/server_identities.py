@@ -18,15 +18,15 @@ from cm4vllm.serving.server_requests import Site, ask, sites_of
 __all__ = ["identities", "identity", "other_content", "process_start", "reported_options", "restarts"]
 
 _SHORT_S = 10.0
-#: How often a server is asked when its process started: behind one address there may be several processes.
+#: The number of times that a server is asked for its process's start: an address may have several processes behind it.
 _ASKED = 5
-#: What changes from one answer to the next (`created` is the time of asking, `permission` has a random id), or from one
-#: start to the next with the memory that is free.
+#: Fields that change from one answer to the next (`created` is the time of asking, `permission` has a random id), or
+#: from one start to the next with the memory that is free.
 _NO_CONTENT = ("created", "permission", "num_gpu_blocks", "num_cpu_blocks")
 _START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-#: How labels write what is no number and no text.
+#: The words of labels for values that are neither number nor text.
 _OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60
 

@@ -31,7 +31,7 @@ _PROMPT = [3, 4, 5]
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
-#: What servers name as the owner of their models, and what they are called.
+#: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
 
 

@@ -59,7 +59,7 @@ __all__ = [
 SUPERVISOR_PIPE = "CM4VLLM_SUPERVISOR_PIPE"
 #: Written to the supervisor when the server is ready: all its engines and workers are there.
 READY = b"+"
-#: How the titles of vLLM's own processes begin; others of the server may come and go.
+#: The beginnings of the titles of vLLM's own processes; others of the server may come and go.
 _ENGINES = "VLLM::"
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -68,7 +68,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OWN_END = "it ended by itself"
 #: Between two looks for processes that do not end.
 _LOOK_S = 0.05
-#: What the server leaves behind gets this long between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL for processes that the server leaves behind.
 _LEFTOVERS_S = 2.0
 #: Between two looks whether the parent is still the one that started us, where nothing else wakes us.
 _PARENT_S = 1.0

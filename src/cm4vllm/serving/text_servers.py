@@ -30,7 +30,7 @@ _DRAWN = {"max_tokens": _TOKENS, "min_tokens": 2, "temperature": 0, "top_p": 1, 
 #: whole run are compared more closely.
 _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
 _LONG_S = 120.0
-#: What is said of a server that does not name the model it was asked for.
+#: The message about a server that does not name the model it was asked for.
 NOT_LISTED = "whether it serves that model: its /v1/models does not list it"
 
 

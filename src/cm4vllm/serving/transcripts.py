@@ -19,7 +19,7 @@ __all__ = ["FORM", "TRANSCRIPTS", "check_transcription", "transcription_form"]
 _BOUNDARY = "cm4vllm-8e41b0f6d27c4a53"
 #: The content type of a request.
 FORM = f"multipart/form-data; boundary={_BOUNDARY}"
-#: How a server's transcripts are read.
+#: The reader of a server's transcripts.
 TRANSCRIPTS = Dialect(prompts=Prompts.AUDIO, left_out=["min_tokens"])
 _LONG_S = 120.0
 _RATE_HZ = 16_000

@@ -31,7 +31,7 @@ __all__ = [
     "system_vllm",
 ]
 
-#: What vLLM is built for, among which get,vllm chooses.
+#: The builds of vLLM among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")
 #: Who makes the GPUs that a build is for, as detection names them.
 VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}

@@ -33,7 +33,7 @@ from cm4vllm.submission.source import Source, extract_checker
 __all__ = ["Packed", "pack", "private_ids"]
 
 _DIVISIONS = ("open", "closed", "network")
-#: How many links an error names.
+#: The number of links that an error names.
 _NAMED = 10
 _PRIVATE_ID = (
     "from submission_checker.utils import generate_private_id as made; import json, sys\n"

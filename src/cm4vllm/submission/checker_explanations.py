@@ -12,7 +12,7 @@ __all__ = ["codes_of", "disagreements", "explained"]
 
 #: Folders in a message: their names are the submitter's, or that of a test whose files the message is not about.
 _FOLDERS = re.compile(r"\b(?:closed|open|network)/(?:[^\s/'\"]+/)*")
-#: What a checker says when it fails itself, as it does on benchmarks and files that it does not know.
+#: The words of a checker that fails itself, as on benchmarks and files that it does not know.
 _OWN_FAILURE = re.compile(r"^crashed: |caused exception|^Execution occurred in running check")
 #: A pattern of a message and the codes that stand for its rule, the most special message first.
 _MEANINGS = tuple(

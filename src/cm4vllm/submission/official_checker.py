@@ -34,9 +34,9 @@ _TIMEOUT_S = 1800.0
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
-#: What the checkers say of a run whose latencies are over their limits, and of nothing else.
+#: The findings of the checkers that only a run with latencies over their limits has.
 _OF_LATENCY = (re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\."),)
-#: What they say of a run that is short or not yet fast enough, and of nothing else.
+#: The findings that only a run which is short or not yet fast enough has.
 _EXPECTED_OF_A_REHEARSAL = _OF_LATENCY + tuple(
     re.compile(pattern)
     for pattern in (

@@ -40,7 +40,7 @@ def drawing() -> Iterator[Drawing]:
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
-    # What rich takes for a terminal may be a file, where FORCE_COLOR is set.
+    # With FORCE_COLOR rich also takes a file for a terminal.
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         yield lambda view: None
         return

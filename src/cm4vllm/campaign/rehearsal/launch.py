@@ -34,7 +34,7 @@ _START = Path(__file__).with_name("start.py")
 _MODEL, _DEFAULT_MODEL = "CM_MLPERF_MODEL", "llama3.1-8b"
 #: Options of a server that a simulated one has, too.
 _KNOWN = ("model", "name", "port", "max_num_seqs", "max_num_batched_tokens")
-#: What else cannot be given: keys of the environment, with their flags.
+#: Further keys of the environment that cannot be given, with their flags.
 _REFUSED = {
     "CM_MLPERF_INFERENCE_API_SERVER": "--api_server",
     "CM_MLPERF_PUBLISHED": "--published",

@@ -39,7 +39,7 @@ _SLOWER = 10
 #: Seconds between two looks whether a server that hangs still does, and whether clients have closed their connections;
 #: and by how much a step may be late unreported.
 _LOOK_S, _LATE_S = 0.1, 1.0
-#: How far behind the server keeps on catching up: after more, as when the machine slept, it goes on from then.
+#: The delay that the server still makes up for; after a longer one, as when the machine slept, it goes on from then.
 _BEHIND_S = 5.0
 
 

@@ -10,7 +10,7 @@ from cm4vllm.serving.step_times import Speed
 
 __all__ = ["drift_words"]
 
-#: How many times as long a step takes in one probe as in another before that is more than their noise.
+#: The ratio of the times of a step in two probes above which the difference is more than noise.
 DRIFT = 1.12
 #: Probes are compared whose numbers of running requests overlap, or are so near to each other, as a factor.
 NEAR = 1.25

@@ -30,7 +30,7 @@ __all__ = ["Point", "Window", "meeting_point", "project"]
 _LEAST_QUERIES = 50
 #: Below this share of a limit the model of it is not worth running: the rate that the limit allows is far away.
 _NEAR_TTFT, _NEAR_TPOT = 0.02, 0.5
-#: How far from a probe's rate the models look for the rate of the limit, as a factor.
+#: The factor around a probe's rate within which the models look for the rate of the limit.
 _FURTHEST = 6.0
 #: Points count less by their distance: of the rate from the estimate, and of the rate from what the point says.
 _NEAR_RATE, _NEAR_EDGE = 0.05, 0.1

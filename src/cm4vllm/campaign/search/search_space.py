@@ -19,7 +19,7 @@ __all__ = ["Axis", "Candidate", "Space", "asked_space", "shown", "words_of"]
 _STEPS = 2
 #: More candidates than this are a mistake of the space: their starts alone take days.
 MOST_CANDIDATES = 10_000
-#: How long a search over server settings may take where the user does not say it.
+#: Minutes of a search over server settings where the user gives none.
 SEARCH_MINUTES = 30.0
 _HOW = "write --search=max-num-seqs:128..1024,max-num-batched-tokens:2048..16384"
 

@@ -50,7 +50,7 @@ __all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate", "pace
 #: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
 EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"
 Start = Callable[[Mapping[str, str]], Mapping[str, str]]
-#: What drops a candidate: its server does not start, ends, or cannot be measured, as where it takes more sequences than
+#: The errors that drop a candidate: its server does not start, ends, or cannot be measured, as with more sequences than
 #: the machine allows open files. Any other error ends the search.
 _DROPPED = (
     ServerDied,

@@ -39,7 +39,7 @@ _KEY = "cm4vllm_key"
 _UID, _STEM = 16, 12
 
 
-#: What the file with an entry's result holds, at least.
+#: The least that the file of an entry's result holds.
 _RESULT = {"new_env": dict, "new_state": dict, "files": dict, "folder": str}
 #: An entry with more files than this is watched at its top only.
 MOST_FILES = 2000

@@ -39,7 +39,7 @@ INPUT_KEYS = frozenset({"key", "help", "type", "values", "several", "default", "
 REQUIRED = "required"
 INPUT_TYPES = ("text", "integer", "number", "switch", "path")
 
-#: What `--help` and completion need of an input, and what the public format calls it where the name is another.
+#: The facts of an input that `--help` and completion show, with the public format's name where it is another.
 SHOWN_KEYS = INPUT_KEYS - {"key", "also"}
 _PUBLIC_NAMES = {"help": "desc", "values": "choices"}
 

@@ -39,9 +39,9 @@ from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 
 __all__ = ["plan"]
 
-#: What stands in place of a branch that is not walked into again.
+#: The mark in place of a branch that is not entered again.
 _TOLD_ABOVE = "its dependencies are shown above"
-#: What an entry depends on that a script before makes under circumstances that only the run can tell.
+#: The reason of an entry that depends on a script which only the run decides about.
 _MADE_BEFORE = "whether it was made before"
 #: Why a script is in the tree that another's own code runs.
 _STEP = "step"
@@ -77,9 +77,9 @@ class _Planner:
         #: Scripts of which an entry will be made under a key that only the run can tell.
         self.made_unseen: set[str] = set()
         self.stack: list[PlannedTask] = []
-        #: What has been walked into before.
+        #: The scripts that were entered before.
         self.seen: set[tuple[Path, tuple[str, ...], Status]] = set()
-        #: Which script sets a fact, by its key.
+        #: The script that sets a fact, by its key.
         self.setters: dict[str, str] = {}
 
     def fill(

@@ -171,7 +171,7 @@ class Task(Value):
         notes = check_flags(script, request.inputs)
         variations = resolve(script, request.variations, request.excluded_variations)
         wanted = request.wanted.or_else(Wanted.from_environment(request.env)).or_else(script.wanted)
-        # What a recipe hands on is not what a person mistyped.
+        # A value that a recipe passes on was not typed by a person.
         warnings = tuple(f"WARNING: {note}" for note in notes) if request.from_person else ()
         task = cls(request, script, variations, wanted, (), warnings)
         return task.of_version(wanted)

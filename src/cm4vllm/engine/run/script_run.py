@@ -25,11 +25,11 @@ from cm4vllm.engine.run.session import Session
 __all__ = ["ENGINE_FILES", "Run", "is_fake"]
 
 _ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
-#: What a shell file leaves for the engine, and the engine for it.
+#: The files that a shell file leaves for the engine, and the engine for it.
 ENGINE_FILES = (_ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT)
 _BITS = str(8 * struct.calcsize("P"))
 
-#: What public hooks ask of the machine.
+#: The facts of the machine that public hooks ask for.
 OS_INFO: Mapping[str, Any] = {
     "platform": "darwin" if sys.platform == "darwin" else "linux",
     "bits": _BITS,

@@ -66,7 +66,7 @@ def candidates(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
 
 Named = Summary | ScriptMeta
 _LIST = "list them all with: cm find script"
-#: How many near scripts are named.
+#: The number of near scripts that are named.
 _NAMED = 3
 
 

@@ -161,6 +161,6 @@ def git_environment(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _configured(key: str, value: str) -> dict[str, str]:
-    # What the caller's own environment configures stays: git counts from 0.
+    # The configuration in the caller's own environment stays: git counts from 0.
     count = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     return {"GIT_CONFIG_COUNT": str(count + 1), f"GIT_CONFIG_KEY_{count}": key, f"GIT_CONFIG_VALUE_{count}": value}

@@ -129,7 +129,7 @@ def run_native(
         _end(process)
         raise
     finally:
-        # What the script left running may hold the pipe open; its later output is not ours.
+        # A process that the script left running may hold the pipe open; its later output is not the script's.
         reader.join(timeout=1.0)
         guardian.ended(process.pid)
     if status:

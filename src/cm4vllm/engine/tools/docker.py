@@ -33,7 +33,7 @@ _PACKAGES = ("bash", "build-essential", "ca-certificates", "git", "libnuma1")
 _INSIDE = "/home/cm"
 #: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-#: What goes in by name alone, so that no value stands in a file or on a command line.
+#: The variables that are passed by name alone, so that no value stands in a file or on a command line.
 _PASSED = (
     "HF_TOKEN",
     "CM_HF_TOKEN",
@@ -44,7 +44,7 @@ _PASSED = (
     "HTTPS_PROXY",
     "NO_PROXY",
 )
-#: What does not belong into an image; applied where a repository is not a git checkout.
+#: The files that do not belong into an image; applied where a repository is not a git checkout.
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
 #: Flags that are about the container, not about the recipe.
 _OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")

@@ -130,7 +130,7 @@ def _terminal_width() -> int:
     return max(shutil.get_terminal_size((_WIDTH, 24)).columns, 60)
 
 
-#: How the values of a type are shown.
+#: The words for the values of a type.
 _PLACEHOLDERS = {"integer": "=N", "number": "=X.Y", "switch": "=yes|no", "path": "=PATH"}
 
 

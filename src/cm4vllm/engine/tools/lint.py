@@ -30,7 +30,7 @@ class Linter:
     """Lints the scripts of a catalogue. What one script says of others is looked up there."""
 
     catalogue: Catalogue
-    #: Which scripts describe an environment key, by repository and key.
+    #: The scripts that describe an environment key, by repository and key.
     _described: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -24,10 +24,10 @@ from cm4vllm.engine.run.request import parse_tags
 
 __all__ = ["Finding", "amendment_findings", "nearest_choice", "own_findings"]
 
-#: What stands for the value of a dynamic variation that is tried out.
+#: The value with which a dynamic variation is tried.
 _TRIAL = "1"
 _OWN_CODE = re.compile(r"^\s*(from|import) cm4vllm\b", re.MULTILINE)
-#: How many choices are listed where none is near.
+#: The number of choices that are listed where none is near.
 _LISTED = 8
 
 
@@ -226,7 +226,7 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
         try:
             on = _turned_on(script, tried)
         except CmError as error:
-            # What is not defined has a finding of its own.
+            # A name that is not defined has a finding of its own.
             if "has no variation" not in error.what:
                 yield Finding(f"variation {name!r} never applies: {error.what}", place)
             continue

@@ -33,7 +33,7 @@ class Doubt:
         return self.words + (f": {self.remedy}" if self.remedy else "")
 
 
-#: What helps a client that shares its processors with the server or with other programs.
+#: The remedy for a client that shares its processors with the server or with other programs.
 _MORE_ROOM = "run it on a machine of its own (--api_server), or end other programs"
 
 

@@ -17,7 +17,7 @@ import httptools
 
 __all__ = ["HTTP_ERRORS", "POLL_INTERVAL_S", "PolledStream", "StreamPoller"]
 
-#: What the parser raises; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
+#: The errors of the parser; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
 HTTP_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 #: Seconds between two polls: the resolution of libuv's timers.

@@ -31,7 +31,7 @@ __all__ = [
     "text_settings",
 ]
 
-#: How far the counts of a server and of the model's tokenizer may lie apart, as a part of the server's.
+#: The difference allowed between the counts of a server and of the model's tokenizer, as a part of the server's.
 MOST_APART = 0.02
 #: Answers of a performance run that are kept to be compared when it is over, and their characters, at most.
 _KEPT, _KEPT_CHARACTERS = 1000, 1 << 22

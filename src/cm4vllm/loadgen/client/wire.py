@@ -44,7 +44,7 @@ _MOST_ID = 2**31 - 1
 _DONE_LINE = b"data: [DONE]\n\n"
 _BETWEEN = b"\n\ndata: "
 
-#: How an answer may end: by a token that ends it, or at the length that was asked for. "abort", "error" and whatever
+#: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
 FinishReason = Literal["stop", "length"]
 

@@ -193,7 +193,7 @@ class _RecordSink:
         self._link.write(b"".join([part for completion in completions for part in _record(*completion)]))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
-        # What a server answers with may repeat the key.
+        # The answer of a server may repeat the key.
         text = self._access.hidden(cause).encode(errors="replace")
         kind = Kind.FAILED_LATE if first_token_seen else Kind.FAILED
         self._link.write(HEADER.pack(key, kind, len(text)) + text)

@@ -67,7 +67,7 @@ class Receiver(Protocol):
 def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
     """Return the settings of each of `workers` workers for a run."""
     server = settings.server
-    # What a server does not take it need not keep to.
+    # A server need not keep a parameter that it does not take.
     least = 0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens
     limits = AnswerLimits(min_tokens=least, max_tokens=settings.max_tokens, max_model_len=server.max_model_len)
     text = text_settings(settings)

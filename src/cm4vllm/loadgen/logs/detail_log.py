@@ -25,9 +25,9 @@ __all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log", "time_of"
 DETAIL_LOG = "mlperf_log_detail.txt"
 
 _PREFIX = b":::MLLOG "
-#: What one run logs at most once: a second one is that of a second run, appended.
+#: Keys that a run logs at most once: a second entry is that of a second run, appended.
 _ONCE = ("loadgen_version", "test_datetime", "requested_", "effective_", "result_", "early_stopping_", "num_errors")
-#: What it may log again, for each part of a dataset that does not fit into memory: the last one counts.
+#: Keys that it may log again, for each part of a dataset that does not fit into memory: the last entry counts.
 _KEPT = ("generated_", "power_", "qsl_reported_", "qsl_name", "sut_name", "loadgen_build_date_utc")
 #: Since this version a performance log ends with num_errors (mlcommons/inference fd021be1, in 5.0.15).
 _COUNTS_ERRORS = (5, 0, 16)
@@ -35,9 +35,9 @@ _READ = _ONCE + _KEPT
 _UNDEFINED = ("nan", "inf", "-inf")
 #: LoadGen's largest whole number, that of a seed, is less than this.
 _COUNT_END = 2**64
-#: What is logged before the clock started has a negative time, which LoadGen writes as one near 2**64 ns; in ms.
+#: An entry that is logged before the clock started has a negative time, which LoadGen writes near 2**64 ns; in ms.
 _TIME_END = 2**63 / 1e6
-#: What stands in the rest of an entry whose beginning is lost.
+#: The rest of an entry whose beginning is lost.
 _IN_ENTRIES = (b"MLLOG", b'"key"', b'"metadata"', b"\0")
 _AGAIN = "remove the run's folder and run it again"
 #: A longer line is none of LoadGen's: those with the indices of all samples of a large dataset have a few MB.

@@ -13,7 +13,7 @@ from cm4vllm.common.errors import ClockChanged
 
 __all__ = ["TOLERANCE_S", "ClockWatch"]
 
-#: What both clocks may drift apart without being noticed: less than this is not seen in a percentile of a run.
+#: Drift of the two clocks that is not noticed: less than this is not seen in a percentile of a run.
 TOLERANCE_S = 0.01
 #: Looks of which the best counts: a process that is interrupted between two readings takes them for a jump.
 _LOOKS = 8

@@ -29,8 +29,8 @@ _MS = 1e6
 _OPEN = np.dtype([("key", "=u8"), ("at", "=i8"), ("first", "=i8")])
 #: The lower edge of the first class of a tally in ms, the ratio of two edges, and the number of classes: to 3 hours.
 _LEAST_MS, _RATIO, _CLASSES = 1e-3, 1.01, 2316
-#: The bound of a percentile is computed again when so many times as many queries are known: the one for fewer queries
-#: holds for more, too.
+#: The factor by which the known queries grow until the bound of a percentile is computed again: a bound for fewer
+#: queries holds for more, too.
 _GROWTH = 1.1
 
 Floats = npt.NDArray[np.float64]

@@ -166,7 +166,7 @@ class SystemUnderTest:
             self._send_answers()
             latencies = self._latencies()
             reporter = self._reporter
-            # How many queries a paced performance run will issue only LoadGen knows.
+            # Only LoadGen knows the number of queries that a paced performance run will issue.
             known = self._settings.terms.at_once or self._settings.mode is Mode.ACCURACY
             done = reporter.completed_count + reporter.failed_count
             self._send(

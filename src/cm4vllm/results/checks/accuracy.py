@@ -16,7 +16,7 @@ from cm4vllm.results.model import Accuracy, Submission
 
 __all__ = ["WIDTH_TOLERANCE"]
 
-#: How far the scored tokens a sample may lie from those the client received; a wrong width doubles them.
+#: The difference allowed between the scored tokens per sample and the received ones; a wrong width doubles them.
 WIDTH_TOLERANCE = 0.05
 
 

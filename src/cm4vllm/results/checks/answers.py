@@ -22,8 +22,8 @@ _SCORE = "score the run's whole accuracy log again, and publish what the script 
 _SAMPLES, _LENGTH, _TOKENS, _EACH = "gen_num", "gen_len", "gen_tok_len", "tokens_per_sample"
 #: tokens_per_sample has one digit after the point.
 _ROUNDED = 0.051
-#: How far the tokens a sample of the two runs may lie apart: of 800 published results, 1.8 % at most, and 50 % in one
-#: whose tokens were read with the wrong width.
+#: The difference allowed between the tokens per sample of the two runs: it is 1.8 % at most in 800 published results,
+#: and 50 % in one result whose tokens were read with the wrong width.
 _TOLERANCE = 0.04
 #: Scores of texts are percent; of one text, pairs of words and common sequences are a part of its words.
 _MOST, _WORDS, _OF_WORDS = 100.0, "rouge1", ("rouge2", "rougeL", "rougeLsum")

@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 #: A longer verification is none.
 _MAX_TEXT = 2**22
-#: How far a figure may lie from that of the log: some scripts print two digits after the point.
+#: The difference allowed between a figure and that of the log: some scripts print two digits after the point.
 _DIGIT, _PART = 0.0051, 2e-3
 _NS = 1e9
 

@@ -21,7 +21,7 @@ __all__ = ["NARROW", "SPREAD"]
 NARROW = 0.01
 #: From this on TPOT spreads, by the same measure.
 SPREAD = 0.02
-#: How far above a round time the smallest TTFT may lie to be just above it, as a part of that time.
+#: The distance within which the smallest TTFT is just above a round time, as a part of that time.
 _JUST_ABOVE = 0.003
 #: Two percentiles that differ by less than this part are one value, where those above them spread.
 _SPIKE = 0.002

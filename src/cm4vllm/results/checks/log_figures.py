@@ -14,7 +14,7 @@ from cm4vllm.results.model import Submission
 
 __all__ = ["UNSUCCESSFUL"]
 
-#: What LoadGen says of a run that early stopping judges as too short (loadgen/early_stopping.cc).
+#: The words of LoadGen for a run that early stopping judges as too short (loadgen/early_stopping.cc).
 UNSUCCESSFUL = "Run unsuccessful"
 
 #: The part by which two figures may differ: each rate has six digits.
@@ -48,8 +48,8 @@ _SUM_END = 2**63
 _SLACK = 1.1
 #: A target rate has six digits.
 _ROUNDED = 1e-4
-#: How far the rate of a schedule may lie from the target: standard deviations of its random intervals, and a part of it
-#: for what LoadGen rounds (of 1,564 published schedules at most 0.04 %, and of short ones 3 deviations).
+#: The difference allowed between the rate of a schedule and its target: standard deviations of its random intervals, and
+#: a part of it for LoadGen's rounding (in 1,564 published schedules at most 0.04 %, and in short ones 3 deviations).
 _DEVIATIONS, _OF_TARGET = 6.0, 0.002
 
 
@@ -222,7 +222,7 @@ def _server_rates(log: _Log) -> Iterator[_Apart]:
             )
 
 
-#: By how many mean intervals the last query may be earlier than the end of the generated schedule.
+#: The mean intervals by which the last query may be earlier than the end of the generated schedule.
 _LAST = 40.0
 
 

@@ -52,9 +52,9 @@ _LIMITS = (
     ("tpot_latency", "requested_server_tpot_latency", "tpot_ms"),
     ("target_latency", "target_latency_ns", "latency_ms"),
 )
-#: What mlperf.conf fixes for all models in one line.
+#: The settings that mlperf.conf fixes for all models in one line.
 _OF_ALL = {"min_duration", "qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed"}
-#: What mlperf.conf fixes and a submitter does not choose; a run may last longer.
+#: The settings that mlperf.conf fixes and a submitter does not choose; a run may last longer.
 _FIXED = {
     "ttft_latency",
     "tpot_latency",

@@ -14,7 +14,7 @@ from cm4vllm.results.model import Performance, Submission
 
 __all__ = ["TOKENS_TOLERANCE"]
 
-#: How far LoadGen's token count may lie from the client's: LoadGen's logs round rates to six digits.
+#: The difference allowed between LoadGen's token count and the client's: LoadGen's logs round rates to six digits.
 TOKENS_TOLERANCE = 0.001
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py"

@@ -14,7 +14,7 @@ from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 __all__: list[str] = []
 
 _TOGETHER = "publish the logs of runs that were made on one system for this result"
-#: What all runs of a result state alike, by its entry in the log; the accuracy run may be that of another scenario.
+#: The facts that all runs of a result share, by their entries in the log; the accuracy run may be of another scenario.
 _SHARED = ("sut_name", "qsl_name")
 _SCENARIO = "effective_scenario"
 

@@ -25,7 +25,7 @@ _CHECKER = "mlcommons/power-dev, compliance/check.py"
 _OWN = "a design rule of cm4vllm"
 _AGAIN = "measure again: ranging and testing, in one session"
 _AS_WRITTEN = "publish the files as the official client wrote them"
-#: How far the first and the last sample may be from the ends of the window, and from each other, in s.
+#: Seconds that the first and the last sample may be away from the ends of the window, and samples from each other.
 _EDGE_S, _GAP_S = 2.0, 3.0
 #: The part of the samples in the window that must be above zero.
 _COVERED = 0.99
@@ -33,7 +33,7 @@ _COVERED = 0.99
 _CLOCK_S = 0.4
 #: The greatest uncertainty in percent, and the greatest fall of the mean power from ranging to testing.
 _UNCERTAINTY, _FALL = 1.0, 0.05
-#: What rounding may change in a sum of channels and in a mean.
+#: The change by rounding in a sum of channels and in a mean.
 _SUM, _MEAN = 1e-3, 1e-5
 _STATED = ("analyzer_table", "power_settings")
 

@@ -22,7 +22,7 @@ __all__: list[str] = []
 
 _SOURCE = "docs/machine.md"
 _REMOVE = "take it out of the file, and withdraw a credential that was published"
-#: So many files that were not read are named.
+#: The number of unread files that are named.
 _NAMED = 3
 
 
@@ -141,7 +141,7 @@ def private(submission: Submission) -> Iterator[Fault]:
     yield from _not_read(submission, files)
 
 
-#: What was found in a text before, by its length and hash: partners publish the same programs, each many times.
+#: The findings in texts that were searched before, by length and hash: partners publish the same programs many times.
 _known: dict[tuple[int, int, int], tuple[tuple[_Form, str], ...]] = {}
 
 

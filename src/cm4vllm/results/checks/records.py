@@ -24,7 +24,7 @@ _AGAIN = "remove the run's folder and run it again"
 _TOGETHER = "run them again with --rerun=yes, or each into an --output_dir of its own"
 
 _DATASET = "dataset"
-#: What all runs of a submission share.
+#: The facts that all runs of a submission share.
 _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
     "round": lambda run: run.settings.round,
     "benchmark": lambda run: run.settings.benchmark,

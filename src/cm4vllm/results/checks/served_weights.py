@@ -23,7 +23,7 @@ __all__: list[str] = []
 
 _MODEL = "inference_policies/inference_rules.adoc, Model"
 _GIVE = "give the folder of the weights that were served, or correct what the tree claims"
-#: How the types of weights are called in measurements.json, by what the headers and config.json of a model call them.
+#: The names of weight types in measurements.json, by their names in the headers and config.json of a model.
 _WORDS = {
     "fp64": r"fp64|float64",
     "fp32": r"fp32|float32",

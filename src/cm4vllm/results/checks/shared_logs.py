@@ -15,7 +15,7 @@ __all__ = ["base_of", "is_inferred"]
 
 #: Scenarios whose result an edge system may infer from the log of another one, given first.
 _INFERRED = {("SingleStream", "MultiStream"), ("SingleStream", "Offline"), ("MultiStream", "Offline")}
-#: How the names of a benchmark's variants end: the part of the reference's accuracy that they reach.
+#: The ends of the names of a benchmark's variants: the part of the reference's accuracy that they reach.
 _VARIANT = re.compile(r"-(9[59](?:\.9)?)$")
 
 

@@ -34,9 +34,9 @@ _MAY_BE_EMPTY = frozenset(
 _STATUSES = ("available", "preview", "rdi")
 _TYPES = ("datacenter", "edge", "datacenter,edge", "edge,datacenter")
 _NO_ANSWERS = frozenset({"undefined", "unknown", "tbd", "todo", "fixme", "xxx", "null", "none", "-", "?", "n/a", "na"})
-#: What these say where they do not apply to a machine.
+#: The texts of these keys where they do not apply to a machine.
 _NOT_APPLICABLE = frozenset({"n/a", "na", "none"})
-#: What a text holds whose author has left a part for later.
+#: The marks of a text that its author has not finished.
 _LEFT_OPEN = re.compile(r"<[A-Za-z][\w -]*>|\b(?:TBD|TODO|FIXME)\b")
 #: Keys that every machine has an answer to, and those that every accelerator has one to.
 _OF_ANY_MACHINE = frozenset(
@@ -61,7 +61,7 @@ _OF_ACCELERATORS = frozenset(
 )
 #: Keys that count; a core count may name two kinds of cores.
 _COUNTS = frozenset({"number_of_nodes", "accelerators_per_node", "host_processors_per_node"})
-#: What the template of an automation states of every machine.
+#: The values that the template of an automation has for every machine.
 _TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A"}
 #: A remark on nodes that differ: a key, and the values of the nodes.
 _DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")

@@ -29,9 +29,9 @@ _TRACE = "mlperf_log_trace.json"
 _MEASURED = ("measurements", "results", "systems", "documentation", "compliance")
 #: Where a submission may have its calibration.md.
 _PAGES = (".", "documentation")
-#: What may lie beside the logs of a run (the older official checker names what it allows).
+#: The files that may lie beside the logs of a run (the older official checker lists them).
 _BESIDE = frozenset({DETAIL_LOG, SUMMARY_LOG, ACCURACY_LOG, ACCURACY_TEXT, _TRACE, "results.json", ".gitkeep"})
-#: What a result of LoadGen has beside its detail logs; those of the endpoints harness are read or missed by its reader.
+#: The files of a LoadGen result beside its detail logs; for those of the endpoints harness its reader checks.
 _OF_LOADGEN = (
     f"accuracy/{ACCURACY_TEXT}",
     f"accuracy/{ACCURACY_LOG}",

@@ -22,7 +22,7 @@ GIB = 2**30
 UTILISATION = 0.9
 #: CUDA context, NCCL's buffers and captured graphs. An assumption: it was not measured here.
 FIXED_BYTES = 1.5 * GIB
-#: What vLLM's three processes took on the CPU with the tiny model, its 1 GiB of KV cache left out: 0.57 GB the API,
+#: Memory of vLLM's three processes on the CPU with the tiny model, without its 1 GiB of KV cache: 0.57 GB the API,
 #: 0.54 GB the engine, 0.7 GB the worker.
 CPU_FIXED_BYTES = 1.8e9
 #: A smaller group of GPUs is preferred (more replicas) once its cache holds this many requests of full length.
