@@ -237,14 +237,3 @@ def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, f
     planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
     with pytest.raises(CmError, match="4096 cores"):
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
-
-
-#: A job with power whose power server does not answer.
-POWER = {
-    "power": "yes",
-    "power_server": "127.0.0.1",
-    "power_port": "1",
-    "ntp_server": "127.0.0.1",
-    "power_settings": "FILES/set.json",
-    "power_wiring": "FILES/set.json",
-}

@@ -7,6 +7,15 @@ from tests.script.main_job import JOB, asked, executed, planned
 
 from cm4vllm.common.errors import CmError
 
+#: A job with power whose power server does not answer.
+POWER = {
+    "power": "yes",
+    "power_server": "127.0.0.1",
+    "power_port": "1",
+    "ntp_server": "127.0.0.1",
+    "power_settings": "FILES/set.json",
+    "power_wiring": "FILES/set.json",
+}
 #: Command lines that the run refuses: variations, flags, words of the message.
 REFUSED = [
     ("_vllm", {"model": "llama9"}, "unknown model"),

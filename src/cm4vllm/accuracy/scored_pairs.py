@@ -57,7 +57,7 @@ class PairScorer:
         return PairScores({type_: scores[type_].tolist() for type_ in TYPES}, list(map(len, ours)), 0)
 
     def score_plainly(self, prediction: str, reference: str) -> dict[str, float]:
-        """Return what rouge-score itself says of one pair."""
+        """Return rouge-score's own scores of one pair."""
         from rouge_score.rouge_scorer import RougeScorer
 
         scores = RougeScorer(list(TYPES), use_stemmer=True).score(self._lines(reference), self._lines(prediction))

@@ -217,7 +217,7 @@ def scorer_of(terms: Terms) -> Scorer:
 
 
 def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapping[str, str] | None = None) -> str:
-    """Return what the reference script prints of `values`; the checker finds the numbers in it by their labels.
+    """Return the reference script's line for `values`; the checker finds the numbers in it by their labels.
 
     A line for each metric in `unscored` says why it has no number.
     """

@@ -99,7 +99,7 @@ class Catalogue(Record, frozen=True, kw_only=True):
         return _one(self.datasets, name, "dataset")
 
     def benchmark(self, name: str) -> BenchmarkAssets:
-        """Return what a benchmark's reference runs with. Raises UsageError."""
+        """Return the assets of a benchmark's reference. Raises UsageError."""
         return _one(self.benchmarks, name, "benchmark")
 
     def config(self, name: str) -> dict[str, Any]:

@@ -300,12 +300,12 @@ class Wanted:
 
     @classmethod
     def performance(cls, benchmark: BenchmarkTerms) -> Wanted:
-        """Return what the dataset needs that performance runs have of their own."""
+        """Return the needs of the dataset that performance runs have of their own."""
         return cls(benchmark.performance_samples)
 
     @classmethod
     def compliance(cls, test: Audit, benchmark: BenchmarkTerms) -> Wanted:
-        """Return what the dataset needs that a compliance test has of its own."""
+        """Return the needs of the dataset that a compliance test has of its own."""
         in_part = {name: column.in_part for name, column in benchmark.columns.items()}
         columns = {
             name: Column(values=values, in_part=in_part.get(name, False)) for name, values in test.own_dataset.items()

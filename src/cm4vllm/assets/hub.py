@@ -101,7 +101,7 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Sna
 
 
 def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) -> DownloadError | None:
-    """Return what to tell where the hub itself refuses a model, or None where it is not the hub that does."""
+    """Return the error for a model that the hub itself refuses; None where the refusal is not the hub's."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     cause = _first_line(error)

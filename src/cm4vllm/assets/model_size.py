@@ -25,7 +25,7 @@ _KERNEL = 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a model. `linear` parameters are those that quantisation reaches, `other` those that it leaves.
+    """The sizes of a model. `linear` are the parameters that quantisation changes, `other` all others.
 
     `kv_values` counts the values that one token leaves in the cache of one layer and one KV head: 2 x head size, or
     with latent attention the one compressed vector, which every GPU of a tensor-parallel group keeps whole

@@ -164,7 +164,7 @@ def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tel
 
 
 def part_of(path: Path) -> Path:
-    """Return where a file is kept until it is whole."""
+    """Return the place of a file until it is whole."""
     return path.with_name(f"{path.name}.part")
 
 

@@ -108,12 +108,12 @@ _TEXTS = {"id": "python_harbour"}
 
 
 def reference_of(example: Example, kind: str) -> str:
-    """Return what an answer is compared with where the sample's column says `kind`: mostly the example's summary."""
+    """Return the expected answer where the sample's column says `kind`: mostly the example's summary."""
     return _REFERENCES[kind](example) if kind in _REFERENCES else example.output
 
 
 def text_of(column: str) -> str:
-    """Return what a column of any text holds: of a program the language and the name, so that its tests can be run."""
+    """Return the value of a text column: of a program the language and the name, so that its tests can be run."""
     return _TEXTS.get(column, "")
 
 

@@ -34,7 +34,7 @@ class VerifiedDigests:
         return self._known.get(name) == [digest, *self._state(name)]
 
     def prove(self, name: str, digest: str) -> str:
-        """Read a file, remember it where it has this digest, `<kind>:<hex>`, and return the one that it has."""
+        """Return the digest of a file, as `<kind>:<hex>`, and remember the file where it has the expected one."""
         state = self._state(name)
         got = digest_of(self._folder / name, digest.partition(":")[0])
         if got == digest:

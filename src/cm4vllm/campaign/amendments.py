@@ -114,7 +114,7 @@ def amendments(adr: Mapping[str, Any] | None, reach: Reach, job: str = JOB) -> A
 
 
 def _entries(change: Mapping[str, Any], keys: Mapping[str, str]) -> Iterable[tuple[str, str, Any]]:
-    """Yield what a change sets: its name as it was typed, its environment key (empty where it has none), its value."""
+    """Yield the settings of a change: name as typed, environment key (empty where it has none), value."""
     for flag, value in change.items():
         if flag == "env" and isinstance(value, Mapping):
             yield from ((f"env.{key}", key, setting) for key, setting in value.items())

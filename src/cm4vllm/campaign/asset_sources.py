@@ -134,7 +134,7 @@ class Sources:
 
     @property
     def _entry(self) -> CatalogueModel | None:
-        """Return what the catalogue says of the model, also of one that is named by its hub id."""
+        """Return the catalogue's entry of the model, also of a model that is named by its hub id."""
         known = catalogue().models
         known_entry = known.get(self._location) if not self.model.startswith(("_path.", _DUMMY)) else None
         return known_entry or next(

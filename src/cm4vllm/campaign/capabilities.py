@@ -126,7 +126,7 @@ def compliance_tests(
 
 
 def _missing(benchmark: BenchmarkTerms) -> list[str]:
-    """Return what a benchmark needs and this version lacks."""
+    """Return the parts that a benchmark needs and this version lacks."""
     if not benchmark.language_model:
         return ["it is no language model: the rules of its results are known, but it is not measured"]
     lacks = []

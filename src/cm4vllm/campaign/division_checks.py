@@ -90,7 +90,7 @@ def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
 
 
 def fault_notes(job: Job, faults: tuple[Fault, ...]) -> tuple[str, ...]:
-    """Return what a rehearsal says of the rules that it does not keep."""
+    """Return the note of a rehearsal on the rules that it does not keep."""
     if not (faults and job.rehearsal):
         return ()
     return (
@@ -298,7 +298,7 @@ def _datacenter(facts: _Facts) -> _Breaches:
 
 
 def _separate(facts: _Facts) -> _Breaches:
-    """Give what shows that a server shares this machine; that addresses are those of one machine cannot be seen."""
+    """Give the signs that a server shares this machine; it cannot be seen that addresses belong to one machine."""
     servers = facts.job.settings.api_server
     here = [url for url in base_urls(servers) if runs_here(url)] if servers else []
     remedy = "start the server on another machine, and give its address with --api_server"

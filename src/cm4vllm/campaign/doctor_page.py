@@ -52,7 +52,7 @@ class MachineSettings(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that keeps this machine from running what it could, and what mends it."""
+    """An obstacle to a benchmark on this machine, and its remedy."""
 
     subject: str
     text: str
@@ -162,7 +162,7 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
 
 
 def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
-    """Return what the fit advisor is asked: room for one request of full length."""
+    """Return the question to the fit advisor: room for one request of full length."""
     asked = asked_of(
         AdviceSettings(
             model=model,
@@ -228,7 +228,7 @@ def _advice(benchmark: BenchmarkTerms, model: str) -> str:
 
 
 def _assets(rows: Sequence[Row], home: Path, env: Mapping[str, str]) -> Iterator[Missing]:
-    """Yield what keeps the models that fit from being downloaded: their licence, room on the disk."""
+    """Yield the obstacles to a download of the models that fit: their licence, room on the disk."""
     fitting = {row.model: row for row in rows if row.fits}
     gated = [name for name, row in fitting.items() if row.gate]
     if gated and not env.get("HF_TOKEN"):

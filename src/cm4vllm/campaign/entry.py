@@ -106,7 +106,7 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
 
 
 def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return what the inputs take whose values MLPerf's rules say, for the round and benchmark of `env`."""
+    """Return the values of the inputs that MLPerf's rules fix, for the round and benchmark of `env`."""
     settings = read_settings(CampaignSettings, env)
     round_ = round_terms(settings.round)
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}

@@ -216,7 +216,7 @@ class Execution:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
     def _kept(self, step: Step, inputs: Mapping[str, str]) -> tuple[KeptResult, str]:
-        """Return what an earlier command left of a step, and why it is kept or not, where that is worth saying."""
+        """Return the result that an earlier command left of a step, and in words why it is kept or not."""
         known = self.file.ledger.digest(step.name)
         left = kept_result(step, inputs, {**self.given, **self.env, **inputs}, known)
         searched = self.env.get("CM_MLPERF_SEARCH_RESULT", "")

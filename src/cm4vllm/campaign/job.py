@@ -48,7 +48,7 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
 
 
 def _record_campaign(job: Job, command: str, execution: Execution) -> None:
-    """Write what the command resolved to, as soon as it is known which system and model are measured."""
+    """Write the settings that the command resolved to, as soon as system and model are known."""
     system, model = execution.env.get("CM_SUT_NAME", ""), execution.env.get("CM_ML_MODEL_NAME", "")
     if execution.has_campaign or not (system and model):
         return

@@ -59,7 +59,7 @@ def _weight_notes(job: Job) -> Iterator[str]:
 
 
 def _rehearsal_notes(job: Job) -> Iterator[str]:
-    """Give what a rehearsal cannot have of a result, and what LoadGen's verdict lacks with the queries asked for."""
+    """Give the properties of a result that a rehearsal lacks, and those of LoadGen's verdict with the given queries."""
     if not job.rehearsal:
         return
     count, performance = job.settings.test_query_count, Mode.PERFORMANCE

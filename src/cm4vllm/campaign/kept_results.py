@@ -52,9 +52,9 @@ class KeptResult:
 
 
 def kept_result(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> KeptResult:
-    """Return what is left of a step's product.
+    """Return the result that an earlier command left of a step.
 
-    `env` is what its recipe would get, its `inputs` among it; `known` is the digest of the inputs with which the step
+`env` is the environment that its recipe would get, with its `inputs`; `known` is the digest of the inputs with which
     was done before, by the ledger.
     """
     if step.product in _KINDS:
@@ -154,7 +154,7 @@ _KINDS: Mapping[Product | None, Callable[[Mapping[str, str], str], KeptResult]] 
 
 
 def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str, str] | None]) -> KeptResult:
-    """Return what is left of a product in one file, which counts if it was made from the same inputs."""
+    """Return the kept product in one file, which counts if it was made from the same inputs."""
     if not path.exists():
         return KeptResult(digest)
     if digest != known:
@@ -167,7 +167,7 @@ def _of_file(path: Path, digest: str, known: str, exports: Callable[[], dict[str
 
 
 def _content(run: RunRecord) -> tuple[object, ...]:
-    """Return what the scores of a run depend on beside its log."""
+    """Return the inputs of a run's scores beside its log."""
     settings = run.settings
     return msgspec.to_builtins(settings.terms), settings.model.sha256, settings.dataset.sha256, __version__
 

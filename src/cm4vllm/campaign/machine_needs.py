@@ -27,7 +27,7 @@ _ANY_RATE = 1e9
 
 
 def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tuple[str, ...]:
-    """Return what the job's runs may need of the machine: the run that may need most, and the rates that fit.
+    """Return the needs of the job's runs on the machine: those of the largest run, and the rates that fit.
 
     Raises LimitTooLow for a run that the machine's limits do not allow.
     """

@@ -137,7 +137,7 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
 
 
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
-    """Return why an earlier run cannot be kept: it was to be made under power, and has no session. Empty otherwise."""
+    """Return the reason why a run that was to be made under power cannot be kept: it has no session; else nothing."""
     if not env.get(UNDER_POWER) or session_beside(inputs.folder) is not None:
         return ""
     return _NO_SESSION

@@ -30,7 +30,7 @@ Settings = Mapping[str, bool | int | float | str]
 
 
 def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
-    """Give what the advisor says of a published run, what the run's own layout holds, and why they differ.
+    """Give the advisor's layout for a published run, the run's own layout, and the reason of their difference.
 
     `settings` are those of the published run, as fields of the campaign's and the server's settings. Nothing is given
     for a run on processors.
@@ -54,7 +54,7 @@ def fit_lines(settings: Settings, gpu: str, gpus: int) -> Iterator[str]:
 
 
 def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
-    """Return what the advisor is asked; in words what is missing for it."""
+    """Return the question to the advisor; in words the facts that it lacks."""
     name = str(settings.get("vllm_model_name", ""))
     model_key = next((key for key, model in catalogue().models.items() if name in (key, model.hub)), "")
     if not model_key:
@@ -79,7 +79,7 @@ def _asked(settings: Settings, gpu: str, gpus: int) -> Asked | str:
 
 
 def _beside(settings: Settings, asked: Asked, advised: Fit) -> Iterator[str]:
-    """Say what the published layout holds, and explain each difference."""
+    """Give the capacity of the published layout, and explain each difference."""
     layout = [key for key in ("tp_size", "pp_size", "dp_size", "replicas") if key in settings]
     sequences = int(settings.get("max_num_seqs", 0))
     if not layout and asked.gpus > 1:

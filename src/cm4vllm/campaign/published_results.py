@@ -65,7 +65,7 @@ class PublishedResult(Record, frozen=True, kw_only=True):
 class PublishedRun(Record, frozen=True, kw_only=True):
     """A published result. `settings` are fields of CampaignSettings and ServerSettings, as it was measured with.
 
-    `differences` say what a run with these settings cannot have in common with it, and what its files do not state.
+`differences` are the points in which a run with these settings differs, and those that its files do not state.
     `accelerators` is 0 for a run on processors, which `accelerator` then names. `vllm` is empty where the release is
     not stated.
     """
@@ -144,7 +144,7 @@ def published_env(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what was published of the result that `env` names, and what a run with its settings has otherwise."""
+    """Return the published facts of the result that `env` names, and the differences of a run with its settings."""
     if not (name := str(env.get(_NAME) or "")):
         return ()
     run = published_run(name)

@@ -212,7 +212,7 @@ class Job:
         return graders(self.benchmark, self.settings.livecodebench_path) if Mode.ACCURACY in self.modes else ()
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
-        """Return what the rules say of one of the job's runs."""
+        """Return the terms of one of the job's runs."""
         return terms(self.round.name, self.benchmark.name, scenario, mode, self.division)
 
     @classmethod

@@ -213,7 +213,7 @@ def point_name(number: int) -> str:
 
 
 def reruns(text: str) -> tuple[bool, frozenset[str]]:
-    """Return what --rerun asks for: whether all steps, and the names of steps otherwise."""
+    """Return the request of --rerun: True for all steps, else the names of steps."""
     word = text.lower()
     if word in _ALL or word in _NONE:
         return word in _ALL, frozenset()

@@ -130,7 +130,7 @@ _BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)'
 
 
 def _no_connection(said: str) -> str:
-    """Return why pip reached no index, where it then found no file; empty for other failures.
+    """Return the reason why pip reached no index, where it then found no file; empty for other failures.
 
     With a constraint in pip's settings it says ResolutionImpossible of a package that no index has.
     """

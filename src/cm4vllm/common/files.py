@@ -274,7 +274,7 @@ def working_folder() -> str:
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return what the file system of `folder` has free for an ordinary user."""
+    """Return the bytes that the file system of `folder` has free for an ordinary user."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 

@@ -47,7 +47,7 @@ def require_plain_files(folder: Path) -> None:
 
 
 def _listed(place: str) -> AbstractContextManager[Iterable[os.DirEntry[str]]]:
-    """Return what is in a folder; nothing for one that does not exist, or no longer."""
+    """Return the entries of a folder; none for a folder that does not exist, or no longer."""
     try:
         return os.scandir(place)
     except (FileNotFoundError, NotADirectoryError):

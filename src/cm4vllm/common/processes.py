@@ -90,7 +90,7 @@ def last_lines(path: Path, count: int = 20) -> str:
 
 
 def exit_in_words(status: int) -> str:
-    """Say what a subprocess's return code means: 'exit status 7' or 'killed by SIGKILL'."""
+    """Return the meaning of a subprocess's return code: 'exit status 7' or 'killed by SIGKILL'."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -60,7 +60,7 @@ def warn(text: str) -> None:
 
 
 def warnings() -> tuple[str, ...]:
-    """Return what this process has warned of, oldest first; of many the newest."""
+    """Return the warnings of this process, oldest first; of many the newest."""
     return tuple(_warnings)
 
 

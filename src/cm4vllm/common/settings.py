@@ -76,7 +76,7 @@ def require_above_zero(name: str, value: float | None, most: float = GREATEST) -
 
 
 def _expected(hint: Any) -> str:
-    """Say what fits a field; empty where its type says too little."""
+    """Return the words for the values of a field; empty where its type says too little."""
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
     if get_origin(hint) is Literal:
         return f"it must be one of {', '.join(map(str, kinds))}"

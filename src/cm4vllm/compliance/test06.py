@@ -1,6 +1,6 @@
 """TEST06: the tokens of an answer are those that were reported, and it does not end with repeated end tokens.
 
-The official verification (compliance/TEST06/run_verification.py) decides by three checks. These here refuse what it
+The official verification (compliance/TEST06/run_verification.py) decides by three checks. The checks of this module refuse what it
 refuses, and also what it lets pass:
 
 - given an end token with -e it compares numbers with a text, so that its EOS check passes always;

@@ -142,7 +142,7 @@ class ScriptAutomation(_OwnAutomation):
 
     @_answering
     def reach(self, i: Result) -> Result:
-        """Return what --adr can change of the scripts with these tags: their inputs, and the names below them."""
+        """Return the targets of --adr in the scripts with these tags: their inputs, and the names below them."""
         from cm4vllm.engine.plan.chain import reach
 
         session = self.cmind.state.get(_SESSION)

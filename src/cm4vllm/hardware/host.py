@@ -1,4 +1,4 @@
-"""The host: its operating system, what its firmware calls it, and whether it is virtual."""
+"""The host: its operating system, its name in the firmware, and the hypervisor below it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _CLOCKS = "sys/devices/system/clocksource/clocksource0"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that disturbs a measurement: what it is, why it matters, and the command that mends it."""
+    """A disturbance of a measurement: its description, its effect, and the command that ends it."""
 
     what: str
     why: str

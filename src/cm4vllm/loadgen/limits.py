@@ -52,7 +52,7 @@ class Load:
         return min((most for most in (self._queries(rate), self._answers(rate)) if most is not None), default=None)
 
     def words(self, rate: float | None) -> str:
-        """Return what the bound at `rate` comes from."""
+        """Return the source of the bound at `rate`."""
         if self.fixed:
             return "the client bounds them" if self.fixed > 1 else "each query follows the answer before it"
         if self.at(rate) == self._queries(rate):
@@ -184,7 +184,7 @@ def _processes(count: int) -> str:
 
 
 def demand_of(settings: RunSettings) -> Demand:
-    """Return what a run asks of the machine."""
+    """Return the demand of a run on the machine."""
     server, terms = settings.server, settings.terms
     load = load_of(
         terms,
@@ -207,7 +207,7 @@ def demand_of(settings: RunSettings) -> Demand:
 
 
 def needs(demand: Demand, limits: MachineLimits) -> Needs:
-    """Return what a run gets of a machine with these limits, and what it may need.
+    """Return the needs of a run on a machine with these limits, and the share that the limits allow.
 
     It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
     """

@@ -75,7 +75,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The run in words: its scenario, and its mode or the compliance test whose run it is."""
+        """The run in words: its scenario, and its mode or its compliance test."""
         return f"{self.scenario} {self.compliance_test or self.mode}"
 
     @property

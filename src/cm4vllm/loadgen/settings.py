@@ -166,7 +166,7 @@ def longest_answer(terms: Terms, *, fixed: bool) -> int:
 
 
 def sampling_of(settings: RunSettings) -> Sampling:
-    """Return how a run's requests have tokens drawn: the most likely one each time, or as the benchmark has it."""
+    """Return the sampling of a run's requests: the most likely token each time, or as the benchmark has it."""
     sampling = Sampling(
         settings.server.model_name,
         settings.max_tokens,

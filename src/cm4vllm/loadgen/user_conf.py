@@ -162,7 +162,7 @@ def _rehearsal(
 
 
 def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
-    """Return what a valid run asks LoadGen for at least; None leaves it to mlperf.conf.
+    """Return the least that a valid run asks LoadGen for; None leaves it to mlperf.conf.
 
     One sample more than the dataset where the round's LoadGen would otherwise fill the memory of this machine: it then
     takes whole datasets, two of them.

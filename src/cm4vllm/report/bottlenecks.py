@@ -117,7 +117,7 @@ class _Seen:
 
 
 def why(part: Performance) -> Why | None:
-    """Return what bound a performance run; None where the evidence is not enough to say."""
+    """Return the cause that bound a performance run; None where the evidence is not enough."""
     seen = _evidence(part)
     if seen is None:
         return None
@@ -239,7 +239,7 @@ def _around_the_engine(seen: _Seen) -> _Explanation | None:
 
 
 def _at_once(seen: _Seen) -> _Explanation | None:
-    """Say what bound a run whose samples are all there from the start: that they wait is no finding."""
+    """Return the cause that bound a run whose samples all come at its start: their waiting is no finding."""
     working = seen.prefill.mean_ms + seen.decode.mean_ms
     if not working:
         return None
@@ -293,7 +293,7 @@ def _queue(seen: _Seen) -> _Explanation:
 
 
 def _paced(seen: _Seen) -> _Explanation | None:
-    """Say what bound a run whose queries come at their own times."""
+    """Return the cause that bound a run whose queries come at their own times."""
     if (cause := _around_the_engine(seen)) is not None:
         return cause
     if seen.share(seen.queue) >= MOST:
@@ -328,7 +328,7 @@ def _paced(seen: _Seen) -> _Explanation | None:
 
 
 def _one_by_one(seen: _Seen) -> _Explanation | None:
-    """Say what a request spends its time with where there is never more than one."""
+    """Return the phase in which a request spends its time where there is never more than one."""
     if seen.share(seen.prefill) >= MOST:
         return (
             Cause.PREFILL,

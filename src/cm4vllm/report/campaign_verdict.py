@@ -101,7 +101,7 @@ def missing_scenarios(report: Report) -> list[Scenario]:
 
 
 def missing(report: Report) -> list[str]:
-    """Return what was neither stated nor recorded; these are gaps, not findings."""
+    """Return the facts that were neither stated nor recorded; these are gaps, not findings."""
     gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
     if report.submitter_stated != report.submitter and label("submitter") not in gaps:
         gaps.append(label("submitter"))
@@ -119,12 +119,12 @@ def missing(report: Report) -> list[str]:
 
 
 def unchecked(report: Report) -> list[str]:
-    """Return what the server could not be asked."""
+    """Return the facts that the server could not be asked for."""
     return [f"not checked: {note}" for note in report.server.unchecked]
 
 
 def unexpected(report: Report) -> list[str]:
-    """Return what the checkers say against a rehearsal beyond its being short; nothing for other reports."""
+    """Return the checkers' findings on a rehearsal beyond its short runs; none for other reports."""
     if report.checker is None or not report.rehearsal:
         return []
     return unexpected_findings(report.checker)
@@ -154,7 +154,7 @@ def _performance(report: Report, measurement: Result) -> Finding:
 
 
 def _client(measurement: Result) -> list[Finding]:
-    """Return what makes the client doubtful as an instrument; nothing where it was fit."""
+    """Return the reasons to doubt the client as an instrument; none where it was fit."""
     if measurement.performance is None:
         return []
     return [
@@ -164,7 +164,7 @@ def _client(measurement: Result) -> list[Finding]:
 
 
 def _counting(report: Report) -> list[Finding]:
-    """Return how tokens were counted where the server does not list their ids; nothing where it does."""
+    """Return the way in which tokens were counted where the server lists no ids; nothing where it does."""
     dialect = report.run.settings.server.dialect
     if dialect is None:
         return []

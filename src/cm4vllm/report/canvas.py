@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its title, what it shows in one sentence, its numbers, and where they were read."""
+    """A picture with its title, its message in a sentence, its numbers, and their source."""
 
     title: str
     words: str
@@ -79,7 +79,7 @@ class Axis:
         return cls(low if low == 0 else low - 0.04 * span, high + 0.04 * span, begin, end)
 
     def at(self, value: float) -> float:
-        """Return where a value stands; one beyond an end stands at it."""
+        """Return the place of a value; a value beyond an end is placed at that end."""
         low, high = (math.log(self.low), math.log(self.high)) if self.logarithmic else (self.low, self.high)
         number = math.log(max(value, self.low)) if self.logarithmic else value
         part = min(1.0, max(0.0, (number - low) / (high - low)))
@@ -226,7 +226,7 @@ class _Label(NamedTuple):
     words: str
 
     def span(self, *, leftwards: bool) -> tuple[float, float]:
-        """Return where the words begin and end."""
+        """Return the beginning and the end of the words."""
         length = 4 + _LETTER * len(self.words)
         return (self.x - length, self.x) if leftwards else (self.x, self.x + length)
 

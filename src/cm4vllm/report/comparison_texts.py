@@ -93,7 +93,7 @@ def _signed(part: float | None) -> str:
 
 
 def verdict(row: Row, moved: Shift | None) -> str:
-    """Say what a change means, and in which direction."""
+    """Return the meaning of a change, with its direction."""
     if moved is None:
         return ""
     side = "different"

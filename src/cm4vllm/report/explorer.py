@@ -122,7 +122,7 @@ def _order(row: IndexRow) -> tuple[Any, ...]:
 
 
 def _namesakes(rows: Sequence[IndexRow]) -> set[tuple[str, ...]]:
-    """Return which rows have a system with the name of another system of the same submitter."""
+    """Return the rows of systems that have the name of another system of the same submitter."""
     folders: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         folders.setdefault((row.round, row.division, row.submitter, row.system), set()).add(row.folder)

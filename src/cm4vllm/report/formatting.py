@@ -76,12 +76,12 @@ def qps(value: float) -> str:
 
 
 def target_name(part: Performance) -> str:
-    """Say what LoadGen was given for a run to aim at."""
+    """Return the target that LoadGen was given for a run."""
     return "Expected latency" if part.one_by_one else "Target QPS"
 
 
 def target_value(part: Performance) -> str:
-    """Write what LoadGen was given for a run to aim at: a rate, or the latency that it expects."""
+    """Write the target that LoadGen was given for a run: a rate, or the latency that it expects."""
     if part.one_by_one and part.target_qps:
         return f"{ms(1000 / part.target_qps)} ms"
     return f"{qps(part.target_qps)} samples/s"
@@ -105,7 +105,7 @@ def result_figure(measured: Figure | None) -> str:
 
 
 def metric_words(named: Named | None) -> str:
-    """Write what a figure is of, with its unit: `tokens/s`, or `latency p90, ms`."""
+    """Write the metric of a figure with its unit: `tokens/s`, or `latency p90, ms`."""
     if named is None:
         return ""
     return named.unit if named.name.endswith("per_second") else f"{metric_name(named.name)}, {named.unit}"

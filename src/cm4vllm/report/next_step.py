@@ -10,7 +10,7 @@ __all__ = ["next_step"]
 
 
 def next_step(report: Report) -> str:
-    """Return what leads from this job to a submission; empty where the error that follows says it."""
+    """Return the next step from this job to a submission; empty where the error that follows names it."""
     settings = report.run.settings
     if settings.server.simulated is not None:
         return "on the machine of the profile, the same command without --rehearse"

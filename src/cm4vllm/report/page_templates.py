@@ -17,7 +17,7 @@ _WORD = re.compile(r"[^\s/?-]*[/?-]\S*")
 
 
 def environment(*, autoescape: bool = True) -> jinja2.Environment:
-    """Return what reads templates of this package."""
+    """Return the reader of this package's templates."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("cm4vllm.report"),
         undefined=jinja2.StrictUndefined,

@@ -129,7 +129,7 @@ def place(submission: Submission, result: Result, index: Index) -> Place:
 
 
 def _not_compared(own: IndexRow, row: IndexRow) -> str:
-    """Say why a published result is not comparable; empty where it is."""
+    """Return the reason why a published result is not comparable; empty where it is."""
     if row.identity == own.identity and row.value == own.value:
         return "it is this result"
     if not row.valid:

@@ -39,7 +39,7 @@ class Invalid:
 
 @dataclass(frozen=True)
 class Report:
-    """The checked results of one system's runs of one model, and what is known beside them.
+    """The checked results of one system's runs of one model, and the further facts of the campaign.
 
     `out` is the campaign's folder, `folder` the one of these runs: runs/<system>/<model>. None and {} stand for
     what was not recorded. `places` are among the published results, where these were given.

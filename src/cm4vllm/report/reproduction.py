@@ -27,7 +27,7 @@ _LABELS = {
 
 
 def published_recipe(recipe: Mapping[str, str]) -> dict[str, str]:
-    """Return how a model or dataset was had, in a reader's words; what only serves this program is left out."""
+    """Return the origin of a model or dataset in a reader's words, without the keys that only this program uses."""
     return {
         _LABELS.get(key, key.replace("_", " ").capitalize()): value
         for key, value in recipe.items()
@@ -56,7 +56,7 @@ def setup_lines(report: Report, software: SoftwareRecord | None) -> list[str]:
 
 
 def platform_rows(software: SoftwareRecord | None) -> dict[str, str]:
-    """Return what ran on the machine that ran LoadGen, below the harness."""
+    """Return the software of the machine that ran LoadGen, below the harness."""
     if software is None:
         return {}
     rows = {"OS version": software.platform, "Python version": software.python, "MLCommons CM version": software.cm}

@@ -29,7 +29,7 @@ def beside(part: Performance) -> str:
 
 
 def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
-    """Give what the samples were: lengths of their prompts and answers, and which took longest."""
+    """Give the lengths of the samples' prompts and answers, and the samples that took longest."""
     most = part.run.settings.max_tokens if part.run else 0
     yield _lengths(part, "Length of the prompts", rows["prompt_tokens"], 0)
     yield _lengths(part, "Length of the answers", rows["tokens"], most)
@@ -140,7 +140,7 @@ def slowest(part: Performance, rows: Rows) -> Picture:
 
 
 def _why_slow(ttft: float, tokens: int, tpot: float, usual: dict[str, float], open_: int) -> tuple[str, str]:
-    """Return what makes up most of a sample's time beyond the median sample's, in short and in words; else nothing."""
+    """Return the largest part of a sample's time beyond the median sample's, in short and in words; else nothing."""
     parts = {
         ("waited", f"waited for its first token, with {number(open_)} requests open"): ttft - usual["ttft"],
         ("long answer", f"long answer, the median has {short(usual['tokens'])} tokens"): (tokens - usual["tokens"])

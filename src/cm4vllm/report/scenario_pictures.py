@@ -197,7 +197,7 @@ def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
 
 
 def _ends(result: Result) -> Iterator[Picture]:
-    """Give why answers ended, run by run."""
+    """Give the reasons for which answers ended, run by run."""
     ended = [(str(run.settings.mode), reasons) for run in result.runs if (reasons := run.client.finish_reasons)]
     if not ended:
         return

@@ -70,7 +70,7 @@ class TriedSettings:
 
 
 def tried_settings(out: Path) -> TriedSettings | None:
-    """Return what a search over server settings tried; None where there was none that can be read."""
+    """Return the settings that a search over server settings tried; None where no search can be read."""
     try:
         record = msgspec.json.decode(bytes_of(out / SETTINGS_PATH), type=_Record)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):

@@ -109,7 +109,7 @@ def _groups(report: Report) -> tuple[Group, ...]:
 
 
 def _traces(report: Report) -> list[charts.Trace]:
-    """Return what the server did in each run for which it reported metrics."""
+    """Return the work of the server in each run for which it reported metrics."""
     parts = [
         (m.scenario, part.folder, part.run)
         for m in report.results

@@ -1,4 +1,4 @@
-"""The system description as tables: which of its keys stand together, and what they are called."""
+"""The system description as tables: the groups of its keys, and their titles."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
 
 def label(key: str) -> str:
-    """Return what a key of the description is called; the key itself where it has no other name."""
+    """Return the title of a key of the description; the key itself where it has none."""
     return _LABELS.get(key, key)
 
 
@@ -93,7 +93,7 @@ def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
 
 
 def machine_group(machine: MachineFacts) -> Group:
-    """Return what the machine that ran LoadGen shows of itself; the server may run elsewhere."""
+    """Return the facts of the machine that ran LoadGen; the server may run elsewhere."""
     host, cpu = machine.host, machine.cpu
     rows = [
         (

@@ -25,7 +25,7 @@ _TREE, _RESULTS = "CM_MLPERF_INFERENCE_SUBMISSION_DIR", "CM_MLPERF_RESULTS_DIR"
 
 
 def submission_inputs(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the tree will lie, for the steps after it, and refuse what the tree cannot be built of.
+    """Return the place of the tree, for the steps after it, and refuse inputs from which no tree can be built.
 
     Raises UsageError where a folder is not named, SubmissionError where a folder of results lacks its record or the
     description of the system. The folder of a job under way gets both before its tree is built.
@@ -77,7 +77,7 @@ def results_folders(given: str) -> list[Path]:
 def tree_asked(
     out: Path, *, submitter: str = "", division: str = "", model: str = "", introduction: str = ""
 ) -> TreeAsked:
-    """Return what the results in `out` put into a tree; submitter and division are the campaign's by default."""
+    """Return the inputs of a tree from the results in `out`; submitter and division are the campaign's by default."""
     campaign = read_record(out / CAMPAIGN_FILE, CampaignRecord)
     report = load(out)
     return TreeAsked(

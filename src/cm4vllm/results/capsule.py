@@ -46,7 +46,7 @@ class CapsuleServer(Record, frozen=True, kw_only=True):
 
 
 class Capsule(Record, frozen=True, kw_only=True):
-    """The results of one model on one system, with what they were made with.
+    """The results of one model on one system, with all inputs that they were made from.
 
     `made_from` names their origin, `notice` what every page says of them; `program` names version, commit and address
     of cm4vllm or of the program that ran instead, `command` is the command that was typed. `packages` are those of the

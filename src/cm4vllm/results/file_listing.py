@@ -19,7 +19,7 @@ RECENT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file: its path below the root, its size in bytes, and, where it is a link to nothing, what it names."""
+    """A file: its path below the root, its size in bytes, and the target of a link to nothing."""
 
     path: str
     size: int
@@ -78,7 +78,7 @@ def list_files(root: Path, home: Path) -> Listing:
 
 
 def _entries(folder: str, listing: Listing, cut: int) -> Iterator[os.DirEntry[str]]:
-    """Give what lies in a folder and in those below it; the folders themselves are noted in `listing`."""
+    """Give the entries of a folder and of those below it; the folders themselves are noted in `listing`."""
     listing.folders.append(folder[cut:])
     try:
         with os.scandir(folder) as listed:

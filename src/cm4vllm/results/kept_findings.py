@@ -28,7 +28,7 @@ _LARGE = 400
 class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """The findings of one check of a submission, and its number of results. `round` is empty for an unknown round.
 
-    `covered` is the number of the results that the rules were applied to, `files` that of the files; `logs` is what
+    `covered` is the number of results to which rules were applied, `files` that of the files; `logs` are the marks that
     tells its runs from those of other submissions.
     """
 
@@ -52,7 +52,7 @@ class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keeping_folder() -> Path:
-    """Return where findings are kept."""
+    """Return the place of the kept findings."""
     return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cm4vllm" / "checks").expanduser()
 
 

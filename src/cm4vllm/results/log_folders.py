@@ -62,7 +62,7 @@ SCORE_UNITS = {
 
 @cache
 def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
-    """Return what the rules say of a run, None where they do not know its round, benchmark or scenario."""
+    """Return the terms of a run; None where the rules do not know its round, benchmark or scenario."""
     try:
         return rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode)
     except UsageError:
@@ -79,7 +79,7 @@ def reason_of(error: Exception) -> str:
 
 
 def uncovered(round_name: str, benchmark: str, scenario: str) -> str:
-    """Say why the rules have nothing for a result; empty where they are applied."""
+    """Return the reason why no rules are applied to a result; empty where they are."""
     if not round_name:
         return "its round is unknown"
     try:

@@ -26,7 +26,7 @@ _ONE_SESSION = "one session, without others to compare it with"
 
 @dataclass(frozen=True)
 class RecordedPower:
-    """The power session of a run: what is published of it, and what it says beside that.
+    """The power session of a run: its published figures, and the other facts of its samples.
 
     `metric` is the published figure, `efficiency` the work for a joule: tokens or samples. `idle` is the mean of the
     samples before and after the window, `peak` the greatest within it, `ranging` the mean of the run before, all in W;
@@ -48,7 +48,7 @@ class RecordedPower:
 
 
 def recorded_power(part: Performance) -> RecordedPower | None:
-    """Return what the power session of a performance run says; None where there is none, or no sample in its window."""
+    """Return the power of a performance run's session; None where there is no session, or no sample in its window."""
     session = session_beside(part.folder)
     window, mean, metric = _window(part), measured_power(part), power_metric(part)
     if session is None or window is None or mean is None or metric is None:

@@ -104,7 +104,7 @@ def read_submission(base: Path, home: Path, round_name: str = "", listing: Listi
 
 
 def _readable(reader: Reader, place: Path, read: Callable[[], T]) -> T | None:
-    """Return what is read; None, and a problem, where that raises: all else is still read."""
+    """Return the part that `read` reads; None, and a problem, where it raises: all else is still read."""
     try:
         return read()
     except Exception as error:  # a tree may hold anything, and each thing that fails is reported
@@ -191,7 +191,7 @@ class _Folder:
         return next((path for _, folder in self._settings() if (path := folder / name).is_file()), None)
 
     def _measurements_file(self) -> Path:
-        """Return where the weights are stated; the place in the newest layout where no file states them."""
+        """Return the file that states the weights; its place in the newest layout where no file does."""
         places = list(self._settings())
         paths = (path for layout, folder in places for path in layout.measurements_files(folder, self.system))
         newest, folder = places[0]

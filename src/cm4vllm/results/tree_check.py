@@ -141,7 +141,7 @@ def _unchecked(
     *,
     with_weights: bool,
 ) -> Iterator[Unchecked]:
-    """Give what was not checked: submitters, folders without results, results without rules, files that are damaged."""
+    """Give the parts that were not checked: submitters, folders without results, results without rules, bad files."""
     for home in all_homes:
         if home not in homes:
             yield Unchecked(_name(home), "--submitter names others")
@@ -244,7 +244,7 @@ def report_checks(
 
 
 def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
-    """Give what is printed: the counts, the errors, then warnings and notes, of many submissions by code alone."""
+    """Give the printed lines: the counts, the errors, then warnings and notes, of many submissions by code alone."""
     heading = _heading(checked)
     yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
     by_place = checked.by_place(filters)
@@ -266,7 +266,7 @@ def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
 
 
 def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
-    """Return what was checked, by the rules of which round, and what was not."""
+    """Return the submissions that were checked, with the round of their rules, and the parts that were not."""
     return {
         "checked": [
             {
@@ -286,7 +286,7 @@ def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
 
 
 def _rehearsal_words(checked: CheckedTree) -> str:
-    """Return what to expect of a tree that calls itself a rehearsal; nothing for other trees."""
+    """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_MANY] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
     if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):

@@ -76,7 +76,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Shift:
-    """The relative change from one figure to another, its interval where it has one, and what it means.
+    """The relative change from one figure to another, its interval where it has one, and its meaning.
 
     `why` says what is missing where the verdict is unknown.
     """
@@ -89,7 +89,7 @@ class Shift:
 
 
 def too_few(samples: int, share: float = 0.5) -> str:
-    """Say why so many samples give no interval of a figure; empty where they do."""
+    """Return the reason why so many samples give no interval of a figure; empty where they do."""
     needed = max(_OF_A_PART * _PARTS_AT_LEAST, math.ceil(_BEYOND / (1 - share)))
     return f"{samples:,} samples, an interval needs {needed:,}" if samples < needed else ""
 

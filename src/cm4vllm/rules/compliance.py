@@ -113,7 +113,7 @@ def compliance_test_names() -> tuple[str, ...]:
 
 
 def compliance_rules(test: str) -> ComplianceRules:
-    """Return what the rules say of a compliance test. Raises UsageError when it is unknown."""
+    """Return the rules of a compliance test. Raises UsageError when it is unknown."""
     if test not in _tests():
         raise UsageError(f"unknown compliance test {test!r}", remedy=nearest(test, list(_tests())))
     return _tests()[test]

@@ -256,7 +256,7 @@ def endpoints_benchmark(name: str) -> EndpointsBenchmark:
 
 
 def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ...]:
-    """Return what each accuracy run of the benchmark must reach."""
+    """Return the targets of the benchmark's accuracy runs."""
     return accuracy_targets(endpoints_rules().accuracy.targets_of, benchmark.benchmark, Scenario.OFFLINE)
 
 

@@ -158,7 +158,7 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     server_options: dict[str, str] = {}
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
-        """Return what a closed result on a system of this type needs; None where there is no such benchmark.
+        """Return the scenarios that a closed result on a system of this type needs; None where the benchmark has none.
 
         A system of both types is `datacenter,edge` or `edge,datacenter`.
         """

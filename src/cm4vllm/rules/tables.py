@@ -371,7 +371,7 @@ def round_entries() -> tuple[RoundTerms, ...]:
 
 @cache
 def scenario_entries() -> dict[Scenario, ScenarioEntry]:
-    """Return how LoadGen runs each scenario."""
+    """Return LoadGen's way to run each scenario."""
     return {entry.name: entry for entry in read_table("scenarios.yaml", tuple[ScenarioEntry, ...])}
 
 

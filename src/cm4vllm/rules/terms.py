@@ -177,7 +177,7 @@ def require_text(benchmark: BenchmarkTerms) -> None:
 
 @cache
 def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, division: Division = Division.OPEN) -> Terms:
-    """Return what the rules say of a run. Only the lengths of its answers depend on the division.
+    """Return the rules of a run. Only the lengths of its answers depend on the division.
 
     Raises UsageError when the round, the benchmark in it, or the scenario of it is unknown.
     """
@@ -282,7 +282,7 @@ def terms_of_test(run_terms: Terms, test: Audit) -> Terms:
 
 
 def accuracy_targets(round_name: str, benchmark: str, scenario: Scenario) -> tuple[AccuracyTarget, ...]:
-    """Return what a closed result's accuracy must reach. Raises UsageError for an unknown round or benchmark."""
+    """Return the accuracy targets of a closed result. Raises UsageError for an unknown round or benchmark."""
     entries = matching(family_of(round_name, benchmark).targets, round_name, benchmark, scenario)
     return tuple(
         AccuracyTarget(
@@ -320,7 +320,7 @@ def _category(system_types: Sequence[str]) -> Category:
 
 
 def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
-    """Return what the reference asks for; in divisions that state lengths of their own, with those.
+    """Return the reference's settings of generation, with the division's lengths where it states them.
 
     No tokens where the rules do not state how text is generated.
     """
@@ -345,7 +345,7 @@ def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
 def _lengths(
     family: Family, reference: GenerationEntry, division: Division, cell: _Cell
 ) -> GenerationEntry | LengthsEntry:
-    """Return what states the lengths of answers in a division: its own table where it has one, else the reference."""
+    """Return the entry that states the lengths of answers in a division: its own, else the reference's."""
     stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     closed = matching(family.closed_lengths, *cell) if stated else []
     return closed[0] if closed else reference

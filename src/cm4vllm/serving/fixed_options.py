@@ -74,7 +74,7 @@ def speculative_options(words: Iterable[str]) -> list[str]:
 
 
 def written_in_full(word: str, names: Iterable[str]) -> str:
-    """Return which of the options `names` a word gives, empty where it is none of them.
+    """Return the option among `names` that a word gives; empty where it gives none of them.
 
     A beginning counts as the option that it begins: that of another, as `--conf` of `--config-format`, can be written
     in full.

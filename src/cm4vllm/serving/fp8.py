@@ -27,7 +27,7 @@ _DISABLED = "VLLM_DISABLED_KERNELS"
 
 
 def fp8_env(model: Path, root: Path = Path("/")) -> dict[str, str]:
-    """Return what the environment of a CPU server of `model` needs for FP8; empty for other models and processors.
+    """Return the variables that a CPU server of `model` needs for FP8; none for other models and processors.
 
     The processor is the one whose /proc is under `root`.
     """

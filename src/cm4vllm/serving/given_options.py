@@ -100,7 +100,7 @@ def _grouped(words: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def _known(name: str, known: Options) -> Option | None:
-    """Return the option of a name: as it is written, or of one that it is the beginning of if no other begins so."""
+    """Return the option of a name, which may be shortened as long as it is the beginning of one option only."""
     if name in known or not name.startswith("--"):
         return known.get(name)
     begun = [option for other, option in known.items() if other.startswith(name)]
@@ -137,7 +137,7 @@ def _part(text: str) -> OptionValue:
 
 
 def _from_json(text: str) -> OptionValue:
-    """Return what a JSON text holds; the text itself where it is none, or nothing that a record can hold."""
+    """Return the value of a JSON text; the text itself where it is no JSON, or no value that a record can hold."""
     try:
         value: OptionValue = msgspec.json.decode(text)
         msgspec.json.encode(value)

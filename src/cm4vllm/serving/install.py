@@ -104,7 +104,7 @@ class InstallSettings(Record, frozen=True, kw_only=True):
 
 
 class VllmRecord(Record, frozen=True, kw_only=True):
-    """A vLLM: the Python that runs it, its device, where it came from, and the versions that its proof printed."""
+    """An installed vLLM: its Python, its device, its source, and the versions that its proof printed."""
 
     python: str
     device: str

@@ -59,7 +59,7 @@ class IpcFiles:
             os.close(lock)  # it was taken for an abandoned one before it was locked
 
     def note_memory(self, processes: Iterable[int]) -> None:
-        """Note what these processes use in shared memory."""
+        """Note the shared memory that these processes use."""
         for used in _shared_memory_of(processes):
             with contextlib.suppress(OSError):  # noted already
                 (self.folder / used.name).symlink_to(used)
@@ -95,7 +95,7 @@ def _remove(folder: Path) -> None:
 
 
 def _shared_memory_of(processes: Iterable[int]) -> Iterator[Path]:
-    """Give what these processes use in shared memory: files that they have mapped, folders of files that are open."""
+    """Give the shared memory that these processes use: files that they have mapped, folders of open files."""
     inodes, opened = set[int](), set[str]()
     for pid in processes:
         with contextlib.suppress(OSError):  # it has ended
@@ -136,6 +136,6 @@ def require_shared_memory() -> None:
 
 
 def _parents() -> list[Path]:
-    """Return where the folders are: first the one for the next."""
+    """Return the folders: first the one for the next server."""
     usual = Path(os.environ.get(BASE) or tempfile.gettempdir())
     return [usual, _ANYWHERE] if len(os.fsencode(usual)) <= _LONGEST_PARENT else [_ANYWHERE]

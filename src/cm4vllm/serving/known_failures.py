@@ -1,4 +1,4 @@
-"""Known failures of a server, by what its log says, each with one thing to do about it.
+"""Known failures of a server, by the lines of its log, each with one remedy.
 
 Patterns are matched, without regard to case, against the lines of a log that say why it failed; the first failure
 that fits counts, so the narrow ones come first. Texts are those of vLLM 0.32.0, PyTorch and huggingface_hub.

@@ -149,7 +149,7 @@ def use_words(record: ServerRecord, benchmark: str) -> str:
 
 
 def wait_in_foreground(path: str, benchmark: str) -> None:
-    """Tell how the server of a record is used, and wait for Ctrl-C. Raises ServerDied when the server ends before."""
+    """Print the commands for the server of a record, and wait for Ctrl-C. Raises ServerDied when it ends before."""
     record = read_record(Path(path), ServerRecord)
     if not record.owned:
         return

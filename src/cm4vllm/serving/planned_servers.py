@@ -120,7 +120,7 @@ def _preset(settings: LaunchSettings, chosen: arguments.ServerSettings) -> Prese
 
 
 def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
-    """Return how a server is asked; `options` are those of the vLLM that is started, None where they are not known.
+    """Return the API of a server; `options` are those of the vLLM that is started, None where they are not known.
 
     Tokens alone cost the HTTP process less, and its processors are the engine's. Raises UsageError where they are asked
     for of a vLLM that has no such endpoint.
@@ -146,7 +146,7 @@ def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
 
 
 def media_of(settings: LaunchSettings) -> Media | None:
-    """Return what the samples of the benchmark carry."""
+    """Return the medium of the benchmark's samples."""
     return benchmark_terms(settings.round, settings.benchmark).media if _is_known(settings) else None
 
 

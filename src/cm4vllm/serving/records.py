@@ -31,7 +31,7 @@ def host_of(endpoint: str) -> str:
 
 
 def host_header(endpoint: str) -> str:
-    """Return what the Host header says of a base URL: without the zone, which has a meaning on this machine alone."""
+    """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
     return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"
 
 

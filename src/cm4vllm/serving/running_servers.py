@@ -1,4 +1,4 @@
-"""The servers started by cm4vllm on this machine: what they do, and how one of them is stopped."""
+"""The servers started by cm4vllm on this machine: their list, their state, and the end of one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _running(pid: int) -> RunningServer | None:
 
 
 def status_text(servers: Iterable[RunningServer]) -> str:
-    """Say of each server where it is, what it serves, whether it serves a completion, and what it does just now."""
+    """Return a text on each server: its address, its model, the outcome of a completion, and its present load."""
     texts = [_described(server) for server in servers]
     return "\n\n".join(texts) or "no server started by cm4vllm runs on this machine"
 

@@ -81,7 +81,7 @@ class Access(Record, frozen=True, kw_only=True):
         return headers | {"Authorization": f"Bearer {key}"}
 
     def hidden(self, text: str) -> str:
-        """Return what a server said without the key and the headers' values, which some servers repeat."""
+        """Return the text of a server without the key and the headers' values, which some servers repeat."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         return text
@@ -99,7 +99,7 @@ NO_ACCESS = Access()
 
 
 def chosen_access(key_env: str, headers_env: str) -> Access:
-    """Return how to ask a server: with the variables that are named, else with the first of KEY_VARIABLES that is set.
+    """Return the access to a server: by the variables that are named, else by the first of KEY_VARIABLES that is set.
 
     Raises UsageError when what is named is no variable, is not set, or holds nothing that can be sent.
     """
@@ -130,7 +130,7 @@ def _known_to_the_vault(access: Access) -> dict[str, str]:
 
 
 def own_access() -> Access:
-    """Return how to ask a server that is started here, which inherits this environment."""
+    """Return the access to a server that is started here, which inherits this environment."""
     return Access(key_env=OWN_KEY_VARIABLE if os.environ.get(OWN_KEY_VARIABLE, "").strip() else "")
 
 

@@ -32,7 +32,7 @@ _SHOWN = 60
 
 
 def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
-    """Return what each server at --api_server reports of itself, by its endpoint; none of servers that the job started.
+    """Return the reported facts of each server at --api_server, by its endpoint; none of servers that the job started.
 
     Raises ServerUnreachable.
     """
@@ -42,7 +42,7 @@ def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
 
 
 def identity(site: Site, model: str) -> ServerIdentity:
-    """Return what a server reports of itself and of the model. Raises ServerUnreachable."""
+    """Return the facts that a server reports of itself and of the model. Raises ServerUnreachable."""
     reported = dict(_leaves(_page(site, "/version"), "version"))
     listed = _page(site, "/v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
@@ -120,7 +120,7 @@ def _time(seconds: float) -> str:
 
 
 def _text(site: Site, path: str) -> str:
-    """Return what a server answers at a path; empty where it has no such page, or wants a key that it was not given."""
+    """Return the answer of a server at a path; empty where it has no such page, or wants a key that it has not got."""
     with suppress(ServerUnsuitable):
         status, answer = ask(site, "GET", path, None, _SHORT_S)
         return answer.decode(errors="replace") if status == 200 else ""

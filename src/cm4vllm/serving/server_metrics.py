@@ -175,7 +175,7 @@ class MetricsWatch:
         return [look.sample for look in self._looks]
 
     def summary(self) -> ServerMetrics | None:
-        """Return what the looks so far say together; None where the server has no metrics of vLLM."""
+        """Return the summary of the samples so far; None where the server has no metrics of vLLM."""
         if len(self._looks) < 2:
             return None
         first, last = self._looks[0], self._looks[-1]
@@ -230,7 +230,7 @@ class MetricsWatch:
             )
 
     def _page(self, site: Site) -> str:
-        """Return what a server says at /metrics. Raises _NoMetricsError where it has no such page."""
+        """Return the text of a server's page /metrics. Raises _NoMetricsError where it has no such page."""
         if site not in self._connections:
             self._connections[site] = site.connect(_TIMEOUT_S)
         try:
@@ -280,7 +280,7 @@ def sampled(
 
 
 def look(site: Site) -> MetricsSample | None:
-    """Return what a server does just now, None where it does not tell."""
+    """Return the present load of a server; None where it reports none."""
     watch = MetricsWatch([site], INTERVAL_S)
     watch._look()
     watch._close()

@@ -88,7 +88,7 @@ class _Span(Record, frozen=True, kw_only=True):
 
 
 def speed_of(samples: Sequence[MetricsSample]) -> Speed | None:
-    """Return what the samples of a run say; None where they are too few, or the server was hardly used."""
+    """Return the speed by the samples of a run; None where they are too few, or the server was hardly used."""
     spans = [
         _Span(
             end_s=after.at_s,

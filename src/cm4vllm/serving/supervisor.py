@@ -76,7 +76,7 @@ _PARENT_S = 1.0
 
 @dataclass
 class Supervisor:
-    """One server and all processes that come of it, from its start to its last process's end."""
+    """One server with all processes that it starts, from its start to the end of the last one."""
 
     argv: list[str]
     env: Mapping[str, str]
@@ -250,7 +250,7 @@ def title_of(pid: int) -> str:
 
 
 def _end_in_words(pid: int, title: str) -> str:
-    """Say how a process of the server ended: /proc shows a zombie's status in waitpid(2)'s form (exit_code)."""
+    """Return the way in which a process of the server ended, from a zombie's exit_code in /proc (as of waitpid(2))."""
     how = "ended"
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[-1]))

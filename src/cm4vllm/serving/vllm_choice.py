@@ -82,7 +82,7 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
 
 
 def choose(choice: Choice) -> dict[str, str]:
-    """Return what the recipe sets: nothing for a build that was asked for by its name. Raises InstallError."""
+    """Return the keys that the recipe sets: none for a build that was asked for by its name. Raises InstallError."""
     if choice.variant == "system":
         system = system_vllm(choice.system_python)
         return {

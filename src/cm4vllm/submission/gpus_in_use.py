@@ -1,4 +1,4 @@
-"""The GPUs that a server uses: those its processes compute on if the driver reports them, else those of its command."""
+"""The GPUs that a server uses: by the driver's list of processes, else by the server's command."""
 
 from __future__ import annotations
 

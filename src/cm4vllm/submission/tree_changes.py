@@ -1,4 +1,4 @@
-"""Changes of a tree: made on a copy beside it, which takes its place by renaming when it is whole."""
+"""Changes of a tree: they are made on a copy beside it, which is renamed to the tree's name when it is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges results into a tree: those of one submitter and one round, and of each system one description."""
+"""Merges results into a tree of one submitter and one round, with one description of each system."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def require_known(record: GraderRecord) -> None:
 
 
 def _index(record: GraderRecord, tasks: Sequence[Mapping[str, str]]) -> ProblemIndex | None:
-    """Return where the tests of the tasks lie, None where the tasks bring them."""
+    """Return the place of the tasks' tests; None where the tasks bring them."""
     if not record.problems:
         return None
     index = read_record(Path(record.problems), ProblemIndex)
@@ -131,7 +131,7 @@ def _started(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Pr
 
 
 def _answered(record: GraderRecord, grader: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
-    """Return the verdict on one task, whose program has a sandbox of its own where it has one."""
+    """Return the verdict on one task; a program among its answers runs in a sandbox of its own."""
     if grader.program is None:
         return _verdict(judging, task, [], grader.limits.seconds + _START_S)
     with _started(record, grader, grader.program) as program:

@@ -60,7 +60,7 @@ class Held:
 
 @cache
 def sandbox_lacks() -> str:
-    """Return why no sandbox can be made on this machine, with the command that mends it; empty where one can."""
+    """Return the reason why this machine can make no sandbox, with the command that helps; empty where it can."""
     if shutil.which("bwrap") is None:
         return "no sandbox: bwrap not found on PATH (install it: apt-get install bubblewrap, or dnf install bubblewrap)"
     try:

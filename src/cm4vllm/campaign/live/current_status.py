@@ -101,7 +101,7 @@ def _step_status(step: Step, entered: StepState | None, seen: dict[tuple[str, in
 
 
 def _facts(works: Sequence[progress.Step], kind: type[T]) -> T | None:
-    """Return what the innermost work of this kind says of itself."""
+    """Return the status of the innermost work of this kind."""
     return next((work.facts for work in reversed(works) if isinstance(work.facts, kind)), None)
 
 

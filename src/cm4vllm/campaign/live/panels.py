@@ -33,7 +33,7 @@ class Tone(StrEnum):
 
 
 class Line(Record, frozen=True, kw_only=True):
-    """A line: what it is about, what is said of it, and at its end a time. `part` is how much is done, in [0..1]."""
+    """A line: its label, its text, and at its end a time. `part` is the part that is done, in [0..1]."""
 
     label: str
     text: str
@@ -59,7 +59,7 @@ class View(Record, frozen=True, kw_only=True):
 
 
 def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
-    """Return what to show of a status that was written `age_s` seconds ago."""
+    """Return the lines to show of a status that was written `age_s` seconds ago."""
     state, tone = str(status.state), Tone.STRONG
     silent = status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s
     if silent:

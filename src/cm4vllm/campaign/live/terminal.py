@@ -33,7 +33,7 @@ class Drawing(Protocol):
 
 @contextmanager
 def drawing() -> Iterator[Drawing]:
-    """Give what draws views at the bottom of the terminal, below what is printed; nothing is drawn elsewhere.
+    """Give the drawer of views at the bottom of the terminal, below the printed lines; nothing is drawn elsewhere.
 
     The last view is removed at the end.
     """

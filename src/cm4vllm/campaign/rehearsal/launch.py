@@ -91,7 +91,7 @@ def act(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def simulation_of(env: Mapping[str, str]) -> Simulation:
-    """Return what the records of a simulated server with these settings say of it. Raises UsageError."""
+    """Return the note on a simulated server of these settings, for its records. Raises UsageError."""
     settings = _settings(env)
     return read_profile(settings.profile).simulation(settings.seed, settings.faults)
 

@@ -111,7 +111,7 @@ class Profile(Record, frozen=True, kw_only=True):
     sha256: str = ""
 
     def simulation(self, seed: int, faults: str) -> Simulation:
-        """Return what the records of a server with these times say of it."""
+        """Return the note on a server with these times, for its records."""
         return Simulation(
             profile=self.name,
             title=self.title,

@@ -111,7 +111,7 @@ class _Bracketing:
         return True
 
     def _between(self, inside: float) -> float:
-        """Return where the excess of the two ends would be 0, at least the part `inside` away from both."""
+        """Return the rate at which the excess would be 0, at least the part `inside` away from both ends."""
         assert self._low and self._high  # noqa: S101 - asked for when there are both
         (low, below), (high, above) = self._low, self._high
         part = 0.5 if math.isinf(above) or math.isinf(below) else -below / (above - below)

@@ -13,7 +13,7 @@ __all__ = ["cause_of", "cause_words"]
 
 
 def cause_of(binding: str, ttft_ms: float | None, metrics: ServerMetrics, run: RunRecord | None = None) -> Cause | None:
-    """Return what bound a probe whose tightest limit is `binding`; None where the metrics do not tell.
+    """Return the cause that bound a probe whose tightest limit is `binding`; None where the metrics show none.
 
     `ttft_ms` is the mean that the client saw, `run` the record of a probe that was not ended early: it alone tells how
     much more the client could carry.

@@ -44,7 +44,7 @@ def interval_of_parts(rates: Sequence[float]) -> tuple[float, float] | None:
 
 
 def rivals(evaluations: Sequence[Evaluation], chosen: int) -> list[Rival]:
-    """Return what is known of each other candidate that was measured, by its last round beside the chosen one.
+    """Return the rivals: each other candidate that was measured, by its last round beside the chosen one.
 
     Those for which the records have no bound come first, then the others by their bound.
     """
@@ -120,7 +120,7 @@ def _standing(most: float | None) -> str:
 
 
 def _bound(score: Score, chosen: Score, spread: float | None) -> _Bound:
-    """Return what one scenario leaves room for."""
+    """Return the gain that a scenario leaves room for."""
     if score.high is None and score.low is not None:
         return _Bound(None, f"it failed at no {score.scenario} rate that was probed")
     if chosen.low is None and chosen.high is not None:

@@ -160,7 +160,7 @@ class Judge:
         return slope * self._plan.full_s + intercept > limit and slope > _CERTAIN_SLOPE * spread
 
     def limits(self) -> list[LimitRecord]:
-        """Return how the queries that count stand to each limit."""
+        """Return the status of each limit by the queries that count."""
         records = []
         for name, limit in self._limits.items():
             counted, over, values = self._queries, self._over[name], self._values[name]

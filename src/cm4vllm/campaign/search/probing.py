@@ -230,7 +230,7 @@ def run_or_part(
 
 
 def _wait_until_idle(settings: RunSettings) -> None:
-    """Wait until the servers have given up what a probe that was ended had asked for."""
+    """Wait until the servers have dropped the requests of a probe that was ended."""
     deadline = time.monotonic() + _IDLE_S
     for site in sites_of(settings.server):
         while (now := look(site)) is not None and now.running + now.waiting and time.monotonic() < deadline:

@@ -261,7 +261,7 @@ def _boundary(holds: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def _root(value: Callable[[float], float], start: float, slope: float) -> float:
-    """Return where `value`, which grows with about `slope`, is 0."""
+    """Return the place at which `value`, which grows with about `slope`, is 0."""
     at, below, above = start, None, None
     for _ in range(6):
         here = value(at)

@@ -214,7 +214,7 @@ def _value(option: SearchableOption, part: str, text: str) -> Value:
 
 
 def _place_of(axis: Axis, candidate: Candidate) -> float:
-    """Return where a candidate stands between the ends of an axis, as a part of its logarithm; 1/2 where not known."""
+    """Return the place of a candidate between the ends of an axis, as a part of its logarithm; 1/2 where not known."""
     value = candidate.get(axis.option.option)
     if value is None or value <= 0:
         return 0.5

@@ -249,12 +249,12 @@ def first_rate(known: Sequence[Evaluation], number: int, scenario: str) -> float
 
 
 def paced_score(scenario: str, bracket: Bracket) -> Score:
-    """Return what a candidate counts with in a paced scenario."""
+    """Return the score of a candidate in a paced scenario."""
     return Score(scenario=scenario, value=bracket.rate, unit="queries/s", low=bracket.low, high=bracket.high)
 
 
 def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:
-    """Return the settings of a run that goes on for longer than `seconds`: it is ended then."""
+    """Return the settings of a run that would last longer than `seconds`, after which it is ended."""
     passes = _FIRST_PASSES
     if known:
         passes = max(1, -(-round(_MORE * seconds * (inputs.target_qps or 1.0)) // settings.samples))
@@ -271,7 +271,7 @@ def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, know
 
 
 def _tokens_per_s(folder: Path) -> float | None:
-    """Return what the server generated in a second, after the time in which its batch fills."""
+    """Return the tokens/s of the server, after the time in which its batch fills."""
     samples = _full(folder)
     return _generated(samples[0], samples[-1]) if samples else None
 
@@ -286,7 +286,7 @@ def _tokens_of_parts(folder: Path) -> list[float]:
 
 
 def _full(folder: Path) -> list[MetricsSample]:
-    """Return what was read of the server when its batch was full; nothing where it was read too rarely."""
+    """Return the samples of the server while its batch was full; none where it was sampled too rarely."""
     samples = [sample for sample in read_samples(folder / METRICS_FILE) if sample.running]
     if len(samples) < _LEAST_LOOKS:
         return []

@@ -95,7 +95,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def exports_of(record: SettingsRecord) -> dict[str, str]:
-    """Return what steps after the search get of it: the options for the server, and the record's words."""
+    """Return the keys for the steps after the search: the options of the server, and the record's words."""
     return {
         EXTRA: record.extra_args,
         CHOSEN: record.words or "none: the server as it is was best",
@@ -133,7 +133,7 @@ def words(evaluation: Evaluation) -> str:
 
 
 def table(record: SettingsRecord) -> str:
-    """Return what was tried as a table for the terminal, the best of the last round first."""
+    """Return the tried settings as a table for the terminal, the best of the last round first."""
     rows = [("options", "round", "s each", *record.scenarios, "")]
     standing = {rival.number: rival.standing for rival in record.rivals}
     for evaluation in ranked(record.evaluations):

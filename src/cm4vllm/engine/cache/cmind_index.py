@@ -28,7 +28,7 @@ _CACHE = ("541d6f712a6b464e", "cache")  # the index has every automation under i
 
 
 def protect(cmind: Any) -> None:
-    """Have a running CM save its index by this module, whatever it saves it for."""
+    """Make a running CM save its index by this module in every case."""
     index = getattr(cmind, "index", None)
     if index is not None:
         index.save = lambda: _save(index)

@@ -64,7 +64,7 @@ class Entry(Value):
         return bool(self.version) and wanted.accepts(self.version)
 
     def result(self) -> dict[str, Any]:
-        """Return what the run gave: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
+        """Return the result of the run: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
         try:
             saved = _read(self.folder, STATE_FILE)
         except (OSError, ValueError):
@@ -250,7 +250,7 @@ class Cache:
         result: Mapping[str, Any],
         depends_on: str = "",
     ) -> None:
-        """Write what the run gave, then the meta that makes the folder an entry, and tell cmind's index of it.
+        """Write the result of the run, then the meta that makes the folder an entry, and enter it into cmind's index.
 
         `result` and `tags` must be free of secrets. `depends_on` is a path outside that the entry is of no use without,
         or that it was made from: a file, which then must stay as it is.
@@ -316,7 +316,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def observed(folder: str, exported: Iterable[str], made_from: str = "") -> dict[str, Record | None]:
-    """Return what must stay as it is for an entry to be usable: path -> [size, mtime in ns, digest], or None for paths
+    """Return the files that must not change for an entry to be usable: path -> [size, mtime in ns, digest], or None for
     that only must exist.
 
     Those are the files at the top of the entry and the paths that it exports; exported folders inside the entry with
@@ -376,7 +376,7 @@ def _record(path: str) -> Record:
 
 
 def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str, Any]:
-    """Return what makes a folder an artifact of cmind's cache, of the script with this alias and UID."""
+    """Return the meta that makes a folder an artifact of cmind's cache, of the script with this alias and UID."""
     return {
         "alias": "",
         "uid": os.path.basename(folder),

@@ -79,7 +79,7 @@ class Identity(Value):
 
 
 def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = is_secret_name) -> Identity:
-    """Return what the cache knows this run by: all that it declares to depend on, as it stands before it runs.
+    """Return the identity of this run in the cache: all declared dependencies, as they are before it runs.
 
     Versions are left out: entries are compared by their own. So are secrets.
     """

@@ -62,7 +62,7 @@ class CachedScripts:
 
 
 def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
-    """Return what an entry holds: only dynamic dependencies run. Raises Damaged."""
+    """Return the content of an entry: only dynamic dependencies run. Raises Damaged."""
     saved = entry.result()
     current = Run(session, task, scope.but(env=dict(scope.env), deps=[], folder=entry.folder))
     if os.path.isfile(os.path.join(task.script.folder, f"{_VALIDATE}.sh")):

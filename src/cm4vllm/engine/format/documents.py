@@ -30,7 +30,7 @@ AnyPath = str | os.PathLike[str]
 
 
 def read_yaml(path: AnyPath) -> Any:
-    """Return what a YAML file holds. Raises RecipeError naming file and line when it is not YAML."""
+    """Return the content of a YAML file. Raises RecipeError naming file and line when it is not YAML."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -75,7 +75,7 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
 
 
 def read_json(path: AnyPath) -> Any:
-    """Return what a JSON file holds. Raises RecipeError naming the file when it is not JSON."""
+    """Return the content of a JSON file. Raises RecipeError naming the file when it is not JSON."""
     try:
         with open(path, "rb") as file:
             return json.loads(file.read())

@@ -130,7 +130,7 @@ def _described(inputs: Raw) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _described_entry(entry: Raw) -> dict[str, Any]:
-    """Return what an entry says of an input, under the names of the public format."""
+    """Return the facts of an input's entry, under the names of the public format."""
     return {
         _PUBLIC_NAMES.get(key, key): value for key, value in entry.items() if key in SHOWN_KEYS and value is not None
     }

@@ -201,7 +201,7 @@ def _filled(raw: Any, value: str) -> Any:
 
 
 class ScriptMeta(Value):
-    """A script: its meta, the folder where it lies and whose it is.
+    """A script: its meta, its folder and its repository.
 
     Of hundreds of variations and versions few are ever on: each is read when it is first asked for, and then kept.
     """
@@ -261,7 +261,7 @@ class ScriptMeta(Value):
         return part
 
     def version(self, version: str) -> Layer | None:
-        """Return what the meta says of a version; None where it does not list it."""
+        """Return the meta's entry of a version; None where it lists none."""
         if version not in self.versions:
             return None
         part = self._parts.get(("", version))
@@ -270,7 +270,7 @@ class ScriptMeta(Value):
         return part
 
     def title(self) -> str:
-        """Return what people call it: its tags_help without the command, or its alias."""
+        """Return the script's name for people: its tags_help without the command, or its alias."""
         return self.tags_help.strip().strip('"') or self.alias or self.uid
 
 

@@ -119,7 +119,7 @@ def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
 
 
 def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
-    """Yield the place of each part that is not what its key asks for, with what it must be."""
+    """Yield the place of each part that has the wrong shape for its key, with the shape that it must have."""
     yield from _part(raw, ())
     for kind in ("variations", "versions"):
         named = raw.get(kind)
@@ -160,7 +160,7 @@ def _inner(part: Any, place: Place) -> WrongShapes:
 
 
 def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
-    """Yield what is wrong with the keys of the meta itself, of a variation, a version or a dependency."""
+    """Yield the faults in the keys of the meta itself, of a variation, a version or a dependency."""
     for key, value in raw.items():
         if not isinstance(key, str):
             continue  # lint reports it as unknown
@@ -178,7 +178,7 @@ def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
 
 
 def _wanted(key: str, value: Any) -> str:
-    """Return what a key must hold; empty when the value is that."""
+    """Return the words for the value that a key must have; empty when it has it."""
     if key in _MAPPINGS or key in _CONDITIONS:
         return "" if isinstance(value, Mapping) else "a mapping"
     if key in _LISTS:

@@ -1,4 +1,4 @@
-"""Versions: how they compare, which one is wanted, and which one a script falls back to."""
+"""Versions: their order, the wanted version, and the one that a script falls back to."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Wanted(Value):
         return not (self.maximum and key > version_key(self.maximum))
 
     def with_default(self, default: str) -> Wanted:
-        """Return what is wanted when nothing suitable was found: the default, moved into the limits."""
+        """Return the version to get when no suitable one was found: the default, moved into the limits."""
         if self.version or not default:
             return self
         key = version_key(default)

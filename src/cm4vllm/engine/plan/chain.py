@@ -101,7 +101,7 @@ def unmatched_names(catalogue: Catalogue, request: Request, near: str) -> list[s
 
 
 def reach(catalogue: Catalogue, tags: Any) -> Mapping[str, Any]:
-    """Return what `--adr` can change of the scripts with these tags.
+    """Return the targets of `--adr` in the scripts with these tags.
 
     `inputs` has the environment key of each flag that they take; `names` those of the dependencies below them.
     """

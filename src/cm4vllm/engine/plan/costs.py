@@ -29,7 +29,7 @@ class Brought:
 
 
 def brought_by(script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted) -> tuple[Brought, ...]:
-    """Return what a run of the script would bring; nothing for Python packages that are there already."""
+    """Return the things that a run of the script would bring; none for Python packages that are installed already."""
     return tuple(brought for bring in brings if (brought := _brought(script, bring, wanted)))
 
 

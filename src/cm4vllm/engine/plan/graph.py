@@ -74,7 +74,7 @@ def _is_left_out(node: Node, shown: set[tuple[Any, ...]], again: Counter[str]) -
 
 
 def _key(node: Node) -> tuple[Any, ...]:
-    """Return what makes two nodes look the same from here on."""
+    """Return the key by which two nodes look the same from here on."""
     return (
         node.script.path if node.script else node.tags,
         node.variations,
@@ -125,7 +125,7 @@ def _details(node: Node) -> list[str]:
 
 
 def summary(root: Node) -> list[str]:
-    """Return what is to run, and what that brings onto the machine."""
+    """Return the lines on the scripts to run, and on the things that they bring onto the machine."""
     certain = Counter(node.status for node, sure in root.walk() if sure)
     maybe = sum(1 for _, sure in root.walk() if not sure)
     counted = ", ".join(f"{certain[status]} {status}" for status in _ORDER if certain[status])

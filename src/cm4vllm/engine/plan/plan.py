@@ -1,7 +1,7 @@
 """Plan of a run, made without writing, and without running any code of a script but its hook `plan`.
 
 The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
-its keys become facts (`run_facts.py`), and whatever depends on one says so. A script without customize.py and run.sh
+its keys become facts (`run_facts.py`), and each value that depends on a fact says so. A script without customize.py and run.sh
 exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
 (`recipe_code.py`): those are known.
 """
@@ -58,7 +58,7 @@ class _Made:
 
 
 def plan(session: Session, request: Request) -> Node:
-    """Return what a run of `request` would do. Raises CmError when it is not clear which script is meant."""
+    """Return the plan of a run of `request`. Raises CmError when it is not clear which script is meant."""
     planner = _Planner(session, request.adr)
     root = Node(tags=request.title(), why="asked for")
     planner.fill(root, lambda: request, certain=True)
@@ -85,7 +85,7 @@ class _Planner:
     def fill(
         self, node: Node, asked: Callable[[], Request], *, certain: bool, added: frozenset[str] = frozenset()
     ) -> Exports:
-        """Fill in a node for what is asked for, with all below it, and return what it returns.
+        """Fill in the node of a request, with all nodes below it, and return its exports.
 
         `added` are facts whose values, if there are any, become tags.
         """
@@ -131,7 +131,7 @@ class _Planner:
         return [str(key) for raw in raws for key in raw.get("new_env_keys") or ()]
 
     def possibly_brought(self, request: Request) -> tuple[Brought, ...]:
-        """Return what any of the scripts that may be meant brings, in any of its variations."""
+        """Return the things that any of the scripts that may be meant brings, in any of its variations."""
         if facts_in(request.tags):
             return ()
         brought: dict[Brought, None] = {}
@@ -281,7 +281,7 @@ class _Planner:
         frame.learn(frame.vocabulary)
 
     def given_to_hooks(self, frame: PlannedTask, env: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a hook is called with in a plan."""
+        """Return the argument of a hook in a plan."""
         return {"env": env, "input": dict(frame.request.inputs), "automation": self.session.automation}
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
@@ -323,7 +323,7 @@ class _Planner:
         frame.take(exports, certain=certain and not conditions)
 
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
-        """Return what a hook asks for: with its whole environment and the adr of its caller."""
+        """Return the request of a hook: with its whole environment and the adr of its caller."""
         asked = frame.asked_of(entry, "post_deps")
         return asked.but(
             const={},

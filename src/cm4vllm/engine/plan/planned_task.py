@@ -40,7 +40,7 @@ class Exports:
 
     @classmethod
     def of_patterns(cls, patterns: Iterable[str], promised: Iterable[str] = ()) -> Exports:
-        """Return what code returns of which only the patterns are known."""
+        """Return the exports of code of which only the patterns are known."""
         listed, kept = list(patterns), frozenset(promised)
         return cls(
             open=frozenset(key for key in listed if not _WILD.search(key)) - kept,
@@ -100,7 +100,7 @@ class PlannedTask:
         return {key: value for key, value in self.env.items() if not facts_in(value)}
 
     def asked_of(self, dependency: Dependency, phase: str) -> Request:
-        """Return what a dependency is asked for, given the environment as it stands now."""
+        """Return the request of a dependency, given the environment as it is now."""
         return request_for(dependency, self.task, self.scope, phase)
 
     def added_by_facts(self, dependency: Dependency) -> frozenset[str]:
@@ -166,7 +166,7 @@ class PlannedTask:
         self.learn(self.vocabulary)
 
     def exports(self, *, runs_code: bool) -> Exports:
-        """Return what the script returns once all its dependencies are taken."""
+        """Return the exports of the script once all its dependencies are taken."""
         if runs_code:
             return Exports.of_patterns(self.task.new_env_keys, self.task.promised_env_keys)
         known = exported(self.env, self.task.new_env_keys)

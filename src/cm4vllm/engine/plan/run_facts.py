@@ -1,6 +1,6 @@
 """Facts that only a run can give, as a plan carries them: marked text that stands where the value will be.
 
-A fact goes through substitution, tags and lists like any other text, so that whatever is made of it shows its mark. An
+A fact goes through substitution, tags and lists like any other text, so that each text made from it shows its mark. An
 assured fact is known to be set to something that does not say no; its value is not known.
 """
 
@@ -22,12 +22,12 @@ Truth = bool | frozenset[str]
 
 
 def unknown(key: str) -> str:
-    """Return what stands for the value that a run may give to `key`."""
+    """Return the mark for a value that a run may give to `key`."""
     return f"{_OPEN}?{key}{_CLOSE}"
 
 
 def assured(key: str) -> str:
-    """Return what stands for the value that a run will give to `key`."""
+    """Return the mark for a value that a run will give to `key`."""
     return f"{_OPEN}!{key}{_CLOSE}"
 
 

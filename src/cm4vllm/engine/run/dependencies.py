@@ -78,7 +78,7 @@ def amended(dependency: Dependency, amendments: Iterable[Amendment], env: Mappin
 
 
 def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) -> Request:
-    """Return what a dependency of a task is asked for, given the task's environment at this moment."""
+    """Return the request of a task's dependency, given the task's environment at this moment."""
     env = scope.env
     own_env = {key: as_text(substitute(value, {**dependency.env, **env})) for key, value in dependency.env.items()}
     tags = _tags(dependency, own_env, env)
@@ -120,7 +120,7 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
 
 
 def asked_by_code(given: Mapping[str, Any], folder: str) -> Request:
-    """Return what the code of a recipe asks for, changed by what `adr` of the same input says for its `names`."""
+    """Return the request of a recipe's code, changed by `adr` of the same input for its `names`."""
     rest = {key: value for key, value in given.items() if key != "names"}
     if not given.get("names"):
         return Request.of(rest, folder)

@@ -166,7 +166,7 @@ def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
 
 
 def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what flags say in the environment: the special ones of all scripts, and those of input_mapping.
+    """Return the environment keys of flags: the special flags of all scripts, and those of input_mapping.
 
     A list (`--key,=a,b`) becomes comma-separated text, as the same flag without the comma would give.
     """

@@ -66,7 +66,7 @@ _OUTSIDE = (
 
 
 def _from_outside(task: Task) -> Env:
-    """Return what a script takes from the process environment: proxies, and the secrets that its meta names.
+    """Return the variables that a script takes from the process environment: proxies, and the secrets of its meta.
 
     A secret that comes this way shows in no list of processes.
     """
@@ -137,7 +137,7 @@ class Scope(Value, frozen=False):
         substitute_all(self.env)
 
     def outcome(self, task: Task) -> Outcome:
-        """Return what goes back to the caller: only what new_env_keys and new_state_keys name."""
+        """Return the keys that go back to the caller: only those that new_env_keys and new_state_keys name."""
         state_keys = [key for layer in task.layers for key in layer.new_state_keys]
         return Outcome(
             self.env,

@@ -58,7 +58,7 @@ class _Artifact:
 
 
 def hook_input(run: Run) -> dict[str, Any]:
-    """Return what a hook is called with: `env` and `state` are the run's own, all else is a copy.
+    """Return the argument of a hook: `env` and `state` are the run's own, all else is a copy.
 
     The dependencies in `meta` are those of this run, variations included: what a hook changes in those that are still
     to come takes effect. `run_script_input` goes back to the helpers of i['automation'].

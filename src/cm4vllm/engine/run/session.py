@@ -46,7 +46,7 @@ class Store(Protocol):
     """A store for the results of scripts whose metas ask for it: the cache."""
 
     def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
-        """Return what was kept of a task, or run it and keep what it gives."""
+        """Return the kept result of a task, or run it and keep its result."""
         ...
 
 
@@ -142,7 +142,7 @@ class Session:
         return os.path.dirname(self.scripts[-1].folder) if self.scripts else self._own_scripts
 
     def log_of(self, script: ScriptMeta) -> str:
-        """Return where a shell file's output is kept if it fails; of many logs the newest stay."""
+        """Return the place of a shell file's output if it fails; of many logs the newest stay."""
         if not self._log_count and os.path.isdir(self._logs):
             for old in sorted(os.listdir(self._logs))[:-_MOST_LOGS]:
                 with suppress(FileNotFoundError):
@@ -164,7 +164,7 @@ class Session:
                 error.reworded(log, kept)
 
     def run_state(self, task: Task, deps: list[str]) -> dict[str, Any]:
-        """Return what public hooks may read of the run as a whole."""
+        """Return the facts of the whole run that public hooks may read."""
         script = task.script
         return {
             "parent": self._parent(),

@@ -54,13 +54,13 @@ compdef _cm4vllm_complete cm
 
 
 def shell_code(shell: str) -> str:
-    """Return what a shell evaluates to complete `cm`."""
+    """Return the code that a shell evaluates to complete `cm`."""
     command = f"{shlex.quote(sys.executable)} -m cm4vllm.engine.tools.completion"
     return {"bash": _BASH, "zsh": _ZSH}[shell].format(command=command)
 
 
 def candidates(line: str, home: str) -> list[str]:
-    """Return what the last word of a line may become, each as the whole word; a trailing space ends it."""
+    """Return the completions of the last word of a line, each as the whole word; a trailing space ends it."""
     words = line.split()
     last = "" if line.endswith((" ", "\t")) or not words else words.pop()
     if len(words) == 1:
@@ -121,7 +121,7 @@ def _flags(word: str, given: Mapping[str, str], scripts: Sequence[Mapping[str, A
 
 
 def _values(begun: str, values: Iterable[Any], *, several: bool) -> Iterator[str]:
-    """Yield what a flag's value may become. Of several, separated by commas, the last one is completed.
+    """Yield the completions of a flag's value. Of several, separated by commas, the last one is completed.
 
     A space ends a value, but not one of several: a comma may follow it.
     """

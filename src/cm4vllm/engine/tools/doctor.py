@@ -68,7 +68,7 @@ def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
-    """Yield what is found of Python, tools, home, repositories, engines, scripts, packages, disk and cache."""
+    """Yield the symptoms of Python, tools, home, repositories, engines, scripts, packages, disk and cache."""
     home = Path(cmind.repos_path)
     catalogue = Catalogue(cmind)
     scripts = catalogue.all()

@@ -37,7 +37,7 @@ class Linter:
         self.chain = Chain(self.catalogue)
 
     def findings(self, script: ScriptMeta) -> list[Finding]:
-        """Return what is wrong with a script, in the order of its meta; nothing for a clean one."""
+        """Return the faults of a script, in the order of its meta; none for a clean one."""
         try:
             faults = [
                 *own_findings(script),
@@ -69,7 +69,7 @@ class Linter:
         return faults
 
     def duplicates(self) -> list[Finding]:
-        """Return a finding for each folder whose UID another one before it has, or whose meta cannot be read."""
+        """Return a finding for each folder that has the UID of an earlier folder, or a meta that cannot be read."""
         first: dict[str, str] = {}
         faults = []
         for path, repo in self.catalogue.folders():

@@ -45,7 +45,7 @@ class Finding:
 
 
 def own_findings(script: ScriptMeta) -> list[Finding]:
-    """Return what can be said of a script without others."""
+    """Return the findings on a script that need no other script."""
     return [
         *_shape_findings(script),
         *_identity_findings(script),
@@ -73,7 +73,7 @@ def _shape_findings(script: ScriptMeta) -> Iterator[Finding]:
 
 
 def _identity_findings(script: ScriptMeta) -> Iterator[Finding]:
-    """Yield what is wrong with UID, tags and names of inputs."""
+    """Yield the faults in UID, tags and names of inputs."""
     if not re.fullmatch(r"[0-9a-f]{16}", script.uid):
         yield Finding(f"uid {script.uid!r} is not 16 hexadecimal digits in quotes", ("uid",))
     if not script.tags:
@@ -194,7 +194,7 @@ def _bases_of(script: ScriptMeta, name: str) -> set[str]:
 
 
 def _turned_on(script: ScriptMeta, names: list[str]) -> Resolution:
-    """Return what is on where these variations are asked for; where valid combinations are listed, within one of them.
+    """Return the variations that are on where these are asked for, within a valid combination where these are listed.
 
     Raises CmError where no request can ask for them.
     """
@@ -237,7 +237,7 @@ def _reachability_findings(script: ScriptMeta) -> Iterator[Finding]:
 def amendment_findings(
     amendment: Amendment, kind: str, names: frozenset[str] | None, place: Place
 ) -> Iterator[Finding]:
-    """Yield what is wrong with an amendment: a name that no dependency has, or an unknown key."""
+    """Yield the faults of an amendment: a name that no dependency has, or an unknown key."""
     at = (*place, kind, amendment.name)
     if names is not None and amendment.name not in names:
         where = "this script's own dependencies" if kind == "ad" else "what this script depends on"

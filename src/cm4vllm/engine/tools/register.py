@@ -75,7 +75,7 @@ def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
 
 
 def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
-    """Return what to tell a user whose `cm run script` would not reach the engine of `checkout`; empty if it does."""
+    """Return the advice to a user whose `cm run script` would not reach the engine of `checkout`; empty if it does."""
     others = engines_before(checkout, home)
     if not others:
         return ""

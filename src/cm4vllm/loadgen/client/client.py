@@ -341,7 +341,7 @@ class Client:
                 request.abandon(f"the server sent {missing} for {self._stall_s:g} s")
 
     def _stalled(self) -> str:
-        """Return what no server has sent for too long though requests are open; empty where all is well."""
+        """Return the words for an answer that no server has sent for too long; empty where all is well."""
         counts, now = self.counts, self._loop.time()
         if not self._open:
             self._last_received = self._last_progress = (0, now)

@@ -17,7 +17,7 @@ OTHERS, STOLEN = 0.05, 0.10
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason to doubt a run, and what its reader can do; `remedy` is empty where that is nothing.
+    """A reason to doubt a run, with its remedy, which is empty where the reader can do nothing.
 
     `precision` says that the figures may be inexact and nothing else is wrong: no defect of a rehearsal, whose figures
     are no result.

@@ -81,7 +81,7 @@ def _event_data(line: bytes) -> bytes | None:
 
 
 def error_message(raw: bytes | bytearray) -> str:
-    """Return what an error document in `raw` says, or an empty string when there is none that can be read."""
+    """Return the message of an error document in `raw`; empty where none can be read."""
     try:
         document = msgspec.json.decode(raw)
     except Exception:  # whatever a server may have sent
@@ -90,7 +90,7 @@ def error_message(raw: bytes | bytearray) -> str:
 
 
 def refusal_words(raw: bytes) -> str:
-    """Return what the body of an answer with an error status says: its `error`, or the `detail` that FastAPI writes."""
+    """Return the message in the body of an answer with an error status: its `error`, or the `detail` of FastAPI."""
     try:
         document = msgspec.json.decode(raw)
     except Exception:  # whatever a server may have sent

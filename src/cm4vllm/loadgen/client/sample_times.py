@@ -1,4 +1,4 @@
-"""The client's own record of each sample: when it was issued, its first token, its end, its tokens and why it ended.
+"""The client's own record of each sample: the times of its issue, first token and end, its tokens, its finish reason.
 
 While the test runs, each event is packed into memory that was allocated before; rows are made of the events, and
 written as SAMPLES_FILE beside run.json, when the test is over. Until then another thread may read what has been added

@@ -64,7 +64,7 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def text_settings(settings: RunSettings) -> TextSettings | None:
-    """Return how answers of a run are read, None where the server lists token ids itself. Raises ModelError."""
+    """Return the settings for a run's text answers; None where the server lists token ids. Raises ModelError."""
     dialect = settings.server.dialect
     if dialect is None:
         return None
@@ -115,7 +115,7 @@ class Texts:
         return array("i", ids) if self._settings.every else len(ids)
 
     def counts(self) -> TextCounts:
-        """Return what was counted, with the answers that were kept for it."""
+        """Return the counts, with the answers that were kept for them."""
         kept, self._kept = self._kept, []
         for answer in kept:
             self._compare(answer, len(self._ids(answer.text)))

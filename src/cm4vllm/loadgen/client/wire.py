@@ -299,7 +299,7 @@ class StreamReader(EventStream):
         self._parts.add([_document(data)])
 
     def _documents_of_plain_events(self, raw: bytes) -> list[_Document] | None:
-        """Return what `raw` holds, decoded at once, where each line is an event as vLLM writes it; None otherwise."""
+        """Return the events in `raw`, decoded at once, where each line is an event in vLLM's form; None otherwise."""
         done = raw.endswith(_DONE_LINE)
         events = raw[6 : -len(_DONE_LINE) if done else None].removesuffix(b"\n\n")
         if self._done or not raw.startswith(b"data: {") or b"\r" in events:

@@ -1,4 +1,4 @@
-"""LoadGen's side of the worker processes: starts them, gives each query to one, and reads what they answer."""
+"""LoadGen's side of the worker processes: it starts them, hands out the queries, and reads the answers."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
 
 
 def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
-    """Return which part of every second word, from the word `first` of each answer on, is zero, in [0..1]."""
+    """Return the share, in [0..1], of zeros among every second word, from the word `first` of each answer on."""
     words = sum(len(ids[first::2]) for ids in tokens)
     zeros = sum(len(ids[first::2]) - int(np.count_nonzero(ids[first::2])) for ids in tokens)
     return zeros / words if words else 0.0
@@ -191,7 +191,7 @@ def _require_closed(path: Path) -> None:
 
 
 def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
-    """Return whether a performance log is that of a valid result of its scenario, and what speaks against it.
+    """Return True for the log of a valid performance result of its scenario, and the reasons against it.
 
     Raises RunFailed when the log ends before its result, or is of no scenario of LoadGen.
     """
@@ -277,7 +277,7 @@ def _value(logged: Mapping[str, LoggedFigure], name: str) -> str:
 
 
 def _early_stopping(log: DetailLog) -> str:
-    """Return what LoadGen says on early stopping for TPOT and TTFT, or for the latency, on one line."""
+    """Return LoadGen's words on early stopping for TPOT and TTFT, or for the latency, in one line."""
     said = []
     for key, subject in (
         ("early_stopping_tpot_result", "TPOT: "),

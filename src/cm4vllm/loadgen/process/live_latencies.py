@@ -61,7 +61,7 @@ class Tally:
             self.over += int(np.count_nonzero(values > self.limit_ms))
 
     def status(self) -> LatencyStatus:
-        """Return what is known of the times so far, of which there is one at least."""
+        """Return the status of the times so far; there is one at least."""
         below = np.cumsum(self._counts)
         p50, p99 = (self._at_rank(below, int(self.queries * part)) for part in (0.5, PERCENTILE))
         if self.limit_ms is None:
@@ -142,7 +142,7 @@ class LiveLatencies:
         self._issued_count = 0
 
     def status(self) -> tuple[LatencyStatus, ...]:
-        """Return what is known of all answers so far."""
+        """Return the status of all answers so far."""
         return tuple(tally.status() for tally in self._tallies if tally.queries)
 
     def take(self) -> News:
@@ -191,7 +191,7 @@ class LiveLatencies:
 
 
 def _places(waiting: Rows, events: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return where in `waiting`, which is ordered by key, the samples of events are, and of which events they are."""
+    """Return the places of the events' samples in `waiting`, which is ordered by key, and the events' own places."""
     if not len(waiting):
         return np.empty(0, np.int64), np.zeros(len(events), bool)
     places = np.minimum(np.searchsorted(waiting["key"], events["key"]), len(waiting) - 1)

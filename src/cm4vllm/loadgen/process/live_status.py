@@ -40,7 +40,7 @@ class Plan:
 
 
 def plan_of(folder: Path, settings: RunSettings) -> Plan | None:
-    """Return what LoadGen's log says of the run that it has begun; None as long as it does not say it."""
+    """Return the facts in LoadGen's log about the run that it has begun; None until they are there."""
     try:
         with (folder / DETAIL_LOG).open(encoding="utf-8", errors="replace") as log:
             entries = {key: int(value) for key, value in _ENTRY.findall(log.read(_LOG_BYTES))}
@@ -78,7 +78,7 @@ class LiveStatus:
         return self.status
 
     def take(self, news: Progress) -> RunStatus:
-        """Take what the process says, and return all that is known now."""
+        """Take a message of the process, and return the status that is known now."""
         self._plan = self._plan or plan_of(self._folder, self._settings)
         self._recent.append(news)
         while news.elapsed_s - self._recent[0].elapsed_s > RATE_S:

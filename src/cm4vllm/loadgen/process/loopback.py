@@ -129,7 +129,7 @@ def _whole(tokens: int, prompt_tokens: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _chunks(tokens: int, interval: int, prompt_tokens: int) -> Sequence[bytes]:
-    """Return what is sent of a stream at each step: the first token alone, `interval` tokens each, the end."""
+    """Return the parts of a stream, a part for each step: the first token alone, `interval` tokens each, the end."""
     usage = msgspec.json.encode({**_event((), None), "choices": [], "usage": _usage(tokens, prompt_tokens)})
     end = _chunk(b"data: %b\n\n" % usage) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     if tokens == 1:

@@ -36,7 +36,7 @@ class MachineMeter:
         self._own = self._own_s()
 
     def load(self) -> MachineLoad | None:
-        """Return what was measured until now; None where the kernel does not say. The client's processes have ended."""
+        """Return the load measured until now; None where the kernel shows none. The client's processes have ended."""
         before, after = self._machine, processor_seconds()
         if before is None or after is None:
             return None

@@ -126,7 +126,7 @@ def _prompt_tokens(row: Mapping[str, Any]) -> int:
 
 
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
-    """Return the prompts as the server takes them, and how many of them it reads as other token ids."""
+    """Return the prompts in the server's form, and the number of those that it reads as other token ids."""
     sampling = sampling_of(settings)
     if settings.terms.media is Media.AUDIO:
         return audio_library(Path(settings.dataset.media_folder), rows, sampling), 0
@@ -158,7 +158,7 @@ def _stops(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> list[tup
 
 
 def _network_name(settings: RunSettings) -> Callable[[], str] | None:
-    """Return what asks the nodes of a system on other machines for its name, None for a system that is not."""
+    """Return the function that asks the nodes of a system on other machines for its name; None for other systems."""
     if not settings.network:
         return None
     ask = partial(network_name, settings.server)

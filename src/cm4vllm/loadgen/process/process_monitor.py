@@ -84,7 +84,7 @@ class MonitoredRun:
     clock: ClockWatch = field(default_factory=ClockWatch)
 
     def fault(self) -> CmError | None:
-        """Say what is wrong with the clock or the server, None while that lives and works."""
+        """Return the fault of the clock or the server; None while both work."""
         if (changed := self.clock.fault(self.settings.title)) is not None:
             return changed
         if (reason := self.alive()) is not None:
@@ -151,7 +151,7 @@ def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | Non
 
 
 def _end_of_server(alive: Alive) -> str | None:
-    """Return why the server ended, given the time that its supervisor needs to see the last of its processes go."""
+    """Return the reason why the server ended; its supervisor gets time to see the last of its processes end."""
     deadline = time.monotonic() + DYING_S
     while (reason := alive()) is None and time.monotonic() < deadline:
         time.sleep(ALIVE_INTERVAL_S / 5)

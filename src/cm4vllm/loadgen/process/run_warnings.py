@@ -21,7 +21,7 @@ def run_warnings(run: RunRecord) -> list[str]:
 
 
 def _limited(run: RunRecord) -> Iterator[Doubt]:
-    """Say what was slowed down for other reasons than heat, which makes a measurement doubtful."""
+    """Give the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
     for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
         if "temperature" not in counter:
             yield Doubt(slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)

@@ -52,7 +52,7 @@ TOO_LONG_S = 60.0
 
 
 def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) -> SelfCheck:
-    """Return what the client can do, with the number of workers that the run will have.
+    """Return the capacity of the client, with the number of workers that the run will have.
 
     That is `settings.num_workers`, or where it is 0, the `least` that the machine's limits ask for, and more as long as
     the capacity is too small for the rate to be expected, the busiest process is a worker, and there are processors for
@@ -70,7 +70,7 @@ def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) ->
 
 
 def in_words(check: SelfCheck, settings: RunSettings) -> str:
-    """Return what the check found, in one line."""
+    """Return the result of the check in one line."""
     workers = f"{check.workers} worker{'s' if check.workers > 1 else ''}"
     capacity = f"{check.capacity_qps:,.0f} queries/s of {check.tokens} tokens"
     expected = settings.expected_qps

@@ -182,7 +182,7 @@ class SystemUnderTest:
             self._watching_s = time.thread_time()
 
     def _latencies(self) -> tuple[LatencyStatus, ...]:
-        """Return what is known of the latencies so far; each new answer's are sent where they were asked for."""
+        """Return the status of the latencies so far, with those of each new answer where they were asked for."""
         if self._live is None:
             return ()
         news = self._live.take()

@@ -216,7 +216,7 @@ def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]
 
 
 def _head_and_tail(path: Path) -> bytes:
-    """Return what truncation leaves of an accuracy log: of one that is not truncated, as much of it."""
+    """Return the part of an accuracy log that truncation leaves: of a log that is not truncated, as much of it."""
     try:
         with opened(path) as file:
             head = file.read(MAX_LOG)

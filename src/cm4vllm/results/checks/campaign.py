@@ -109,7 +109,7 @@ def _own_models_alone(submission: Submission) -> bool:
 
 
 def _facts(submission: Submission, campaign: CampaignRecord) -> Iterator[tuple[str, object, object]]:
-    """Give what is stated in two places: its name, as found (None where it is not), and as campaign.json has it."""
+    """Give the facts that are stated in two places: name, value found (None for none), value in campaign.json."""
     asked = _flags(campaign.command)
     yield "the command's --division", asked.get("division"), campaign.division
     yield "the command's --execution_mode", asked.get("execution_mode"), campaign.execution_mode

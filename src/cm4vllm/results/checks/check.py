@@ -91,7 +91,7 @@ class Check(CheckBase):
     function: Function
 
     def findings(self, submission: Submission) -> Iterator[Finding]:
-        """Give what the check finds, and what it could not check."""
+        """Give the findings of the check, and the parts that it could not check."""
         try:
             yield from map(self.finding, self.function(submission))
         except Exception as error:  # one file that no check expects must not hide all other findings
@@ -109,7 +109,7 @@ class Check(CheckBase):
             yield from (self.finding(fault) for fault in self.function(others) if fault.file not in left_out)
 
     def _error(self, submission: Submission) -> Exception | None:
-        """Return what the check raises for a submission."""
+        """Return the error that the check raises for a submission."""
         try:
             for _ in self.function(submission):
                 pass

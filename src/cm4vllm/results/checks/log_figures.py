@@ -48,8 +48,8 @@ _SUM_END = 2**63
 _SLACK = 1.1
 #: A target rate has six digits.
 _ROUNDED = 1e-4
-#: The difference allowed between the rate of a schedule and its target: standard deviations of its random intervals, and
-#: a part of it for LoadGen's rounding (in 1,564 published schedules at most 0.04 %, and in short ones 3 deviations).
+#: The difference allowed between the rate of a schedule and its target: deviations of its random intervals, and a part
+#: of the target for LoadGen's rounding (at most 0.04 % in 1,564 published schedules, 3 deviations in short ones).
 _DEVIATIONS, _OF_TARGET = 6.0, 0.002
 
 

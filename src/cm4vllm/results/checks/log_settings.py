@@ -249,7 +249,7 @@ def confs(submission: Submission) -> Iterator[Fault]:
 
 
 def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, bool]]:
-    """Give user.conf, then mlperf.conf: its name, its text, and whether it is the one that fixes settings."""
+    """Give user.conf, then mlperf.conf: name, text, and True for mlperf.conf, which fixes settings."""
     name = result.files.get("user_conf", "")
     if not name:
         return
@@ -271,7 +271,7 @@ class _Setting(NamedTuple):
 
 
 def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Setting]:
-    """Return what a conf file sets for a run: of several lines the one that LoadGen takes.
+    """Return the settings of a conf file for a run: of several lines the one that LoadGen takes.
 
     A line of the scenario comes before one of the model. Lines for all models, and those of a model that LoadGen's name
     begins with, count unless those of this model alone are `exact`.

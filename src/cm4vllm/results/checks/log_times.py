@@ -22,7 +22,8 @@ _ZONES = timedelta(hours=26)
 #: Local times are whole multiples of this from UTC.
 _ZONE_S = 900.0
 #: Seconds by which the local time of a run's end may be before LoadGen's own clock, and after it: test_datetime has
-#: whole seconds, and power_end is taken some time before it is logged (of 7,725 published logs: 42 s before, 2.4 s after).
+#: whole seconds, and power_end is taken some time before it is logged (in 7,725 published logs: 42 s before, 2.4 s
+#: after).
 _BEFORE_S, _AFTER_S = 60.0, 5.0
 #: In s, by how much a time may be short of a duration that has six digits.
 _SLACK_S = 0.05

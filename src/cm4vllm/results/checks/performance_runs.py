@@ -99,7 +99,7 @@ def latency_limits(submission: Submission) -> Iterator[Fault]:
 
 
 def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
-    """Give what exceeds the limit of a benchmark that limits the latency of whole answers.
+    """Give the latencies over the limit of a benchmark that limits the latency of whole answers.
 
     With early stopping LoadGen itself compares with the target latency that it is given.
     """

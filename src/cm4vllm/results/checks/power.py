@@ -1,4 +1,4 @@
-"""The power session of a result: its files, its samples against LoadGen's window, and what the analyzer said of them.
+"""The power session of a result: its files, its samples against LoadGen's window, and the analyzer's own statements.
 
 The official power checker compares digests, clocks of client and server, and the means of both runs. It compares
 neither the analyzer's clock nor the coverage of the window; its check of uncertainty reaches no run below 1,600 s.

@@ -1,6 +1,6 @@
 """Names of machines and people, addresses and credentials in the texts of a written tree, and in its programs.
 
-Whose tree it is and on which machine it was made is not known here: only what has the form of such a name is found.
+The submitter and the machine of the tree are not known here: only texts of the form of such names are found.
 What cm4vllm publishes itself is also checked for the names of this machine (submission/privacy.py).
 """
 
@@ -42,7 +42,7 @@ class _Form:
 
 
 def _matches(pattern: bytes, *signs: bytes) -> Callable[[bytes], Iterator[bytes]]:
-    """Return what gives group 1 of each match of a pattern in a text that holds one of the signs."""
+    """Return a function that gives group 1 of each match of a pattern in a text that holds one of the signs."""
     compiled = re.compile(pattern, re.MULTILINE)
 
     def found_in(content: bytes) -> Iterator[bytes]:
@@ -146,7 +146,7 @@ _known: dict[tuple[int, int, int], tuple[tuple[_Form, str], ...]] = {}
 
 
 def _searched(content: bytes, forms: tuple[_Form, ...]) -> tuple[tuple[_Form, str], ...]:
-    """Return what is private in a text, by form and in the order of the alphabet."""
+    """Return the private words of a text, by form and in the order of the alphabet."""
     key = len(forms), len(content), hash(content)
     if (known := _known.get(key)) is not None:
         return known
@@ -165,7 +165,7 @@ def _fault(submission: Submission, form: _Form, word: str, paths: list[str]) -> 
 
 
 def _not_read(submission: Submission, files: TextFiles) -> Iterator[Fault]:
-    """Say which files were not searched, or not to their end."""
+    """Give the files that were not searched, or not to their end."""
     place = f"{submission.division}/{submission.submitter}"
     for paths, fault in (
         (files.binary, "binary files were not searched for private text"),

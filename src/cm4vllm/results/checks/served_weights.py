@@ -121,7 +121,7 @@ def parameters(submission: Submission) -> Iterator[Fault]:
 
 
 def _claimed(result: Result) -> tuple[int, float, str] | None:
-    """Return how many parameters are claimed, by which part they may differ, and whose they are."""
+    """Return the claimed number of parameters, the part by which it may differ, and the source of the claim."""
     published = published_model(result)
     if published is not None and published[0].config:
         try:

@@ -115,7 +115,7 @@ def _stated(part: Performance | Accuracy) -> Iterator[_Stated]:
 
 
 def _entries(part: Performance | Accuracy, lines: list[str]) -> Iterator[_Stated]:
-    """Give what the summary says of warnings and errors, and of early stopping where that failed."""
+    """Give the summary's lines on warnings and errors, and on early stopping where that failed."""
     if part.detail is None:
         return
     logged = {"error": part.detail.error_count > 0, "warning": bool(part.detail.warnings)}
@@ -130,7 +130,7 @@ def _entries(part: Performance | Accuracy, lines: list[str]) -> Iterator[_Stated
 
 
 def _logged(part: Performance, label: str) -> float | int | str | None:
-    """Return what the detail log has for a line of the summary; None where the line is of something else."""
+    """Return the detail log's value for a line of the summary; None where the line is about another figure."""
     if label == "Result is" and part.loadgen_valid:
         return "VALID"  # what the detail log says against it is RESULT-INVALID's
     if label in _VERDICTS:

@@ -148,7 +148,7 @@ _ALIKE: Mapping[str, Callable[[NodeReport], str]] = {
 
 
 def require_alike(reports: Mapping[str, NodeReport], *, workers: int, on_gpus: bool) -> list[str]:
-    """Return in words where the nodes differ in hardware; the keys of `reports` are their names, `workers` of each.
+    """Return the differences of the nodes' hardware in words; `reports` are by node, with `workers` on each.
 
     Raises UsageError where a node lacks vLLM or has too few GPUs, and where versions or digests differ.
     """

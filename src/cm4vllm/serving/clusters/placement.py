@@ -20,7 +20,7 @@ __all__ = [
     "visible_gpus",
 ]
 
-#: What a server on the CPU backend and its client keep busy: HTTP server, engine, worker, client.
+#: The processes of a server on the CPU backend and of its client that compute: HTTP server, engine, worker, client.
 BUSY = 4
 
 
@@ -43,7 +43,7 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
 
 
 def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[str, str]) -> list[ServerSettings]:
-    """Return the settings of each of several servers alike: the cores or GPUs that it and its workers have alone.
+    """Return the settings of several equal servers, each with cores or GPUs of its own.
 
     `gpu_count` is the number of GPUs of this machine, `env` says which of them are visible. A port that is given is the
     first server's. Raises UsageError for what the backend does not have, and when there are too few cores or GPUs.

@@ -97,7 +97,7 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
 
 
 def asked_of(settings: AdviceSettings) -> Asked:
-    """Return what the advisor computes with. Raises UsageError, ModelError."""
+    """Return the inputs of the advisor. Raises UsageError, ModelError."""
     longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
     if longest < 1:
         raise UsageError(f"--max_model_len={longest} is too short for a request", remedy="give 1 or more")

@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A layout that fits: bytes are those of one GPU (of the host on the CPU backend), tokens those of one replica."""
+    """A layout that fits: bytes are per GPU (of the host on the CPU backend), tokens per replica."""
 
     tensor_parallel: int
     pipeline_parallel: int

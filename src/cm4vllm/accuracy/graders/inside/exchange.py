@@ -2,7 +2,7 @@
 
 The two processes have a sandbox each and share one socket, over which they send lines of JSON. Whatever comes from the
 program's side is data: values of Python's own types are built again from it, and any other value is an `Opaque`, which
-equals nothing. So a program can change what it answers, and not how its answer is judged.
+equals nothing. So a program can change its answer, but not the way in which the answer is judged.
 """
 
 import builtins

@@ -44,11 +44,11 @@ class Program:
             signal.alarm(0)
 
     def get_function(self, compiled: "Program", name: str) -> Any:
-        """Return what calls its function of this name, None where it has none."""
+        """Return the caller of the program's function of this name; None where it has none."""
         return compiled.call if self.channel.ask("find", name=name) else None
 
     def call(self, *arguments: Any) -> Any:
-        """Return what its function returns."""
+        """Return the result of the program's function."""
         return exchange.decoded(self.channel.ask("call", arguments=exchange.encoded(list(arguments))))
 
     def call_method(self, method: Any, inputs: Any) -> None:

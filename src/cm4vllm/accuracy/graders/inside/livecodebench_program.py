@@ -42,11 +42,11 @@ class Solution:
         return self._method is not None
 
     def call(self, arguments: Any) -> Any:
-        """Return what the function returns."""
+        """Return the result of the function."""
         return exchange.encoded(self._method(*exchange.decoded(arguments)))
 
     def printed(self, inputs: str) -> str:
-        """Return what the program prints when it reads these inputs."""
+        """Return the output of the program for these inputs."""
         with self._official.Capturing() as captured:
             self._official.call_method(self._method, inputs)
         return str(captured[0])

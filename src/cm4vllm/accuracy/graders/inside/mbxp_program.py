@@ -43,7 +43,7 @@ class Python:
         return name in self._names
 
     def call(self, name: str, arguments: Any) -> Any:
-        """Return what its function returns."""
+        """Return the result of the program's function."""
         positional, named = exchange.decoded(arguments)
         with self._official.swallow_io():
             return exchange.encoded(self._names[name](*positional, **named))
