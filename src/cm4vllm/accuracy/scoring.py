@@ -302,7 +302,10 @@ def _scorer(scored: Scored, graders: Mapping[str, GraderRecord], scorer: Scorer)
 
 
 def graders_of(scorer: Scorer, problems: str = "") -> tuple[str, ...]:
-    """Return the graders that a scorer uses and that can run on this machine; `problems` as in grader_lacks."""
+    """Return the graders that a scorer uses and that can run on this machine.
+
+    `problems` is the folder of tests that the user gives.
+    """
     names = dict.fromkeys(name for names in scorer.graders.values() for name in names)
     return tuple(name for name in names if not grader_lacks(name, problems))
 

@@ -181,7 +181,7 @@ _KNOWN = _known()
 
 
 class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be narrowed
-    """Builds stand-ins; it can call only those of _KNOWN."""
+    """Builds stand-ins: it can call only the functions in _KNOWN."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _KNOWN:

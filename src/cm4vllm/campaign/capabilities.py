@@ -78,7 +78,10 @@ def unscored_words(lacks: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def graders(benchmark: BenchmarkTerms, problems: str = "") -> tuple[str, ...]:
-    """Return the graders by which a benchmark's answers are scored on this machine; `problems` as in unscored."""
+    """Return the graders that score a benchmark's answers on this machine.
+
+    `problems` is the folder of tests that the user gives.
+    """
     return graders_of(SCORERS[benchmark.scorer], problems) if benchmark.scorer in SCORERS else ()
 
 

@@ -52,7 +52,7 @@ def address_spellings(address: str) -> set[str]:
 
 
 def _colons(address: ipaddress.IPv6Address) -> set[str]:
-    # Not `exploded`: of an IPv4 address in IPv6 it is written with dots from Python 3.13 on, and so is `compressed`.
+    # From Python 3.13 on, `exploded` and `compressed` write an IPv4 address in IPv6 with dots.
     groups = address.packed.hex(":", 2).split(":")
     short = [f"{int(group, 16):x}" for group in groups]
     compressed = f"::ffff:{short[6]}:{short[7]}" if address.ipv4_mapped else address.compressed

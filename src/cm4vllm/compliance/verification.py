@@ -125,7 +125,7 @@ def _verifier(test: str) -> Callable[[LoggedRun], Verdict]:
 
 
 def _require_same(files: Sequence[VerifiedFile], texts: Mapping[str, str], verdict: Verdict) -> None:
-    """Raise RunFailed where the lines that the checkers look for would decide otherwise than the verdict.
+    """Raise RunFailed where the official checkers would read another verdict from the files than `verdict`.
 
     A file that scores may replace need not show that the test is passed.
     """

@@ -43,8 +43,8 @@ def _print(rows: Sequence[Judged], settings: Sequence[ComparedSetting]) -> None:
         say(line)
     count = Counter(row.judgement for row in rows)
     say(
-        f"{count[Judgement.EQUAL]} of {len(rows)} fields are equal, {count[Judgement.DIFFERS]} differ that have to be "
-        f"the same, {count[Judgement.UNKNOWN]} are not known of both"
+        f"{count[Judgement.EQUAL]} of {len(rows)} fields are equal, {count[Judgement.DIFFERS]} differ and should not, "
+        f"{count[Judgement.UNKNOWN]} are known of one result only"
     )
     if doubtful := [row.field for row in rows if row.judgement is Judgement.DOUBTFUL]:
         say(f"WARNING: the performance is not confirmed: {len(doubtful)} figures agree, but are doubtful (see above)")

@@ -1,4 +1,4 @@
-"""campaign.json and command.json: what was asked for, as the pages quote it."""
+"""The records campaign.json and command.json: the command of a campaign, as the pages quote it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CampaignRecord(CommandRecord, frozen=True, kw_only=True):
     belong to the campaign; they are needed only where more than one lies there. `simulated` names the profile of the
     simulated server, where there is one.
     `searched_options` are those of vLLM that --search chose, empty where there was no search; `search_evidence` says
-    how much better others that it tried may be.
+    how much better the other options that it tried may be.
     """
 
     division: Division

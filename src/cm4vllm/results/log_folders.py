@@ -36,7 +36,7 @@ _LAYOUT = "tools/submission/submission_checker/constants.py, the paths of each r
 #: The kinds of files that cannot be read, by code.
 PROBLEMS = {
     "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
-    "FILE-UNREADABLE": Rule("a file is in its format", _LAYOUT),
+    "FILE-UNREADABLE": Rule("each file can be read in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
     "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
     "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),

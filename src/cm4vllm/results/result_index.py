@@ -97,7 +97,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
     def identity(self) -> tuple[str, ...]:
         """The unique name of the result: its folder. `system` is the name in the description, which others may share.
 
-        An index of before names no folder: there its file stands for it.
+        An index of an earlier version names no folder: there the file of a row stands for its folder.
         """
         of = self.folder or f"{self.system} {self.file}"
         return self.round, self.division, self.submitter, of, self.model, self.scenario

@@ -45,7 +45,7 @@ def test_only_variables_that_the_user_names_are_filled():
     flags = ("--dataset_path=${DATASET_PATH:?}", "--api_server=${API_SERVER:?}")
     with pytest.raises(UsageError, match="asks for more") as refused:
         words_of(*flags)
-    assert "has the variable DATASET_PATH, which is not named to be filled" in refused.value.cause
+    assert "has the variable DATASET_PATH, which --fill does not name" in refused.value.cause
     assert refused.value.remedy.endswith("add to replay,mlperf: --fill=API_SERVER,DATASET_PATH")
     with pytest.raises(UsageError):
         words_of(*flags, fill=["DATASET_PATH"])

@@ -115,8 +115,8 @@ def _machine_doubts(run: RunRecord) -> Iterator[Doubt]:
         yield from _slowed_machine(node, f"node {number} of the server")
     if load.others is not None and load.others > OTHERS:
         yield Doubt(
-            f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors, "
-            "which server and client did not have",
+            f"during the run other processes used {load.others:.0%} of this machine's {load.processors} processors: "
+            "server and client had the rest",
             "end them and run again",
             precision=True,
         )

@@ -110,7 +110,7 @@ def begin_piece(
         if begun and begun[0].settings != settings_sha256:
             dropped = "; ".join(other_content(begun[-1].servers, present)) or "the settings of the run have changed"
         elif again and not accept_restarted:
-            dropped = f"{'; '.join(again)} (--accept_restarted_server keeps the answers of before)"
+            dropped = f"{'; '.join(again)} (--accept_restarted_server keeps the earlier answers)"
         if dropped:
             dropped = dropped if kept_answers(path) else ""
             again, whole = [], b""

@@ -134,11 +134,11 @@ def _ordered(log: _Log) -> Iterator[_Apart]:
 def _counts(log: _Log) -> Iterator[_Apart]:
     made, issued = log["generated_query_count"], log["result_query_count"]
     if log.scenario == "Server" and made and made != issued:
-        yield _Apart("not as many queries as were generated", "result_query_count", issued, made)
+        yield _Apart("another number of queries than was generated", "result_query_count", issued, made)
     if log.scenario == "Offline":
         least, each = log["effective_min_sample_count"], log["effective_samples_per_query"]
         if least and each and each != least:
-            yield _Apart("not as many samples as are asked for", "effective_samples_per_query", each, least)
+            yield _Apart("another number of samples than is asked for", "effective_samples_per_query", each, least)
         if log["effective_min_query_count"] > 1:
             yield _Apart("Offline has one query", "effective_min_query_count", log["effective_min_query_count"], 1)
         yield from _planned(log, each)

@@ -105,7 +105,7 @@ class _Replayed(Record, frozen=True, kw_only=True):
 
 @cache
 def replayed() -> _Replayed:
-    """Return what replayed.yaml says."""
+    """Return the lists of replayed.yaml."""
     text = resources.files("cm4vllm.submission.capsule").joinpath("replayed.yaml").read_text(encoding="utf-8")
     return msgspec.convert(yaml.safe_load(text), _Replayed)
 
@@ -171,7 +171,7 @@ def require_consent(asked: Sequence[Asked], missing: Mapping[str, str], unset: C
         return
     lines = [str(asked_word) for asked_word in asked]
     for name, word in missing.items():
-        state = "which has no value here" if name in unset else "which is not named to be filled"
+        state = "which has no value here" if name in unset else "which --fill does not name"
         lines.append(f"{stored_command([word])}: has the variable {name}, {state}")
     words = []
     if asked:
