@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What these read and write is ASCII. A cached vLLM or model is known by their text (`made_by`): it would be made anew.
+#: These read and write ASCII alone. Their text identifies a cached vLLM or model (`made_by`): it would be made again.
 ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "bounded_tables.py", "verification.py"}
 FILES = sorted(
     path
@@ -19,7 +19,7 @@ FILES = sorted(
 )
 
 
-#: What is opened otherwise than as text, unless its mode says so.
+#: Calls that open no text file, unless their mode says so.
 NO_FILES = ("wave.", "os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
 
 

@@ -14,7 +14,7 @@ ENDS = """
     ator alism iveness fulness ousness aliti iviti biliti fulli logi icate ative alize iciti ical ful ness al
     ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize e ll
 """.split()
-#: What the rules of the stemmer look at, and other words.
+#: Words that the rules of the stemmer apply to, and others.
 WORDS = st.one_of(
     st.text("aeiouylstz", min_size=1, max_size=6).flatmap(
         lambda root: st.sampled_from(ENDS).map(lambda end: root + end)

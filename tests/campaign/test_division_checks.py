@@ -212,7 +212,7 @@ MACHINE = "host_memory_configuration: 12x ECC\nhost_networking: 100 GbE\nhost_ne
 @pytest.mark.parametrize(
     ("stated", "fields", "expected"),
     [
-        # What its HTTP API does not tell of a server is refused, and nothing else.
+        # Only the facts of a server that its HTTP API does not report are refused.
         (NETWORK + MACHINE + "accelerators_per_node: 0\n", {}, ["MODEL", "SPECULATION"]),
         (NETWORK + MACHINE + "accelerator_memory_configuration: HBM3 ECC\n", {}, ["MODEL", "SPECULATION"]),
         (NETWORK + MACHINE, {}, ["MODEL", "SPECULATION", "ECC"]),

@@ -12,7 +12,7 @@ from cm4vllm.campaign.schedule import schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
 
-#: Which earlier steps export the keys that inputs refer to.
+#: The earlier steps that export the keys to which inputs refer.
 EXPORTED_BY = {
     "CM_SUT_NAME": {"system"},
     "CM_ML_MODEL_NAME": {"model", "quantisation"},

@@ -8,7 +8,7 @@ from cm4vllm.compliance.audit import audit_config, require_applied
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.rules import audit
 
-#: How LoadGen logs the settings of TEST06 (6.0.17).
+#: LoadGen's lines on the settings of TEST06 (6.0.17).
 LOGGED = {
     "effective_scenario": "Server",
     "effective_test_mode": "PerformanceOnly",

@@ -37,7 +37,7 @@ def test_regions_are_those_of_the_official_checker(checker):
     assert ours == done.output.splitlines()
 
 
-#: What the official checker may warn of in a rehearsal: it is short, on a name without thresholds.
+#: The warnings of the official checker about a rehearsal: it is short, on a name without thresholds.
 _WARNINGS = {"point-duration", "steady-state-basis", "power-estimated", "maximal-engagement", "accuracy-gate"}
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-#: What takes a millisecond or more to load, or starts something.
+#: Modules that take a millisecond or more to load, or that start something.
 HEAVY = {
     "pathlib",
     "hashlib",

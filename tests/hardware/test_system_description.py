@@ -180,7 +180,7 @@ def test_a_virtual_machines_processor_that_is_known_has_the_cores_it_is_sold_wit
     assert description["host_processor_core_count"] == "24"
     assert description["host_processor_frequency"] == "2.9 GHz, up to 4.15 GHz"
     assert "shown as 10 x 4 cores" in description["hw_notes"]
-    # What a machine holds at most, no published file says: its owner is told, and nothing of it is published.
+    # No published file states the most that a machine holds: its owner is asked, and nothing of it is published.
     assert "host_processors_per_node" in hints(description)[0]
     assert "against the table" not in description["hw_notes"]
     assert (

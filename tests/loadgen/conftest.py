@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What tests of several parts share.
+# Fixtures that tests of several parts share.
 sys.path.insert(0, str(Path(__file__).parent / "client"))
 sys.path.insert(0, str(Path(__file__).parent))
 

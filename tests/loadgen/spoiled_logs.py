@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 PREFIX = ":::MLLOG "
-#: What stands in the place of a value: each type of JSON, and what no parser likes.
+#: Values that take the place of another one: each type of JSON, and texts that no parser takes.
 ODD_VALUES = (
     "null",
     "true",
@@ -40,7 +40,7 @@ ODD_VALUES = (
     "{}",
     "[" * 3000 + "]" * 3000,
 )
-#: What is found between lines, or instead of one.
+#: Lines that come between others, or instead of one.
 FOREIGN = (
     b"\n",
     b"hello\n",

@@ -118,7 +118,7 @@ def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, datase
     assert kept == read_record(path, RunRecord)
     assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
     assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
-    # What comes after reads the model and the dataset where they are now.
+    # The later steps read the model and the dataset where they are now.
     assert kept.settings.model.path == str(second.model)
     assert Path(kept.settings.dataset.path).is_file()
     assert str(tmp_path / "first") not in str(kept.settings.server.argv)

@@ -147,7 +147,7 @@ def test_an_inferred_result_has_the_counts_of_the_scenario_that_ran(any_scenario
 
 
 PASSED = {"verify_performance.txt": "TEST PASS", "verify_accuracy.txt": "TEST PASS"}
-#: What the rules ask of an Offline run of yolo.
+#: The requirements of the rules for an Offline run of yolo.
 ASKED = {"effective_min_duration_ms": 600000, "effective_samples_per_query": 1525}
 BASELINE, TESTED = "accuracy/baseline_accuracy.txt", "accuracy/compliance_accuracy.txt"
 DIFFERS = {**PASSED, "verify_accuracy.txt": "TEST FAIL", BASELINE: "mAP=53.0%"}

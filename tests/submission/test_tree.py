@@ -367,7 +367,7 @@ def test_one_scenario_alone_makes_a_tree(campaign):
     assert not measurement(asked, Scenario.SERVER).exists()
 
 
-#: What a short run, or a dataset of 200 samples, lacks; all else would be a fault of the tree itself.
+#: The findings on a short run, or a dataset of 200 samples; any other would be a fault of the tree itself.
 SHORT = {
     "RESULT-INVALID",
     "ACCURACY-SAMPLES",

@@ -20,7 +20,7 @@ from cm4vllm.submission.result_removal import remove_results
 from cm4vllm.submission.tree import build_tree, system_folder
 from cm4vllm.submission.tree_changes import digests
 
-#: What several results share: pages with a part for each, and the mapping.
+#: The files that several results share: pages with a part for each, and the mapping.
 SHARED = {"README.md", "documentation/calibration.md", "model_mapping.json"}
 
 

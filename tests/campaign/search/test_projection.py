@@ -56,7 +56,7 @@ def test_a_probe_far_below_the_limit_says_nothing_and_one_of_few_queries_neither
 def test_points_that_agree_are_taken_at_their_word_and_points_that_differ_are_joined_by_a_line():
     agreed = [Point(9.0, 10.0, 60.0), Point(9.9, 10.0, 60.0), Point(10.4, 10.0, 300.0)]
     assert meeting_point(agreed) == pytest.approx(10.0, rel=1e-3)
-    # What the first says of rates far above it is wrong by the half: between them lies the rate that is its own edge.
+    # The first one is wrong by the half about rates far above it: between them lies the rate that is its own edge.
     apart = [Point(5.0, 8.0, 600.0), Point(6.0, 5.0, 100.0)]
     assert 5.4 < meeting_point(apart) < 5.9
 

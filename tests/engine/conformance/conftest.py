@@ -60,7 +60,7 @@ class Engine:
             check=False,
         )
         assert got.exists(), done.stdout + done.stderr
-        # What differs between two homes, and nothing else, is made the same.
+        # Only the differences between two homes are removed.
         text = got.read_text().replace(str(place / "runs"), "(work)").replace(str(self.home), "(home)")
         return dict(json.loads(text))
 

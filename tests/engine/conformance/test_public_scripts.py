@@ -8,7 +8,7 @@ import re
 import pytest
 from tests.engine.conformance.conftest import Engine, ours_alone
 
-#: What works without a network: name -> requests, run one after the other in one home.
+#: Requests that work without a network, by name; those of a name run one after the other in one home.
 CASES = {
     "detect-os": [{"tags": "detect,os"}],
     "detect-cpu": [{"tags": "detect,cpu"}],

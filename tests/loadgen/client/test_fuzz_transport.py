@@ -33,7 +33,7 @@ INTERIM = (
     b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\nlink: </y>\r\n\r\n",
     b"HTTP/1.1 102 Processing\r\nx: " + b"y" * 20_000 + b"\r\n\r\n",
 )
-#: What the server meets where the client has closed; RuntimeError is uvloop's.
+#: The errors of a server whose client has closed; RuntimeError is uvloop's.
 GONE = (OSError, RuntimeError, asyncio.CancelledError)
 RESET = struct.pack("ii", 1, 0)
 

@@ -59,7 +59,7 @@ def test_its_percentiles_are_those_of_loadgen(tmp_path, make_settings):
     pytest.fail(f"LoadGen's percentiles less the client's, in ns, of three runs: {apart}")
 
 
-#: How far apart undisturbed runs may be, in ns, by percentile.
+#: The difference allowed between undisturbed runs, in ns, by percentile.
 _NEAR = {50: 2e6, 90: 10e6, 99: 50e6}
 
 

@@ -96,7 +96,7 @@ def test_an_accuracy_log_holds_what_the_tokenizer_makes_of_the_text(tmp_path, se
 def test_a_performance_run_counts_what_the_server_counts(tmp_path, settings_for, scenario):
     with TextServer(extra=lambda count: count // 60) as server:
         record = run(settings_for(server, scenario, "performance"), tmp_path / "run")
-        # What the probe asked is before, whatever it took.
+        # The questions of the probe come before, however many tokens they took.
         answered = [body for body in server.bodies if body["max_tokens"] == 128]
     result = read_performance(tmp_path / "run")
     assert result.errors == 0

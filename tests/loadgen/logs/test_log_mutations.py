@@ -13,7 +13,7 @@ RESULTS = {
     "Offline": "vLLM_8xL40S-reference-cpu-pytorch-v2.3.1-default_config/llama2-70b-99.9/offline",
 }
 PREFIX = ":::MLLOG "
-#: What stands in the place of a value: each type of JSON, and what no parser likes.
+#: Values that take the place of another one: each type of JSON, and texts that no parser takes.
 ODD_VALUES = (
     "null",
     "true",
@@ -46,7 +46,7 @@ MUTATIONS = 1500
 @pytest.fixture(params=RESULTS)
 def lines(request, neural_magic):
     path = neural_magic / "results" / RESULTS[request.param] / "performance" / "run_1" / DETAIL_LOG
-    # What LoadGen logs of itself and the order of the samples is half the log, and none of it is read.
+    # LoadGen's lines about itself and about the order of the samples are half the log, and none of them is read.
     return [
         line
         for line in path.read_text().splitlines(True)
