@@ -54,8 +54,8 @@ class KeptResult:
 def kept_result(step: Step, inputs: Mapping[str, str], env: Mapping[str, str], known: str) -> KeptResult:
     """Return the result that an earlier command left of a step.
 
-`env` is the environment that its recipe would get, with its `inputs`; `known` is the digest of the inputs with which
-    was done before, by the ledger.
+    `env` is the environment that its recipe would get, with its `inputs`; `known` is the digest of the step's earlier
+    inputs, by the ledger.
     """
     if step.product in _KINDS:
         try:

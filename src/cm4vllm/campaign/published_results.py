@@ -65,7 +65,7 @@ class PublishedResult(Record, frozen=True, kw_only=True):
 class PublishedRun(Record, frozen=True, kw_only=True):
     """A published result. `settings` are fields of CampaignSettings and ServerSettings, as it was measured with.
 
-`differences` are the points in which a run with these settings differs, and those that its files do not state.
+    `differences` are the points in which a run with these settings differs, and those that its files do not state.
     `accelerators` is 0 for a run on processors, which `accelerator` then names. `vllm` is empty where the release is
     not stated.
     """

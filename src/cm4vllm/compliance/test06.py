@@ -1,7 +1,7 @@
 """TEST06: the tokens of an answer are those that were reported, and it does not end with repeated end tokens.
 
-The official verification (compliance/TEST06/run_verification.py) decides by three checks. The checks of this module refuse what it
-refuses, and also what it lets pass:
+The official verification (compliance/TEST06/run_verification.py) decides by three checks. The checks of this module
+refuse all that it refuses. They also refuse what it lets pass because of these faults:
 
 - given an end token with -e it compares numbers with a text, so that its EOS check passes always;
 - it knows one end token, where a model may have several (llama3.1: 128001, 128008, 128009);

@@ -24,7 +24,7 @@ __all__ = [
 class HostFacts(Record, frozen=True, kw_only=True):
     """The operating system and what it runs on. `virtualised` is None where it is not known.
 
-`product` is the machine's name in the firmware, `hypervisor` that of the hypervisor below it.
+    `product` is the machine's name in the firmware, `hypervisor` that of the hypervisor below it.
     """
 
     os_name: str

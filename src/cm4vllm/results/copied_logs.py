@@ -61,9 +61,9 @@ _LEAST_ANSWERS = 2048
 
 
 class LogMarks(msgspec.Struct, frozen=True):
-    """A published log with its submitter and system, and the marks of its run: `times` each alone, `latencies` together.
+    """A published log with its submitter, its system and the marks of its run: each of `times`, all `latencies`.
 
-`answers` is the digest of a compliance test's answers: a model that has one answer to a sample repeats it elsewhere.
+    `answers` is the digest of a compliance test's answers: a model with one answer to a sample repeats it elsewhere.
     """
 
     file: str

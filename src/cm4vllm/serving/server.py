@@ -271,7 +271,7 @@ def stop(record: ServerRecord) -> None:
 def death_reason(record: ServerRecord) -> str | None:
     """Return why a server started here has ended, with lines of its log; None while it runs or was not started here.
 
-The supervisor notes the end of the server and ends its remaining processes. Of several servers the first is meant.
+    The supervisor notes the end of the server and ends its remaining processes. Of several servers the first is meant.
     """
     if record.owned and record.nodes:
         if (cause := _cause_on_nodes(record.nodes)) is not None:

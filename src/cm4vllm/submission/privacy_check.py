@@ -29,7 +29,7 @@ _UUID = re.compile(r'"uuid": "([^"]+)"')  # of GPUs and their parts, in machine.
 def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
     """Read every file of a submission tree. Raises SubmissionError where one names this machine, or holds a secret.
 
-`words` are the private words of the campaign that made it; without them they are read from the folder beside it.
+    `words` are the private words of the campaign that made it; without them they are read from the folder beside it.
     """
     folders = {folder for layout in tree_layouts() for folder in tree.glob(f"*/*/{layout.program}")}
     program: dict[str, bool] = {}

@@ -131,7 +131,7 @@ def _started(record: GraderRecord, grader: Grader, script: Path) -> Iterator[_Pr
 
 
 def _answered(record: GraderRecord, grader: Grader, judging: _Process, task: Mapping[str, str]) -> Verdict:
-    """Return the verdict on one task; a program among its answers runs in a sandbox of its own."""
+    """Return the verdict on one task; a program that is its answer runs in a sandbox of its own."""
     if grader.program is None:
         return _verdict(judging, task, [], grader.limits.seconds + _START_S)
     with _started(record, grader, grader.program) as program:

@@ -93,7 +93,7 @@ class Batch:
         return not (self._waiting or self._begun or self.answering)
 
     def step(self) -> tuple[float, list[int], list[int]]:
-        """Take a step; return its duration, the requests whose prompts it completes, and those whose answers it completes."""
+        """Take a step; return its duration, the requests whose prompts it ends, and those whose answers it ends."""
         system, answering, self.scheduled = self._system, self.answering, []
         while self.used + len(answering) > system.blocks and len(answering) + len(self._begun) > 1:
             self._preempt()

@@ -1,9 +1,9 @@
 """Plan of a run, made without writing, and without running any code of a script but its hook `plan`.
 
-The tree is walked as a run walks it, over the same tasks and scopes. What a script that runs would export is not known:
-its keys become facts (`run_facts.py`), and each value that depends on a fact says so. A script without customize.py and run.sh
-exports what its meta says, a cache entry what it holds, and a customize.py with a hook `plan` what that says
-(`recipe_code.py`): those are known.
+The tree is walked as a run walks it, over the same tasks and scopes. The exports of a script that runs are not known:
+its keys become facts (`run_facts.py`), and each value that depends on a fact says so. These exports are known: of a
+script without customize.py and run.sh those in its meta, of a cache entry those that it holds, of a customize.py with
+a hook `plan` those that the hook states (`recipe_code.py`).
 """
 
 from __future__ import annotations

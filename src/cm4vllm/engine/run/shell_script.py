@@ -1,4 +1,4 @@
-"""run.sh: the shell part of a script. Its exit status is reported as it is, and the processes that it started end with the run."""
+"""run.sh: the shell part of a script. Its exit status is reported as it is; its processes end with the run."""
 
 from __future__ import annotations
 
