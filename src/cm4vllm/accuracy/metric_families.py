@@ -234,7 +234,7 @@ def _weighted(samples: Samples, verdicts: Sequence[bool | None]) -> float | None
 
 
 def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:
-    """Return True for each right answer, False for a wrong one, None without a judge or with a grader that is not ready."""
+    """Return True for each right answer, False for a wrong one, None without a judge or a ready grader."""
     verdicts: list[bool | None] = [None] * len(samples.rows)
     for key, judges_it in judges.items():
         places = [place for place, row in enumerate(samples.rows) if _key(row, judges) == key]
