@@ -60,18 +60,9 @@ def energy_notes(part: Performance) -> list[str]:
     ]
 
 
-def _row(counted_energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
-    name = (
-        counted_energy.name
-        if counted_energy.serves
-        else f"{counted_energy.name} (the server did not compute on it: not counted)"
+def _row(energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
+    name = energy.name if energy.serves else f"{energy.name} (the server did not compute on it: not counted)"
+    within = (
+        f"1 of the counter is {energy.unit_j:g} J; both ends of the window together within {energy.within_j:,.3f} J"
     )
-    within = f"1 of the counter is {counted_energy.unit_j:g} J; both ends of the window together within {counted_energy.within_j:,.3f} J"
-    return (
-        name,
-        str(counted_energy.scope),
-        counted_energy.method,
-        f"{counted_energy.joules:,.3f}",
-        f"{counted_energy.joules / seconds:,.3f}",
-        within,
-    )
+    return (name, str(energy.scope), energy.method, f"{energy.joules:,.3f}", f"{energy.joules / seconds:,.3f}", within)
