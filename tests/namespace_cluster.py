@@ -85,29 +85,29 @@ class Cluster:
 
     def pids(self, node: str) -> list[int]:
         """Return the processes on a node beside its daemons."""
-        found = []
+        own_pids = []
         for pid in map(int, _run("ip", "netns", "pids", node).split()):
             try:
                 if pid not in self.daemons[node] and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    found.append(pid)
+                    own_pids.append(pid)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return own_pids
 
     def processes(self, node: str) -> list[str]:
         """Return the command lines of the processes on a node beside its daemons."""
-        found = []
+        own_pids = []
         for pid in self.pids(node):
             try:
-                found.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
+                own_pids.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return own_pids
 
     def wait_until_empty(self, timeout_s: float = 20) -> None:
         """Assert that no node has a process beside its daemons, within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while left := {node: found for node in self.nodes if (found := self.processes(node))}:
+        while left := {node: own_pids for node in self.nodes if (own_pids := self.processes(node))}:
             assert time.monotonic() < deadline, left
             time.sleep(0.2)
 

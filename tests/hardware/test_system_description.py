@@ -76,15 +76,15 @@ def test_a_server_over_nodes_that_are_alike_is_described_once(machine):
     assert description["system_name"].startswith("2-nodes-of-2x")
     assert "Network cards of a node: " in description["hw_notes"]
     assert NODES_DIFFER not in description["hw_notes"]
-    one = describe_system(machine, ASKED)
+    single = describe_system(machine, ASKED)
     same = set(KEYS) - {"number_of_nodes", "system_name", "hw_notes"}
-    assert {key: description[key] for key in same} == {key: one[key] for key in same}
+    assert {key: description[key] for key in same} == {key: single[key] for key in same}
 
 
 def test_nodes_that_differ_are_named_with_their_values(machine):
     gpus, other = (
         replace(machine, gpus=EIGHT),
-        replace(machine, gpus=[replace(one, name="NVIDIA H100") for one in EIGHT]),
+        replace(machine, gpus=[replace(gpu, name="NVIDIA H100") for gpu in EIGHT]),
     )
     other = replace(other, memory=replace(other.memory, total_bytes=2 * other.memory.total_bytes))
     description = describe_system(gpus, asked(used=[gpu.uuid for gpu in EIGHT], others=[other]))

@@ -102,7 +102,11 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
     command = ["unshare", "-Urn", sys.executable, "-c", SERVE, str(source), str(ptd), *waiting]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 143, done.stdout + done.stderr  # ended as `cm` is, which raises at a signal
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(process.info["cmdline"] or ())
+    ]
     session = PowerSession(tmp_path / "session")
     files = [path for path in session.folder.rglob("*") if path.is_file()]
     assert unmeasured(session) == () and session.simulated and len(files) == 12

@@ -82,3 +82,11 @@ def read_back(source: str, unit: str, value: float, roots: tuple[Path, ...]) -> 
     if unit == "samples" and value == logged[0] * logged[-1]:
         return value
     return float(logged[0]) / {"ms": 1e6}.get(unit, 1) / float(divisor.partition(" ")[0] or 1)
+
+
+def tokens_of_a_sample(logged: dict[str, float]) -> float:
+    samples = logged["result_query_count"] * (logged.get("generated_samples_per_query") or 1)
+    rate = next(value for key, value in logged.items() if key.endswith("tokens_per_second"))
+    if "result_max_latency_ns" in logged:
+        return rate * logged["result_max_latency_ns"] / 1e9 / samples
+    return rate * (samples - 1) / logged["result_completed_samples_per_sec"] / samples

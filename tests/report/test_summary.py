@@ -110,14 +110,6 @@ def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Pa
         assert row in page.text
 
 
-def tokens_of_a_sample(logged: dict[str, float]) -> float:
-    samples = logged["result_query_count"] * (logged.get("generated_samples_per_query") or 1)
-    rate = next(value for key, value in logged.items() if key.endswith("tokens_per_second"))
-    if "result_max_latency_ns" in logged:
-        return rate * logged["result_max_latency_ns"] / 1e9 / samples
-    return rate * (samples - 1) / logged["result_completed_samples_per_sec"] / samples
-
-
 def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_runs: Path) -> None:
     html = summary_html(measured_runs)
     page = Page(html)

@@ -53,8 +53,8 @@ def test_a_published_offline_result_has_tokens_and_samples_apart(published):
 
 @pytest.mark.parametrize(("name", "tokens"), [(H100, 294.1), (L40S, 292.9)])
 def test_the_tokens_of_a_sample_follow_from_the_rate_of_tokens(published, name, tokens):
-    found = figures(read_detail_log(published / name / "performance/run_1" / DETAIL_LOG))["tokens_per_sample"]
-    assert (found.value.unit, round(float(found.value), 1)) == ("tokens/sample", tokens)
+    derived = figures(read_detail_log(published / name / "performance/run_1" / DETAIL_LOG))["tokens_per_sample"]
+    assert (derived.value.unit, round(float(derived.value), 1)) == ("tokens/sample", tokens)
 
 
 def test_an_accuracy_log_that_was_truncated_for_submission_is_refused(published):

@@ -196,9 +196,9 @@ def test_the_table_says_what_to_serve_with():
 
 def test_an_engine_that_fits_a_node_stays_on_it():
     fit = advise(asked("llama-2-70b-chat-fp8", 16, H100, nodes=2))
-    one = advise(asked("llama-2-70b-chat-fp8", 8, H100))
-    assert (fit.tensor_parallel, fit.pipeline_parallel) == (one.tensor_parallel, one.pipeline_parallel)
-    assert fit.data_parallel == 2 * one.data_parallel
+    single = advise(asked("llama-2-70b-chat-fp8", 8, H100))
+    assert (fit.tensor_parallel, fit.pipeline_parallel) == (single.tensor_parallel, single.pipeline_parallel)
+    assert fit.data_parallel == 2 * single.data_parallel
     assert "2 of 8 GPUs, each engine within a node" in table(asked("llama-2-70b-chat-fp8", 16, H100, nodes=2), fit)
 
 

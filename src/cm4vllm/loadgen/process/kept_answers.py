@@ -249,8 +249,8 @@ def _begin(line: bytes) -> _Begin | None:
 def _answer(line: bytes) -> _Line | None:
     """Return the answer of a line; None for one that is none, or whose digest is another."""
     try:
-        found = msgspec.json.decode(line, type=_Line)
-        return found if found.digest == _digest(found.sample, found.answer) else None
+        answer = msgspec.json.decode(line, type=_Line)
+        return answer if answer.digest == _digest(answer.sample, answer.answer) else None
     except (msgspec.MsgspecError, ValueError):
         return None
 

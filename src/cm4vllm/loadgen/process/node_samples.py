@@ -39,14 +39,14 @@ class NodeSamples:
 
     def loads(self) -> list[MachineLoad]:
         """Return the work of each node during the run. A node without two samples is left out, with a warning."""
-        found = []
+        loads = []
         for number, path in enumerate(self.files, 1):
             load = _load(read_machine_samples(path))
             if load is None:
                 warn(f"node {number} of the server gave no samples of its processors")
             else:
-                found.append(load)
-        return found
+                loads.append(load)
+        return loads
 
     def write_gpus(self, path: Path) -> None:
         """Write the samples of all GPUs of all nodes as those of one machine; no file where there are none."""

@@ -71,8 +71,8 @@ def own_report(python: Path, model: str) -> NodeReport:
         model=model_digest(Path(model)),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
-        gpus=[one.gpu.name for one in gpus],
-        gpu_uuids=[one.uuid for one in gpus],
+        gpus=[gpu.gpu.name for gpu in gpus],
+        gpu_uuids=[gpu.uuid for gpu in gpus],
         machine=machine,
         interfaces={
             address.address.partition("%")[0]: name
