@@ -96,13 +96,13 @@ class Cluster:
 
     def processes(self, node: str) -> list[str]:
         """Return the command lines of the processes on a node beside its daemons."""
-        own_pids = []
+        lines = []
         for pid in self.pids(node):
             try:
-                own_pids.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
+                lines.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
             except psutil.NoSuchProcess:
                 continue
-        return own_pids
+        return lines
 
     def wait_until_empty(self, timeout_s: float = 20) -> None:
         """Assert that no node has a process beside its daemons, within `timeout_s`."""
