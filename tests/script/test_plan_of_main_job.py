@@ -9,9 +9,11 @@ import pytest
 from tests.script.main_job import EXPORTS, ROOT, asked, executed, planned
 
 from cm4vllm.campaign.ledger import State, read_ledger
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, ModelError
 from gpu_replay import Replay
 
+#: A Python that can train the tiny model: none is installed where a server is given.
+TRAINS = {"CM_VLLM_PYTHON_BIN_WITH_PATH": "/opt/vllm/bin/python"}
 CASES = [
     ("_vllm", {}, 700),
     ("_vllm", {"scenario": "Offline"}, 700),
@@ -36,9 +38,9 @@ CASES = [
     ("_vllm", {"search": "max-num-seqs:64..256", "search_minutes": "5"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge"}, 700),
     ("_vllm", {"model": "llama3.1-8b-edge", "execution_mode": "valid"}, 100),
-    ("_vllm", {"api_server": "http://127.0.0.1:1"}, 700),
+    ("_vllm", {"api_server": "http://127.0.0.1:1", "env": TRAINS}, 700),
     ("_vllm", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
-    ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name"}, 700),
+    ("_vllm,_tiny", {"api_server": "http://127.0.0.1:1", "vllm_model_name": "hub/name", "env": TRAINS}, 700),
     ("_vllm", {"vllm_model_name": "hub/name", "dataset_path": "FILES/cnn_eval.json"}, 700),
     ("_vllm", {"vllm_model_name": "hub/name"}, 700),
     ("_vllm", {"vllm_model_name": "llama-3.1-8b-instruct"}, 700),
@@ -88,6 +90,12 @@ def test_the_runs_of_a_job_start_no_server_of_their_own(tmp_path, files):
         node.tags for step in steps[1:] for node in step.children if "app,mlperf" in step.tags or "find," in step.tags
     ]
     assert tags and not [each for each in tags if each.startswith("run,vllm-server")]
+
+
+def test_the_tiny_model_that_a_given_server_serves_has_to_be_made_before_and_the_plan_says_so(tmp_path, files):
+    with pytest.raises(ModelError, match="the tiny model has not been made yet") as refused:
+        planned(tmp_path, asked(tmp_path, "_vllm,_tiny", {"api_server": "http://127.0.0.1:1"}, files))
+    assert "--tags=get,ml-model,_tiny" in refused.value.remedy
 
 
 def test_a_run_that_is_too_short_is_made_again(tmp_path, monkeypatch, files):

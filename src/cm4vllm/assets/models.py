@@ -51,7 +51,8 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
     name of the catalogue, which goes before all others. With `verify` files that were proved before are read again.
-    `python` is one that has torch, to train the tiny model with. `layers` are those of a dummy, None for all.
+    `python` is one that has torch, to train the tiny model with; where a server is given, at `api_server`, none is
+    installed. `layers` are those of a dummy, None for all.
     """
 
     source: Annotated[str, Key("CM_ML_MODEL_SOURCE_KIND")] = "tiny"
@@ -61,6 +62,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     verify: Annotated[bool, Key("CM_ML_MODEL_VERIFY")] = False
     revision: Annotated[str, Key("CM_ML_MODEL_REVISION")] = ""
     python: input_types.VllmPython = ""
+    api_server: input_types.ApiServer = ""
     layers: input_types.DummyLayers = None
 
 
@@ -89,6 +91,8 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
+    if settings.api_server and not settings.name and settings.source in ("tiny", "tiny-whisper"):
+        _require_python(settings.python, f"_{settings.source}")
     check_source(
         f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}", settings.layers
     )
