@@ -112,6 +112,8 @@ def _unknown(result: Result, part: Performance | Accuracy, keys: tuple[str, ...]
         if key in keys and not getattr(part.conditions, key):
             yield f"{name}.{key}"
     if isinstance(part, Performance):
-        for figure in part.figures.values():
-            if figure.why_no_interval:
-                yield f"{name}.{figure.name}: its interval"
+        lacking = [figure.name for figure in part.figures.values() if figure.why_no_interval]
+        if len(lacking) > 1 and not any(figure.interval for figure in part.figures.values()):
+            yield f"{name}: the intervals of its figures"
+        else:
+            yield from (f"{name}.{figure}: its interval" for figure in lacking)
