@@ -16,6 +16,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
     from cm4vllm.accuracy.scorer_needs import accuracy_folder, ready_graders
     from cm4vllm.accuracy.scoring import score_run
+    from cm4vllm.common.progress import say_text
+    from cm4vllm.report.run_table import score_table
 
     env = i["env"]
     folder = accuracy_folder(env)
@@ -25,5 +27,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         graders=ready_graders(env),
         speech_packages=env.get("CM_SPEECH_PACKAGES", ""),
     )
+    if not env.get("CM_MLPERF_RESULTS_DIR"):
+        say_text(score_table(folder))
     env["CM_MLPERF_ACCURACY_RECORD"] = str(folder / ACCURACY_FILE)
     return {"return": 0}

@@ -75,3 +75,13 @@ def test_a_run_alone_gets_the_sentence_model_that_it_needs(cm, accuracy_run):
     code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", f"--nltk_data={folder}", "--plan")
     assert code == 0, output
     assert "get,nltk-data" not in output
+
+
+def test_a_run_that_is_scored_alone_shows_its_scores(cm, accuracy_run):
+    folder = accuracy_run.write(["salt"], [(0, "salt")])
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}")
+    assert code == 0, output
+    assert "Offline accuracy on 1 of 13,368 samples:\n  ROUGE1 100" in output
+    assert f"scores:  {folder / 'accuracy.txt'}" in output
+    code, output = cm("process,mlperf,accuracy", f"--result_dir={folder}", "--env.CM_MLPERF_RESULTS_DIR=/results")
+    assert code == 0 and "ROUGE1" not in output, "the main job shows the scores of all runs together"

@@ -32,7 +32,7 @@ STAND_IN = {"cm4vllm_stand_in": True}
 
 
 class Subject(Protocol):
-    """What is trained: a model, and a batch for each step. It is made from the data and the seed."""
+    """The subject of a training, made from the data and the seed: a model, and a batch for each step."""
 
     model: Any
     batches: Sequence[Any]

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
+from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.common.terminal_text import printable
 from cm4vllm.report.campaign_verdict import (
     Kind,
@@ -30,7 +31,7 @@ from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 
-__all__ = ["aligned", "final_table", "latency", "one_line"]
+__all__ = ["aligned", "final_table", "latency", "one_line", "score_lines"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -103,12 +104,7 @@ def _above(report: Report) -> list[str]:
             lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
         record = measurement.accuracy.record if measurement.accuracy else None
         if record:
-            lines.append(
-                f"{measurement.scenario} accuracy on {number(record.samples)} of "
-                f"{number(report.benchmark.samples)} samples:"
-            )
-            lines += [f"  {score_in_words(score)}" for score in record.scores]
-            lines += [f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()]
+            lines += score_lines(measurement.scenario, record, report.benchmark.samples)
         if measurement.performance and (power := recorded_power(measurement.performance)):
             lines.append(f"{measurement.scenario} power: {power_words(power)}")
         if measurement.performance and energy_figures(measurement.performance):  # the page says why there is none
@@ -132,6 +128,15 @@ def _above(report: Report) -> list[str]:
             f"{'' if report.rehearsal else 'not stated: '}{', '.join(gaps)}", 110, subsequent_indent="  "
         )
     return [one_line(line) for line in lines]
+
+
+def score_lines(scenario: str, record: AccuracyRecord, whole: int) -> list[str]:
+    """Return the scores of an accuracy run as lines; `whole` is the number of samples of the benchmark's dataset."""
+    return [
+        f"{scenario} accuracy on {number(record.samples)} of {number(whole)} samples:",
+        *(f"  {score_in_words(score)}" for score in record.scores),
+        *(f"  {metric}: not scored: {why}" for metric, why in record.unscored.items()),
+    ]
 
 
 def _below(report: Report) -> list[str]:

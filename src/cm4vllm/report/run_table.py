@@ -1,19 +1,20 @@
-"""The table of one LoadGen run, which is printed where a run is made alone."""
+"""The table of one LoadGen run, and its scores, which are printed where a run is made or scored alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.final_table import aligned, latency, one_line
+from cm4vllm.report.final_table import aligned, latency, one_line, score_lines
 from cm4vllm.report.formatting import rate, result_figure
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance
 from cm4vllm.rules import Mode
 
-__all__ = ["run_table"]
+__all__ = ["run_table", "score_table"]
 
 _COLUMNS = ("run", "metric", "samples/s", "result", "TTFT p99", "TPOT p99")
 
@@ -33,9 +34,29 @@ def run_table(folder: Path) -> str:
         *(f"{title} is INVALID: {reason}" for reason in reasons),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",
-        *([] if performance else [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]),
+        *_next(run, folder),
     ]
     return "\n".join(map(one_line, lines))
+
+
+def score_table(folder: Path) -> str:
+    """Return the scores of the run in a folder, as `process,mlperf,accuracy` left them. Raises CmError."""
+    run, record = read_record(folder / RUN_FILE, RunRecord), read_record(folder / ACCURACY_FILE, AccuracyRecord)
+    lines = [
+        *([f"*** {run.notice} ***"] if run.notice else []),
+        *score_lines(str(run.settings.scenario), record, run.settings.terms.samples),
+        f"scores:  {folder / ACCURACY_TEXT}",
+    ]
+    return "\n".join(map(one_line, lines))
+
+
+def _next(run: RunRecord, folder: Path) -> list[str]:
+    """Return the command that scores or verifies a run; none for a performance run."""
+    if run.settings.compliance_test:
+        return [f"next:    cm run script --tags=process,mlperf,compliance --test_dir={folder}"]
+    if run.settings.mode is Mode.ACCURACY:
+        return [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]
+    return []
 
 
 def _figures(title: str, performance: Performance) -> tuple[str, ...]:
