@@ -32,7 +32,6 @@ __all__ = [
     "check_source",
     "check_unchanged",
     "provide",
-    "tokenizer_file",
     "tokenizer_sha256",
 ]
 
@@ -120,18 +119,6 @@ def check_source(variation: str, layers: int | None = None) -> None:
         catalogue().model(where)
     elif source == "mlcommons":
         _hosted(where)
-
-
-def tokenizer_file(model_path: str) -> Path:
-    """Return a model's tokenizer. Raises ModelError where it has none that can be used."""
-    path = Path(model_path) / "tokenizer.json"
-    if not model_path or not path.is_file():
-        raise ModelError(
-            "the tokens of this server cannot be counted without the tokenizer of its model",
-            cause=f"the server gives text and no token ids, and {model_path or 'the model'} has no {path.name}",
-            remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json",
-        )
-    return path
 
 
 def tokenizer_sha256(record: ModelRecord) -> str:

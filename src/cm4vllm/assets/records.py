@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from cm4vllm.common.errors import ModelError
 from cm4vllm.common.records import Record
 
 __all__ = [
@@ -79,6 +82,18 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     def is_dummy(self) -> bool:
         """True for random weights: the answers mean nothing, and each has the length that was requested."""
         return DUMMY_SOURCE in self.source
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The model's tokenizer. Raises ModelError where it has none that can be used."""
+        path = Path(self.path) / "tokenizer.json"
+        if not self.path or not path.is_file():
+            raise ModelError(
+                "the tokens of this server cannot be counted without the tokenizer of its model",
+                cause=f"the server gives text and no token ids, and {self.path or 'the model'} has no {path.name}",
+                remedy="name the model by --vllm_model_name, a hub id or a folder with its tokenizer.json",
+            )
+        return path
 
 
 class DatasetRecord(Record, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -229,3 +231,9 @@ def test_what_the_client_did_during_the_run_is_recorded(tmp_path, make_settings)
     assert 0 < worker.cpu_s < worker.wall_s
     assert record.client.reported_tokens == record.client.completion_tokens
     assert record.client.connections >= 1
+
+
+def test_a_worker_starts_without_numpy():
+    """Its start and its memory count for each run, and it computes nothing."""
+    code = "import sys, cm4vllm.loadgen.client.worker; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

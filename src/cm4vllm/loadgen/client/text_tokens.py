@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.assets.models import tokenizer_file
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_wire import TextAnswer
@@ -70,7 +69,7 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
         return None
     return TextSettings(
         dialect=dialect,
-        tokenizer=str(tokenizer_file(settings.model.path)),
+        tokenizer=str(settings.model.tokenizer_file),
         every=settings.logs_answers,
         labels=settings.terms.labels,
     )
@@ -162,7 +161,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
     """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(tokenizer_file(settings.model.path)))
+    tokenizer = Tokenizer.from_file(str(settings.model.tokenizer_file))
     texts, changed = [], 0
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
