@@ -181,8 +181,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_inside(root: Path, path: Path) -> bool:
-    """Tell whether a file, or what a link names, lies in the repository."""
-    return path.resolve().is_relative_to(root)
+    """Tell whether a file that git lists, or what it names as a link, lies in the repository."""
+    return not path.is_symlink() or path.resolve().is_relative_to(root)
 
 
 def _digest(path: Path) -> str:

@@ -34,16 +34,22 @@ class KeptMetas:
     def __init__(self, store: str) -> None:
         self._kept = KeptValues[dict[str, Any]](store, lambda value: marshal.dumps(value, _FORMAT), marshal.loads)
         self._new: list[tuple[str, list[int], dict[str, Any]]] = []
+        self._read: dict[str, tuple[list[int], dict[str, Any]]] = {}
 
     def read(self, folder: str) -> dict[str, Any]:
         """Return the meta of the script in `folder`. Raises RecipeError when it, or a part of it, cannot be read."""
         signature, changed_at = signature_of(folder)
+        before, meta = self._read.get(folder, ([], {}))  # many recipes refer to the inputs of a few
+        if signature and before == signature:
+            return meta
         if (known := self._kept.get(folder, signature)) is not None:
+            self._read[folder] = signature, known
             return known
         meta = read_meta(folder)
         require_shapes(folder, meta)
         if changed_at < time.time() - SETTLED_S:
             self._new.append((folder, signature, meta))
+            self._read[folder] = signature, meta
         return meta
 
     def keep(self) -> None:
