@@ -35,9 +35,9 @@ class Listing:
     """The files below a folder; its folders, those without an entry, and those that cannot be listed, with the reason.
 
     `state` is a digest of the names, kinds, sizes, inodes and times of all of them: while it is the same, so are the
-    files. A file that is written has another time of change (ctime), which no program can set as it likes. It is empty
-    where that is no proof: a link leads to a folder elsewhere, or something was changed less than RECENT_S before, and
-    may be changed again within the precision of the file system's times.
+    files. A file that is written has another time of change (ctime), which no program can set as it likes. `state` is
+    empty where it proves nothing: where a link leads to a folder elsewhere, or where a file was changed less than
+    RECENT_S before and may change again within the precision of the file system's times.
     """
 
     files: list[ListedFile] = field(default_factory=list)

@@ -265,10 +265,10 @@ def _without_token(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def niceness(settings: ServerSettings) -> int:
-    """Return how much more niceness than its client the server has while the latency of its answers is measured.
+    """Return the niceness that the server has above its client's while the latency of its answers is measured.
 
-    It is 10 where it computes on the client's processors. vLLM's processes and threads keep all cores busy, also while
-    they wait for each other. On two cores that kept a client which needs 4 % of one for up to 2 s from running.
+    It is 10 where both compute on the same processors. vLLM's processes and threads keep all cores busy, also while
+    they wait for each other: on two cores, a client that needs 4 % of a core waited for up to 2 s.
     """
     return 10 if settings.device == "cpu" else 0
 

@@ -88,7 +88,9 @@ def installed_version(package: str) -> str:
 
 
 def require_package(package: str, condition: str, options: PipOptions) -> dict[str, str]:
-    """Have a package in a version that `condition` allows (`==1.2`, `>=1,<=2`, or empty), and return {name: version}.
+    """Install a package, unless a version that `condition` allows (`==1.2`, `>=1,<=2`, or empty) is there already.
+
+    Returns {name: version}.
 
     Raises UsageError without a name and InstallError when pip fails.
     """

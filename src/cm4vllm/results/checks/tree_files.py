@@ -131,7 +131,7 @@ def _beside_results(submission: Submission) -> Iterator[Fault]:
         return  # the root of a whole round is a repository's
     for path in sorted(root.iterdir()):
         if path.is_file() and path.suffix not in (".md", ".pdf") and not path.name.startswith("."):
-            yield Fault("a file beside the divisions that is no page", _name(submission, path))
+            yield Fault("an unexpected file beside the folders of the divisions", _name(submission, path))
 
 
 def _beside_logs(submission: Submission) -> Iterator[Fault]:

@@ -27,8 +27,8 @@ from cm4vllm.submission.capsule.consent import (
 
 __all__ = ["replay_words", "with_scenarios"]
 
-#: Flags that say where a job's files go and what it prints, not what it measures; and those that make it search for
-#: what the first run found: rates and server settings, which are fixed instead.
+#: Flags for the places of a job's files and for its output, which change nothing that is measured; and the flags of
+#: searches: a replay has the rates and server settings of the first run.
 _NOT_REPEATED = (
     *("output_dir", "results_dir", "rerun", "plan", "submitter", "clean", "serve", "published_results"),
     *("quiet", "silent", "s", "verbose", "v", "time", "space", "j", "json", "out", "print_deps", "print_env"),
