@@ -9,7 +9,7 @@ from cm4vllm.rules import endpoints_benchmarks
 
 def plan(tmp_path, **given):
     stated = tmp_path / "submitter.yaml"
-    stated.write_text("node: {driver: none, filesystem: ext4}\n")
+    stated.write_text("node: {driver: none, filesystem: ext4, host_processor_vcpu_count: 4}\n")
     return plan_job(
         {
             "CM_MLPERF_OUTPUT_DIR": str(tmp_path / "out"),
@@ -23,6 +23,17 @@ def plan(tmp_path, **given):
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8000", "localhost:8000,http://[::1]:8001"])
 def test_a_server_of_this_machine_is_measured(tmp_path, address):
     assert plan(tmp_path, CM_MLPERF_INFERENCE_API_SERVER=address)["steps"]
+
+
+def test_what_the_bundle_needs_of_a_node_of_a_given_server_is_asked_for_by_the_plan(tmp_path):
+    given = {"CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:8000", "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": ""}
+    needed = "driver and filesystem and host_processor_core_count or host_processor_vcpu_count"
+    with pytest.raises(UsageError, match=f"does not state {needed} of a node"):
+        plan(tmp_path, **given)
+    stated = tmp_path / "without.yaml"
+    stated.write_text("node: {driver: none, filesystem: ext4}\n")
+    with pytest.raises(UsageError, match="does not state host_processor_core_count or host_processor_vcpu_count"):
+        plan(tmp_path, **{**given, "CM_MLPERF_ENDPOINTS_SUBMITTER_FILE": str(stated)})
 
 
 @pytest.mark.parametrize("address", ["http://gpu-7.lab.example:8000", "http://127.0.0.1:8000,203.0.113.7:8000"])

@@ -54,3 +54,7 @@ def test_a_key_of_a_node_that_is_neither_detected_nor_stated_is_asked_for():
     with pytest.raises(SubmissionError, match="lacks driver, filesystem") as refused:
         system_document(DESCRIPTION, {**STATED, "node": {}}, detected={}, **given)
     assert "--submitter_file" in str(refused.value)
+    virtual = {**DESCRIPTION, "host_processor_core_count": "2 virtual cores"}
+    with pytest.raises(SubmissionError, match="lacks host_processor_core_count or host_processor_vcpu_count"):
+        system_document(virtual, {**STATED, "node": {}}, detected=detected, **given)
+    assert system_document(virtual, STATED, detected={**detected, "host_processor_vcpu_count": 2}, **given)

@@ -25,7 +25,7 @@ KEY, VARIABLE, SAMPLES = "sk-made-up-for-this-test-7261934", "SMALL_SERVER_KEY",
 
 def test_a_job_with_a_key_writes_it_nowhere(tmp_path):
     stated = tmp_path / "submitter.yaml"
-    stated.write_text("node: {driver: none, filesystem: ext4}\n")
+    stated.write_text("node: {driver: none, filesystem: ext4, host_processor_vcpu_count: 2}\n")
     with (
         TextServer(takes_ids=True, takes_text=False, refuses=(), done=True, lists_models=True) as server,
         Gateway(server.endpoint, key=KEY) as gateway,

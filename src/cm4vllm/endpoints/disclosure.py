@@ -7,7 +7,7 @@ the official checker then says that it is missing. Keys and words are those of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ __all__ = [
     "Disclosure",
     "PointFacts",
     "WarmUp",
+    "missing_of_node",
     "point_document",
     "region_word",
     "system_document",
@@ -161,7 +162,7 @@ def system_document(
         **parallel,
     }
     node |= stated.get("node", {})
-    if missing := [key for key in REQUIRED_OF_NODE if not node.get(key)]:
+    if missing := missing_of_node(node, REQUIRED_OF_NODE):
         raise SubmissionError(
             f"the system's description lacks {', '.join(missing)}",
             cause="the official builder needs them of each node, and they were not detected on this machine",
@@ -171,8 +172,17 @@ def system_document(
     return _given(document) | {"node_types": [_given(node)]}
 
 
-#: What the checker's model of a node requires.
+def missing_of_node(node: Mapping[str, Any], required: Sequence[str]) -> list[str]:
+    """Return which of the `required` keys a node lacks, and the size of its processors where it has neither key."""
+    missing = [key for key in required if not node.get(key)]
+    if not any(node.get(key) for key in _PROCESSORS):
+        missing.append(" or ".join(_PROCESSORS))
+    return missing
+
+
+#: What the checker's model of a node requires, and the keys of which it requires one.
 REQUIRED_OF_NODE = ("host_memory_configuration", "host_network_card_count", "driver", "filesystem")
+_PROCESSORS = ("host_processor_core_count", "host_processor_vcpu_count")
 _NODE_TEXTS = (
     "host_memory_capacity",
     "host_memory_configuration",

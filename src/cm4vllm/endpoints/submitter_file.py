@@ -27,6 +27,7 @@ TEMPLATE = """\
 #node:                         # keys of each of its nodes
 #  driver: 580.65.06
 #  filesystem: ext4
+#  host_processor_core_count: 96
 #  host_memory_configuration: 12x 64 GB DDR5-4800
 #  host_network_card_count: "2"
 #  cooling: air

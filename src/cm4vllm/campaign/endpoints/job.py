@@ -23,6 +23,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import read_settings
 from cm4vllm.endpoints.curve_plan import placed_points
+from cm4vllm.endpoints.disclosure import missing_of_node
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
 from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.submitter_file import read_submitter_file
@@ -113,7 +114,7 @@ def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
     _require_own_address(job.settings.api_server)
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)
-    unstated = [key for key in ("driver", "filesystem") if not stated.node.get(key)]
+    unstated = missing_of_node(stated.node, ("driver", "filesystem"))
     if job.settings.api_server and unstated:
         raise UsageError(
             f"--submitter_file does not state {' and '.join(unstated)} of a node",
