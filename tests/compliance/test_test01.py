@@ -11,10 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cm4vllm.common.errors import InstallError, RunFailed
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import InstallError, InvalidResult, RunFailed
 from cm4vllm.compliance import test01
 from cm4vllm.compliance.logged_answers import logged_data, read_answers
+from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.compliance.run_verdict import LoggedRun
+from cm4vllm.compliance.verification import require_passed
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.rules import Mode, Scenario, audit, terms
 
@@ -158,3 +161,25 @@ def test_other_answers_need_the_normaliser_and_a_test_needs_the_results_runs(res
     (run.folder.parent / "accuracy").rmdir()
     with pytest.raises(RunFailed, match="needs the accuracy run"):
         test01.verify(run)
+
+
+@pytest.mark.parametrize("notice", ["", REHEARSAL_NOTICE])
+def test_another_speed_alone_fails_a_result_and_not_a_rehearsal(result, notice):
+    def record(**more):
+        verdict = test01.verify(result(more.pop("tested", [(0, "salt and cork")]), **more))
+        kept = {"test": "TEST01", "round": "v6.1", "benchmark": "whisper", "scenario": Scenario.OFFLINE}
+        kept |= {"answers": 1, "file": "", "log_sha256": "", "source": "", "notice": notice}
+        return ComplianceRecord(**kept, passed=verdict.passed, checks=verdict.checks)
+
+    require_passed(record())
+    slow = record(rates=(100.0, 89.0))
+    assert not slow.passed
+    if notice:
+        require_passed(slow)
+    else:
+        with pytest.raises(InvalidResult) as refused:
+            require_passed(slow)
+        assert "--rerun" in refused.value.remedy
+    for wrong in (record(valid=(True, False)), record(tested=[(0, "xalt and corn")], rates=(100.0, 89.0))):
+        with pytest.raises(InvalidResult):
+            require_passed(wrong)

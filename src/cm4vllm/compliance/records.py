@@ -12,11 +12,15 @@ COMPLIANCE_FILE = "compliance.json"
 
 
 class CheckResult(Record, frozen=True, kw_only=True):
-    """One check of a test. `passed` is None where the scenario has nothing to check; `found` says in words what was."""
+    """One check of a test. `passed` is None where the scenario has nothing to check; `found` says in words what was.
+
+    `compares_speed` marks a check of how fast the run was.
+    """
 
     name: str
     passed: bool | None
     found: str
+    compares_speed: bool = False
 
 
 class ComplianceRecord(Record, frozen=True, kw_only=True):

@@ -142,4 +142,4 @@ def _speed(result: PerformanceResult, test: PerformanceResult) -> tuple[str, Che
     last = "TEST PASS" if passed else "TEST FAIL: Test score invalid"
     text = f"{begin}Reference score = {theirs}\nTest score = {ours}\n{last}\n"
     words = f"{ours:g} samples/s beside {theirs:g} of the result; {_APART:.0%} apart are allowed"
-    return text, CheckResult(name=PERFORMANCE, passed=passed, found=words)
+    return text, CheckResult(name=PERFORMANCE, passed=passed, found=words, compares_speed=True)
