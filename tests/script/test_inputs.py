@@ -242,6 +242,12 @@ OTHERS = {
     "exclusive",
     "qos",
     "constraint",
+    "command",
+    "ipc",
+    "network",
+    "rm",
+    "ulimit",
+    "volume",
 }
 KNOWN = {flag for script in SCRIPTS for flag in script.input_mapping} | ENGINE_FLAGS
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "script").glob("*/README.md"))]

@@ -1,8 +1,8 @@
 """The table of known failures, against logs.
 
-recorded/logs holds the ends of what vLLM 0.32.0's CPU build wrote when it was started wrongly, each named after the
-failure. recorded/composed holds single lines put together from the texts in the sources of vLLM 0.32.0, PyTorch and
-huggingface_hub, for what cannot be made to fail on a CPU.
+recorded/logs holds the ends of what vLLM 0.32.0's CPU build, or podman, wrote when it was started wrongly, each named
+after the failure. recorded/composed holds single lines put together from the texts in the sources of vLLM 0.32.0,
+PyTorch, huggingface_hub and podman, for what cannot be made to fail on a CPU.
 """
 
 from pathlib import Path

@@ -174,3 +174,25 @@ def test_descendants_are_found_through_generations():
     finally:
         child.communicate(b"\n")
     assert parent_of(child.pid) is None
+
+
+def test_a_container_gets_the_pipe_a_name_and_the_supervisors_number(tmp_path):
+    code = "import os, sys; print(*sys.argv[1:], os.listdir(sys.argv[1]), flush=True)"
+    given = {
+        "argv": [sys.executable, "-c", code, "{watched}", "{container}", "{supervisor}"],
+        "env": {},
+        "log": str(tmp_path / "server.log"),
+        "state": str(tmp_path / "state.json"),
+        "grace_s": 1.0,
+        "last": ["/bin/sh", "-c", f"echo {{container}} > {tmp_path}/removed"],
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(given))
+    process = subprocess.Popen(
+        [sys.executable, "-m", module.__name__, str(tmp_path / "spec.json")], stdin=subprocess.PIPE
+    )
+    assert process.wait(10) == 0
+    process.stdin.close()
+    watched, name, supervisor, *files = (tmp_path / "server.log").read_text().split()
+    assert (files, int(supervisor)) == (["['supervisor']"], process.pid)
+    assert not Path(watched).exists()
+    assert (tmp_path / "removed").read_text() == f"{name}\n"

@@ -96,7 +96,9 @@ def _language_data(job: Job) -> Iterator[Step]:
     if job.benchmark.media is Media.AUDIO and not job.settings.rehearse:
         yield Step(
             name="speech packages",
-            tags="get,speech-packages" if job.settings.served else "get,speech-packages,_server",
+            tags="get,speech-packages"
+            if job.settings.served or job.settings.container
+            else "get,speech-packages,_server",
             gives="readers of audio, and whisper's normaliser, for the scores",
         )
 

@@ -17,7 +17,8 @@ from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.campaign.asset_sources import AssetInputs, sources
 from cm4vllm.campaign.capabilities import runnable_benchmarks, unscored
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.containers import engine_version, engines, installed_engines, missing_hook, require_ready
+from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import free_bytes
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.records import Record
@@ -93,12 +94,14 @@ def report_machine(settings: MachineSettings, home: Path, installation: Sequence
     round_ = round_terms(settings.round)
     devices, lacking = _devices()
     rows = benchmark_rows(round_.name, devices)
-    missing = [*lacking, *_assets(rows, home, os.environ), *installation, *_unready()]
-    for line in _page(round_.name, devices, rows, missing):
+    containers, unusable = _containers(devices)
+    missing = [*lacking, *unusable, *_assets(rows, home, os.environ), *installation, *_unready()]
+    for line in _page(round_.name, devices, containers, rows, missing):
         say_text(line)
     return {
         "round": round_.name,
         "devices": [asdict(device) for device in devices],
+        "container_engines": containers,
         "benchmarks": [asdict(row) for row in rows],
         "missing": [asdict(lack) for lack in missing],
     }
@@ -127,6 +130,23 @@ def _devices() -> tuple[list[Device], list[Missing]]:
         if name == DEVICES[0] or own:
             devices.append(Device(name, len(own), float(min(own, default=free_memory()))))
     return devices, lacking
+
+
+def _containers(devices: Iterable[Device]) -> tuple[list[str], list[Missing]]:
+    """Return the engines that can run containers here, with their versions, and what others and GPUs in them lack."""
+    usable, lacking = [], []
+    for engine in installed_engines():
+        try:
+            require_ready(engine)
+        except InstallError as error:
+            lacking.append(Missing(engine.name, f"{error.what}: {error.cause}", error.remedy))
+            continue
+        usable.append(f"{engine.name} {engine_version(engine)}".strip())
+        for device in devices:
+            if (hook := missing_hook(engine, device.name)) is not None:
+                text = f"{engine.name} gives no container a {VENDORS[device.name]} GPU"
+                lacking.append(Missing(f"device {device.name} in containers", text, hook.remedy))
+    return usable, lacking
 
 
 def _row(benchmark: BenchmarkTerms, device: Device) -> Row:
@@ -251,7 +271,13 @@ def _unready() -> list[Missing]:
     ]
 
 
-def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missing: Sequence[Missing]) -> Iterator[str]:
+def _page(
+    round_name: str,
+    devices: Sequence[Device],
+    containers: Sequence[str],
+    rows: Sequence[Row],
+    missing: Sequence[Missing],
+) -> Iterator[str]:
     host = detect_host()
     yield "This machine"
     for line in (
@@ -261,6 +287,8 @@ def _page(round_name: str, devices: Sequence[Device], rows: Sequence[Row], missi
     ):
         yield from _wrapped(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
+    none = f"none of {', '.join(engines())} can be used: vLLM cannot be taken from an image"
+    yield f"  engines for containers: {', '.join(containers) or none}"
     yield f"\nWhat it can run: round {round_name}, open division"
     yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"
     yield f"      cm run script --tags={_tags(round_name)} --model=BENCHMARK"

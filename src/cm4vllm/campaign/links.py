@@ -153,7 +153,8 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     if inputs.served:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
-    if media_of(read_settings(LaunchSettings, env)) is Media.AUDIO:
+    settings = read_settings(LaunchSettings, env)
+    if media_of(settings) is Media.AUDIO and not settings.container:  # an image has its own
         variant["CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES"] = "yes"
     if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
         return variant

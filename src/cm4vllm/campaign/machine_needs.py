@@ -94,7 +94,7 @@ def _demand(
         servers=_servers(job),
         api_processes=0 if job.settings.api_server else api_processes(options),
         tcp=not urls or not all(url.startswith("unix:") for url in urls),
-        ring_buffer_bytes=0 if job.settings.rehearse else ring_buffer_bytes(options),
+        ring_buffer_bytes=0 if job.settings.rehearse or job.settings.container else ring_buffer_bytes(options),
         workers=job.settings.num_workers or 0,
     )
 

@@ -90,6 +90,7 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
     num_workers: input_types.NumWorkers = None
     max_in_flight: input_types.MaxInFlight = None
+    container: input_types.ContainerImage = ""
     replicas: input_types.Replicas = None
     tp_size: input_types.TpSize = None
     pp_size: input_types.PpSize = None

@@ -123,7 +123,8 @@ class SystemAsked:
     """The subject of a system description.
 
     `vllm` is the version of a server that is vLLM, `software` the name of one that may be another, both empty where
-    there is none, and `packages` has the versions of its others. `used` names the GPUs or
+    there is none, and `packages` has the versions of its others. `container` names the image that it runs from and the
+    engine, empty where it runs from none. `used` names the GPUs or
     MIG parts that the server uses by their UUIDs, None where that is not known; empty is the CPU backend. `here` is
     false when the server runs on another machine than this one: then nothing that is detected belongs to it. `stated`
     is what the user's system file says, `confirmed` the keys of it that stand against the table of known hardware.
@@ -136,6 +137,7 @@ class SystemAsked:
     vllm: str
     software: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
+    container: str = ""
     used: Sequence[str] | None = None
     here: bool = True
     rehearsal: bool = False
@@ -156,7 +158,10 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
         "division": asked.division,
         "submitter": asked.submitter,
         "status": "rdi",
-        "sw_notes": "" if "status" in asked.stated else STATUS_NOT_STATED,
+        "sw_notes": _joined(
+            f"vLLM was run from {asked.container}." if asked.container else "",
+            "" if "status" in asked.stated else STATUS_NOT_STATED,
+        ),
         "system_type": asked.system_type,
         "framework": f"vLLM {asked.vllm}" if asked.vllm else asked.software,
     }

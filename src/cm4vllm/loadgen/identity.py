@@ -109,7 +109,7 @@ def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
     members = [_at_present(before, other) for before, other in zip(kept.members, now.members, strict=True)]
     present = iter(_without_address(now.argv))
     argv = [word if of_address else next(present) for word, of_address in _by_part(kept.argv)]
-    return replace(kept, argv=argv, env=now.env, ca_file=now.ca_file, members=members)
+    return replace(kept, argv=argv, env=now.env, container=now.container, ca_file=now.ca_file, members=members)
 
 
 def _model(model: ModelRecord) -> ModelRecord:
@@ -142,6 +142,7 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
         ready_after_s=None,
         argv=[Path(program).name, *(_content(word, model_path) for word in _without_address(words))],
         env=_environment(server.env, model_path),
+        container=replace(server.container, mounts=[], passed=[]) if server.container else None,
     )
 
 

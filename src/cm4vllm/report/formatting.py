@@ -13,6 +13,7 @@ from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance
+from cm4vllm.serving.containers.server_container import published_run
 from cm4vllm.serving.records import Prompts, ServerRecord
 from cm4vllm.serving.text_servers import counting
 
@@ -205,6 +206,14 @@ def server_words(server: ServerRecord, model_path: str) -> tuple[dict[str, str],
     env = [f"{name}={value}" for name, value in sorted(server.env.items())]
     words = published_words([*env, Path(server.argv[0]).name, *server.argv[1:]], names, hosts_of(server))
     return dict(word.split("=", 1) for word in words[: len(env)]), words[len(env) :]
+
+
+def container_command(server: ServerRecord, model_path: str) -> str:
+    """Write the command of the engine that ran the server's command in a container, with the same variables."""
+    if server.container is None:
+        return ""
+    names = {model_path: "MODEL"}
+    return shell_line(published_words(published_run(server.container, server.argv), names, hosts_of(server)))
 
 
 def typed_command(command: str, server: ServerRecord) -> str:

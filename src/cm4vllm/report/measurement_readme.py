@@ -46,6 +46,7 @@ def _text(report: Report, measurement: Result) -> str:
         server=run.settings.server,
         command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=formatting.server_command(run.settings.server, run.settings.model.path),
+        container_command=formatting.container_command(run.settings.server, run.settings.model.path),
         versions=versions(report, run),
         missing=missing(report),
         w=formatting,

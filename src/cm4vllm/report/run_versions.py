@@ -24,4 +24,9 @@ def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
     software, version = run.settings.server.software, run.settings.server.version
     server = {software: version} if software and version else {}
     server |= {name: version for name, version in sorted(run.settings.server.packages.items()) if name != "vllm"}
+    if (container := run.settings.server.container) is not None:
+        server |= {
+            "container image": f"{container.image} ({container.digest})",
+            container.engine: container.engine_version,
+        }
     return {where: known for where, known in (("Harness", harness), ("Server", server)) if known}

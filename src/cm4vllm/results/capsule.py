@@ -33,7 +33,10 @@ class CapsuleScript(Record, frozen=True, kw_only=True):
 
 
 class CapsuleServer(Record, frozen=True, kw_only=True):
-    """The server: how it was started, where that is known. `packages` are those of its environment."""
+    """The server: how it was started, where that is known. `packages` are those of its environment.
+
+    `container` has the image that it ran from, its digest, and the engine with its version; empty where there was none.
+    """
 
     software: str = ""
     version: str = ""
@@ -43,6 +46,7 @@ class CapsuleServer(Record, frozen=True, kw_only=True):
     max_model_len: int | None = None
     packages: dict[str, str] = {}
     contents: dict[str, str] = {}
+    container: dict[str, str] = {}
 
 
 class Capsule(Record, frozen=True, kw_only=True):

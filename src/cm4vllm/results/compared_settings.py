@@ -154,7 +154,7 @@ def _server(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
         yield Group.SERVER, "endpoints", server.endpoints
     if capsule.made_from == RUN_RECORDS:
         yield Group.SERVER, "started by cm4vllm", "yes" if server.command else "no"
-    for name, value in server.env.items():
+    for name, value in (server.container | server.env).items():
         yield Group.SERVER, name, value
     if server.command:
         program = itertools.takewhile(lambda word: not word.startswith("--"), server.command)

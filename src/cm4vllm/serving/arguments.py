@@ -24,6 +24,7 @@ from cm4vllm.serving.records import Api
 __all__ = [
     "ServerSettings",
     "completed",
+    "hub_folder",
     "niceness",
     "preset_options",
     "ray_env",
@@ -50,7 +51,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With
     `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked. `load_format` dummy fills
     the weights with random numbers. `required` are options that the rules of the benchmark ask for, and
-    `speech_packages` the folder of what it reads audio with.
+    `speech_packages` the folder of what it reads audio with. With `container`, an image, it has the packages of that.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -83,6 +84,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
     speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
+    container: input_types.ContainerImage = ""
     required: dict[str, str] = {}
 
     @property
@@ -275,7 +277,10 @@ def niceness(settings: ServerSettings) -> int:
 
 def server_env(settings: ServerSettings) -> dict[str, str]:
     """Return what the server's environment has in addition to the present one; nothing of it is secret."""
-    local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if Path(settings.model).is_dir() else {}
+    is_local = Path(settings.model).is_dir()
+    local = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if is_local else {}
+    if settings.container and not is_local:
+        local = {"HF_HOME": str(hub_folder())}
     # vLLM's CPU platform makes "mp" of "uni" unless this is 0; the HTTP server has a process of its own either way.
     one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.distributed_executor_backend == "uni" else {}
     cpu = (
@@ -288,11 +293,12 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
                 if settings.threads
                 else {"VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
             ),
-            **fp8_env(Path(settings.model)),
+            **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
-    paths = [cpu.pop("PYTHONPATH", ""), settings.speech_packages if settings.api is Api.TRANSCRIPTIONS else ""]
+    speech = settings.api is Api.TRANSCRIPTIONS and not settings.container
+    paths = [cpu.pop("PYTHONPATH", ""), settings.speech_packages if speech else ""]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {
         **local,
@@ -308,6 +314,12 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
     }
+
+
+def hub_folder() -> Path:
+    """Return the folder in which the model hub's client keeps its files."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(home).expanduser().absolute()
 
 
 def ray_env() -> dict[str, str]:

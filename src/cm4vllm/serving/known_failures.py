@@ -29,7 +29,19 @@ KNOWN_FAILURES = (
     KnownFailure(
         "shared-memory",
         (r"Insufficient space in /dev/shm",),
-        "give the container more shared memory: docker run --shm-size=16g or --ipc=host",
+        "give the container more shared memory: docker run --shm-size=16g or --ipc=host; of --container in "
+        "--container_args",
+    ),
+    KnownFailure(
+        "container-limit",
+        (r"error setting rlimit", r"setrlimit .*Operation not permitted"),
+        "lower the limits of containers (`ulimit -Hn` and `ulimit -Hu` show what is allowed): default_ulimits in "
+        "containers.conf, or in --container_args what `podman run` takes for it: --ulimit nofile=NUMBER",
+    ),
+    KnownFailure(
+        "container-gpu",
+        (r"unresolvable CDI devices", r"could not select device driver"),
+        "install NVIDIA's Container Toolkit and configure the engine with nvidia-ctk; doctor,mlperf shows the command",
     ),
     KnownFailure("port", (r"address already in use",), "leave --port out to have a free one chosen"),
     KnownFailure(

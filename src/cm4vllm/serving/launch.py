@@ -104,11 +104,12 @@ def _say_access(access: Access, urls: list[str]) -> None:
 
 def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
     """Start the servers, and return the first's record with those of the others in it."""
-    require_shared_memory()
     settings = servers.parts[0]
+    if servers.image is None:
+        require_shared_memory()
     if settings.threads:
         say(f"note: vLLM's worker computes in its engine's process (uni), with OMP_NUM_THREADS={settings.threads}")
-    if settings.device == "cpu" and fp8_env(Path(settings.model)):
+    if servers.image is None and settings.device == "cpu" and fp8_env(Path(settings.model)):
         say(f"note: {FP8_NOTE}")
     places = [folder, *(folder / f"replica-{number}" for number in range(2, len(servers.parts) + 1))]
     records = server.start_all(
@@ -117,6 +118,7 @@ def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
         timeout_s=timeout_s,
         argv=servers.words,
         nodes=servers.nodes,
+        image=servers.image,
     )
     for record in records:
         say(

@@ -17,6 +17,7 @@ from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
+from cm4vllm.serving.containers.choice import require_container
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
@@ -27,6 +28,7 @@ from cm4vllm.serving.server_requests import base_urls, trusted
 __all__ = [
     "LaunchSettings",
     "asked_options",
+    "chosen_server",
     "nodes_start",
     "require_access",
     "require_installed",
@@ -64,6 +66,8 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     nodes: input_types.Nodes = ""
     launcher: input_types.NodeLauncher = "auto"
     install_on_nodes: input_types.InstallOnNodes = False
+    container: input_types.ContainerImage = ""
+    image_record: input_types.ImageRecordPath = ""
     python: input_types.VllmPython = ""
     ray_python: input_types.RayPython = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""
@@ -127,10 +131,13 @@ def require_usable(env: Mapping[str, Any]) -> None:
     settings = read_settings(LaunchSettings, env)
     if settings.action != "start":
         return
-    chosen = _chosen(env)
+    chosen = chosen_server(env)
     require_sensible(chosen, settings.patience_s)
     asked_options(env)
     require_access(settings)
+    if settings.container:
+        require_alone(settings, chosen)
+    require_container(env)
     if settings.api_server:
         require_no_replicas(settings)
         return
@@ -175,13 +182,30 @@ def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
     """
     settings = read_settings(LaunchSettings, env)
     preset = preset_named(settings.preset) if settings.preset else None
-    return given_options(arguments.server_argv(Path("python"), _chosen(env), preset=preset))
+    return given_options(arguments.server_argv(Path("python"), chosen_server(env), preset=preset))
 
 
-def _chosen(env: Mapping[str, Any]) -> arguments.ServerSettings:
+def chosen_server(env: Mapping[str, Any], model: str = "any") -> arguments.ServerSettings:
+    """Return the settings of a server as far as they are asked for; `model` stands for one that is not named."""
     keys = env_keys(arguments.ServerSettings)
     given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    return arguments.read_server_settings({keys["model"]: "any", keys["name"]: "any"} | given)
+    return arguments.read_server_settings({keys["model"]: model, keys["name"]: model} | given)
+
+
+def require_alone(settings: LaunchSettings, chosen: arguments.ServerSettings) -> None:
+    """Raise UsageError for what cannot be given with --container."""
+    causes = {
+        "api_server": (settings.api_server, "no server is started then"),
+        "nodes": (settings.nodes, "the processes of a server over several nodes are started without a container"),
+        "ray_address": (chosen.ray_address, "the workers would be started by Ray, outside of the container"),
+    }
+    for flag, (value, cause) in causes.items():
+        if value:
+            raise UsageError(
+                f"--container cannot be given with --{flag}",
+                cause=cause,
+                remedy=f"leave one of --container and --{flag} out",
+            )
 
 
 def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -> None:

@@ -7,18 +7,20 @@ from pathlib import Path
 
 from cm4vllm.common.processes import run
 
-__all__ = ["packages_of"]
+__all__ = ["PACKAGES", "packages_of"]
+
+#: The packages that compute.
+PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
 
 
 def packages_of(python: Path) -> dict[str, str]:
     """Return the versions of what computes in the server's environment."""
-    names = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
     code = (
         "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
         "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
         "print(json.dumps(found))"
     )
-    done = run([python, "-P", "-c", code, *names])
+    done = run([python, "-P", "-c", code, *PACKAGES])
     try:
         versions = json.loads(done.output) if done.ok else {}
     except ValueError:

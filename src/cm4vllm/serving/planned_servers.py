@@ -19,6 +19,8 @@ from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, rou
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.containers.image import VllmImage
+from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_installed, require_sensible
 from cm4vllm.serving.options import Options, fitted, read_options
@@ -37,12 +39,13 @@ _TOKENS_ONLY = "--enable-scale-out"
 
 @dataclass(frozen=True)
 class Planned:
-    """Servers that are to be started, all by the same words, with the environment of `python`."""
+    """Servers that are to be started, all by the same words, with the environment of `python`, or of `image`."""
 
     python: Path
     parts: list[arguments.ServerSettings]
     words: list[str]
     nodes: NodesStart | None = None
+    image: VllmImage | None = None
 
 
 def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
@@ -62,7 +65,8 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
         chosen = _on_nodes(chosen, nodes)
         return Planned(python, [chosen], _words(chosen, python, preset, options), nodes)
     parts = placed(chosen, settings.servers, settings.gpu_count, os.environ)
-    return Planned(python, parts, _words(chosen, python, preset, options))
+    image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
+    return Planned(python, parts, _words(chosen, python, preset, options), image=image)
 
 
 def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.ServerSettings:
@@ -77,7 +81,8 @@ def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.
 
 def described(servers: Planned) -> ServerRecord:
     """Return the record of the servers that would be started, without what only one that answers can tell."""
-    packages = packages_of(servers.python)
+    image = servers.image
+    packages = image.packages if image else packages_of(servers.python)
     first, *members = [
         ServerRecord(
             endpoint="",
@@ -91,6 +96,7 @@ def described(servers: Planned) -> ServerRecord:
             if servers.nodes
             else [],
             env=arguments.server_env(part),
+            container=server_container(image.container, part) if image else None,
             niceness=arguments.niceness(part),
             packages=packages,
         )

@@ -14,6 +14,7 @@ from cm4vllm.serving.server_access import Access
 
 __all__ = [
     "Api",
+    "ContainerRecord",
     "Dialect",
     "NodeRecord",
     "Prompts",
@@ -138,6 +139,32 @@ class NodeRecord(Record, frozen=True, kw_only=True):
         return set() if self.launcher == "local" else {self.name, self.env.get("VLLM_HOST_IP", "")} - {""}
 
 
+class ContainerRecord(Record, frozen=True, kw_only=True):
+    """The container that a server runs in, and the image.
+
+    `image` is as it was given, `reference` names exactly what was run: by its digest where a registry has it. `device`
+    is what the engine gave it, `options` are the user's words for the engine. `mounts` are places of this machine, each
+    with `:ro` where it is read-only; `passed` are variables of this environment, by name.
+    """
+
+    engine: str
+    engine_version: str
+    image: str
+    digest: str
+    reference: str
+    device: str = ""
+    shm_size: str = ""
+    options: list[str] = []
+    mounts: list[str] = []
+    passed: list[str] = []
+
+    @property
+    def words(self) -> str:
+        """The image with its digest, and the engine with its version, in words."""
+        engine = f"{self.engine} {self.engine_version}".strip()
+        return f"the container image {self.image} ({self.digest}) by {engine}"
+
+
 class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
@@ -152,7 +179,8 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     `model_folder` is the folder that a server at --api_server reports its model's files in, where that is on this
     machine; empty otherwise. `niceness` is what its processes and their scheduling group have more of than ours while
     the latency of its answers is measured. `identities` says by endpoint what servers at --api_server report of
-    themselves. `nodes` are those of a server over several, its head first. `simulated` is set where no model is served
+    themselves. `nodes` are those of a server over several, its head first. `container` is where it runs, and `argv` its
+    command inside; None outside of a container. `simulated` is set where no model is served
     at all.
     """
 
@@ -173,6 +201,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     argv: list[str] = []
     options: dict[str, OptionValue] = {}
     env: dict[str, str] = {}
+    container: ContainerRecord | None = None
     model_folder: str = ""
     identities: dict[str, ServerIdentity] = {}
     niceness: int = 0

@@ -32,6 +32,9 @@ from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
+from cm4vllm.serving.containers.image import VllmImage
+from cm4vllm.serving.containers.leftovers import remove_leftovers
+from cm4vllm.serving.containers.server_container import removal_words, server_container, supervised_words
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
@@ -39,7 +42,7 @@ from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, say_ready
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
-from cm4vllm.serving.records import NodeRecord, ServerRecord
+from cm4vllm.serving.records import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
@@ -87,6 +90,7 @@ class _Starting:
     began: float
     started_at: str
     nodes: tuple[NodeRecord, ...] = ()
+    container: ContainerRecord | None = None
 
     @property
     def supervisors(self) -> list[int]:
@@ -122,15 +126,18 @@ def start_all(
     timeout_s: float = READY_TIMEOUT_S,
     argv: list[str] | None = None,
     nodes: NodesStart | None = None,
+    image: VllmImage | None = None,
 ) -> list[ServerRecord]:
     """Start servers with the environment of `python`, all at once; return their records once each served a completion.
 
     Where one fails, all are ended. Writes server.log and server.json to the folder of each. They end with this process.
-    `argv` takes the place of vLLM's command line, {port} in it that of the port. With `nodes` each is on all of them.
-    Raises PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError.
+    `argv` takes the place of vLLM's command line, {port} in it that of the port. With `nodes` each is on all of them,
+    with `image` each in a container of it. Raises PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError.
     """
     if orphans := end_orphans():
         say(f"ended processes left by an earlier server: {', '.join(orphans)}")
+    if image is not None and (left := remove_leftovers(image.container.engine)):
+        say(f"removed containers left by an earlier server: {', '.join(left)}")
     memory = gpu_memory()
     starting: list[_Starting] = []
     try:
@@ -138,12 +145,12 @@ def start_all(
             others = {server.endpoint for server in starting}
             place = writable_folder(folder)
             if nodes is None:
-                starting.append(_started(python, settings, place, argv, others))
+                starting.append(_started(python, settings, place, argv, others, image))
             else:
                 starting.append(_started_on_nodes(python, settings, place, argv, nodes))
             _memory_before[starting[-1].supervisor.pid] = memory
         ready_after_s = _wait_until_all_are_ready(starting, timeout_s)
-        packages = packages_of(python)
+        packages = image.packages if image else packages_of(python)
         return [_recorded(server, packages, after_s) for server, after_s in zip(starting, ready_after_s, strict=True)]
     except BaseException:
         end_supervisors([pid for server in starting for pid in server.supervisors])
@@ -151,7 +158,12 @@ def start_all(
 
 
 def _started(
-    python: Path, settings: ServerSettings, folder: Path, argv: list[str] | None, others: Container[str]
+    python: Path,
+    settings: ServerSettings,
+    folder: Path,
+    argv: list[str] | None,
+    others: Container[str],
+    image: VllmImage | None,
 ) -> _Starting:
     """Start the process of a server, whose address is none of `others`: those may not listen yet."""
     while (endpoint := f"http://{reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
@@ -159,19 +171,21 @@ def _started(
             raise UsageError(f"two servers would have the address {endpoint}", remedy="leave --port out")
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     env = server_env(settings)
+    container = server_container(image.container, settings) if image else None
     for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
         (folder / name).unlink(missing_ok=True)
     supervisor = start_supervised(
-        words,
+        supervised_words(container, words) if container else words,
         env,
         spec=folder / _SPEC_FILE,
         log=folder / LOG_FILE,
         state=folder / STATE_FILE,
         grace_s=GRACE_S,
         secrets=secret_env(settings),
+        last=removal_words(container) if container else (),
     )
     own(supervisor)
-    return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now())
+    return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now(), container=container)
 
 
 def _started_on_nodes(
@@ -239,6 +253,7 @@ def _recorded(server: _Starting, packages: dict[str, str], ready_after_s: float)
         owned=True,
         argv=server.argv,
         env=server.env,
+        container=server.container,
         niceness=niceness(server.settings),
         packages=packages,
         log=str(server.log),
@@ -262,6 +277,8 @@ def stop(record: ServerRecord) -> None:
     if supervisors := [pid for pid in record.supervisors if is_owned(pid)]:
         end_supervisors(supervisors)
         end_orphans()
+        for engine in {one.container.engine for one in (record, *record.members) if one.container}:
+            remove_leftovers(engine)
         before: dict[str, GpuMemory] = {}
         for supervisor in supervisors:
             before |= _memory_before.pop(supervisor, {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from cm4vllm.common.progress import warn
 from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.supervisor import children
+from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["give_way"]
 
@@ -23,20 +23,28 @@ def give_way(record: ServerRecord) -> None:
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
-        # The server leads its session, and all its descendants are in one process group.
-        for server in children(supervisor) if supervisor_spec(supervisor) is not None else []:
+        for group in _process_groups(supervisor) if supervisor_spec(supervisor) is not None else []:
             with contextlib.suppress(OSError):
-                Path(f"/proc/{server}/autogroup").write_text(str(niceness), encoding="utf-8")
+                Path(f"/proc/{group}/autogroup").write_text(str(niceness), encoding="utf-8")
             try:
-                os.setpriority(os.PRIO_PGRP, server, min(19, own + niceness))
+                os.setpriority(os.PRIO_PGRP, group, min(19, own + niceness))
             except PermissionError:
-                if not Path(f"/proc/{server}/autogroup").exists():
+                if not Path(f"/proc/{group}/autogroup").exists():
                     warn(
-                        f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, server)} that it had in another "
+                        f"the server keeps the niceness {os.getpriority(os.PRIO_PGRP, group)} that it had in another "
                         "run: only root may lower it. Restart the server to change it"
                     )
             except OSError:
                 pass
+
+
+def _process_groups(supervisor: int) -> list[int]:
+    """Return the process groups of a supervisor's descendants: one, and those of a container of podman."""
+    groups = set()
+    for pid in descendants(supervisor):
+        with contextlib.suppress(ProcessLookupError):
+            groups.add(os.getpgid(pid))
+    return sorted(groups)
 
 
 def _supervised(record: ServerRecord) -> list[tuple[int, int]]:

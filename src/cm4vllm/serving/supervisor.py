@@ -2,7 +2,7 @@
 
     python -m cm4vllm.serving.supervisor SPEC
 
-SPEC is a JSON file {argv, env, log, state, grace_s}. The supervisor starts argv in a session of its own, with its
+SPEC is a JSON file {argv, env, log, state, grace_s, last}. The supervisor starts argv in a session of its own, with its
 output in the log, and ends all its descendants (SIGTERM, after grace_s seconds SIGKILL) as soon as
 
 - its standard input reaches its end: `cm` holds the other end, and however it dies, the kernel closes that,
@@ -15,6 +15,11 @@ children instead of init's, so that it finds and reaps all of them. When it is k
 each watches the supervisor's pipe (end_with_supervisor/sitecustomize.py). The name of the pipe in their environment
 also distinguishes our processes from others (orphans.py). In the state file it notes what it started, why it ends that
 as soon as it knows, and how it ended. Only the standard library is imported.
+
+A server in a container need not be a descendant: the engine's daemon may have started it. So `last` is the command that
+removes the container, run when the server has been asked to end, and the container itself ends with a named pipe that
+only the supervisor holds open (in_container/first_process.py). In argv and `last`, {watched} stands for the folder of
+that pipe, {container} for a name that no other container has, {supervisor} for the supervisor's process ID.
 
 With `-` for SPEC the specification is the first line of standard input. Then nothing is written to files: the server's
 output goes to standard output and the states to standard error, a line of JSON each. A launcher carries these streams
@@ -32,7 +37,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,7 @@ __all__ = [
     "OWN_END",
     "READY",
     "SUPERVISOR_PIPE",
+    "WATCHED_PIPE",
     "Supervisor",
     "children",
     "descendants",
@@ -57,6 +63,8 @@ __all__ = [
 
 #: The environment key of the supervisor's pipe, /proc/<pid of the supervisor>/fd/<number>, which closes when it dies.
 SUPERVISOR_PIPE = "CM4VLLM_SUPERVISOR_PIPE"
+#: The name of the pipe in the folder {watched}.
+WATCHED_PIPE = "supervisor"
 #: Written to the supervisor when the server is ready: all its engines and workers are there.
 READY = b"+"
 #: The beginnings of the titles of vLLM's own processes; others of the server may come and go.
@@ -70,6 +78,8 @@ OWN_END = "it ended by itself"
 _LOOK_S = 0.05
 #: Seconds between SIGTERM and SIGKILL for processes that the server leaves behind.
 _LEFTOVERS_S = 2.0
+#: The command that removes a container gets this long.
+_LAST_S = 20.0
 #: Between two looks whether the parent is still the one that started us, where nothing else wakes us.
 _PARENT_S = 1.0
 
@@ -83,6 +93,7 @@ class Supervisor:
     log: Path | None
     state: Path | None
     grace_s: float
+    last: Sequence[str] = ()
     reason: str = ""
     _engines: dict[int, tuple[int, str]] = field(default_factory=dict)
     _ready: bool = False
@@ -100,10 +111,14 @@ class Supervisor:
         except OSError as error:
             self._note(None, 127, f"the folder for its sockets cannot be made: {error.filename}: {error.strerror}")
             return 127
+        names = {"{container}": ipc_files.folder.name, "{supervisor}": str(os.getpid())}
+        if any("{watched}" in word for word in self.argv):
+            names["{watched}"] = str(_watched_folder(ipc_files.folder))
+        argv, last = ([_filled(word, names) for word in words] for words in (self.argv, self.last))
         with contextlib.nullcontext(sys.stdout.buffer) if self.log is None else self.log.open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    self.argv,
+                    argv,
                     env=self._environment(pipe, ipc_files.folder),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -118,7 +133,7 @@ class Supervisor:
         self._wait(child, wake, parent, ipc_files)
         self._note(child.pid, child.returncode, self.reason)  # at once: to end all of it may take seconds
         ipc_files.note_memory(descendants(os.getpid()))
-        self._end_all(child)
+        self._end_all(child, last)
         ipc_files.remove()
         status = child.returncode if child.returncode is not None else 0
         self._note(child.pid, status, self.reason)
@@ -179,8 +194,8 @@ class Supervisor:
                 if title.startswith(_ENGINES):
                     self._engines[os.pidfd_open(pid)] = (pid, title)
 
-    def _end_all(self, child: subprocess.Popen[bytes]) -> None:
-        """Ask the server to end, then what is left of it, and kill what does not, until nothing is there."""
+    def _end_all(self, child: subprocess.Popen[bytes], last: Sequence[str]) -> None:
+        """Ask the server to end, remove its container, then end what is left, until nothing is there."""
         deadline = time.monotonic() + self.grace_s
         if child.returncode is None:
             _send(child.pid, signal.SIGTERM)
@@ -188,6 +203,9 @@ class Supervisor:
         while child.returncode is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             _reap(child)
+        if last:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(last, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LAST_S, check=False)
         for pid in descendants(os.getpid()):
             _send(pid, signal.SIGTERM)
             _send(pid, signal.SIGCONT)
@@ -214,6 +232,24 @@ class Supervisor:
                 os.write(sys.stderr.fileno(), json.dumps(state).encode() + b"\n")
             else:
                 write_json(self.state, state)
+
+
+def _watched_folder(sockets: Path) -> Path:
+    """Return a new folder with a named pipe that this process holds open for writing as long as it lives."""
+    folder = sockets / "watched"
+    folder.mkdir()
+    folder.chmod(0o755)  # a container may run as another user
+    pipe = folder / WATCHED_PIPE
+    os.mkfifo(pipe)
+    pipe.chmod(0o644)
+    os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
+    return folder
+
+
+def _filled(word: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        word = word.replace(name, value)
+    return word
 
 
 def descendants(pid: int) -> list[int]:
@@ -286,13 +322,16 @@ def start_supervised(
     grace_s: float,
     secrets: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    last: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor of `argv` and return it; what it supervises ends when its standard input is closed.
 
     It runs in a session of its own: Ctrl-C in the terminal reaches us, and we end the server in order. `secrets` are
-    variables of the environment that are written to no file; `cwd` is the folder that `argv` works in.
+    variables of the environment that are written to no file; `cwd` is the folder that `argv` works in, `last` the
+    command that removes its container.
     """
-    write_json(spec, {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s})
+    given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
+    write_json(spec, {**given, "last": list(last)})
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -318,6 +357,7 @@ def main(arguments: list[str]) -> int:
             log=None if streams else Path(spec["log"]),
             state=None if streams else Path(spec["state"]),
             grace_s=float(spec["grace_s"]),
+            last=spec.get("last") or (),
         ).run()
         & 0xFF
     )

@@ -102,7 +102,11 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     own = (
         next((member for member in (server, *server.members) if member.owned and member.argv), None) if server else None
     )
-    python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
+    if own is not None and own.container is not None:  # what it reported of itself; its environment is not read here
+        packages = {name: version for name, version in own.packages.items() if name != "python"}
+        python, server_contents = own.packages.get("python", ""), dict[str, str]()
+    else:
+        python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
     return SoftwareRecord(
         python=sys.version.replace("\n", ""),
         platform=platform.platform(),

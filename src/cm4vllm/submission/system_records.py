@@ -107,6 +107,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         vllm=server.version if server and server.software == "vLLM" else "",
         software=server.named if server and server.software else "",
         packages=server.packages if server else {},
+        container=server.container.words if server and server.container else "",
         used=_used(server, facts, reports) if server and here else None,
         others=others,
         here=here,

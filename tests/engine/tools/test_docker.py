@@ -100,8 +100,8 @@ def test_every_line_of_the_dockerfile_is_an_instruction_or_goes_on(home):
     folder = home.script("one")
     from cm4vllm.engine.format.meta import load_script
 
-    container = docker.container_of(load_script(str(folder), "synthetic"), {"tags": "one"})
-    text = docker.dockerfile(container, ["cm4vllm", "synthetic"])
+    image = docker.image_of(load_script(str(folder), "synthetic"), {"tags": "one"})
+    text = docker.dockerfile(image, ["cm4vllm", "synthetic"])
     lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
     assert {line.split()[0] for line in lines} == {"FROM", "ENV", "RUN", "ARG", "USER", "WORKDIR", "COPY", "ENTRYPOINT"}
-    assert container.command[3] == "--tags=one"
+    assert image.command[3] == "--tags=one"

@@ -45,6 +45,7 @@ _REFUSED = {
     "CM_ML_MODEL_QUANTIZATION": "--quantize",
     "CM_ML_MODEL_SOURCE": "a model among the tags",
     "CM_VLLM_SERVER_MODEL_NAME": "--vllm_model_name",
+    "CM_VLLM_CONTAINER": "--container",
     "CM_VLLM_SERVER_REPLICAS": "--replicas",
     "CM_VLLM_SERVER_PRESET": "--preset",
 }

@@ -242,7 +242,7 @@ class _Planner:
         certain = certain and node.status is not Status.OPEN
         source = code_of(frame.script)
         if has_hook(source, "before_deps"):
-            self.before_deps(frame)
+            node.notes += self.before_deps(frame)
         require_inputs(self.session.catalogue, frame.script, frame.env)
         self.dependencies(node, frame, "deps", certain=certain)
         is_known = has_hook(source, "plan") and self.code(node, frame, certain=certain)
@@ -266,19 +266,22 @@ class _Planner:
 
     # --- what its own code does --------------------------------------------------------------------------------------
 
-    def before_deps(self, frame: PlannedTask) -> None:
-        """Let a script refuse and complete its inputs, where their values are known. Raises what the run would raise.
+    def before_deps(self, frame: PlannedTask) -> list[str]:
+        """Let a script refuse and complete its inputs, where their values are known; return its notes on the run.
+
+        Raises what the run would raise.
 
         Of a step of a larger job that gets what earlier steps export, that job has checked the inputs.
         """
         if facts_in([frame.env.get(key) for key in frame.script.input_mapping.values()]):
-            return
+            return []
         hooks, env = self.session.hooks_of(frame.script), frame.known_env
         with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            hooks.call("before_deps", self.given_to_hooks(frame, env))
+            result = hooks.call("before_deps", self.given_to_hooks(frame, env))
         frame.env.update(env)
         completed(frame.scope)
         frame.learn(frame.vocabulary)
+        return list(map(str, result.get("notes") or ()))
 
     def given_to_hooks(self, frame: PlannedTask, env: Mapping[str, Any]) -> dict[str, Any]:
         """Return the argument of a hook in a plan."""

@@ -7,11 +7,12 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.containers import Container, Mount, engines, require_ready, run_words
 from cm4vllm.common.errors import CmError, InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
@@ -25,7 +26,7 @@ from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.script_selection import select
 
-__all__ = ["Container", "container_of", "docker_script", "write_context"]
+__all__ = ["RecipeImage", "docker_script", "image_of", "write_context"]
 
 #: Debian with a Python that is new enough, which those of the systems that public metas name are not.
 _BASE_IMAGE = "python:3.12-slim-bookworm"
@@ -51,14 +52,13 @@ _OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
-    """Parts of a recipe's container: base image, words of the command, and words for `docker run`."""
+class RecipeImage:
+    """A recipe's image: what it is built on, the command in it, and the container that is run of it."""
 
     script: ScriptMeta
-    image: str
     base_image: str
     command: tuple[str, ...]
-    options: tuple[str, ...]
+    container: Container
 
 
 def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[str, Any]:
@@ -67,23 +67,15 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
     try:
         catalogue = Catalogue(automation.cmind)
         script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
-        container = container_of(script, i)
+        made = image_of(script, i)
         folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
-        write_context(container, folder, _repositories(automation.cmind, checkout, script))
+        write_context(made, folder, _repositories(automation.cmind, checkout, script))
         work = folder / "work"
         with translated_os_errors("make", work, "--docker_folder"):
             work.mkdir(exist_ok=True)
-        build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", container.image, str(folder)]
-        start = [
-            "docker",
-            "run",
-            "--rm",
-            "--volume",
-            f"{work}:{_INSIDE}/work",
-            *container.options,
-            *_passed(i),
-            container.image,
-        ]
+        build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", made.container.image, str(folder)]
+        mounts = (Mount(str(work), f"{_INSIDE}/work", writable=True), *made.container.mounts)
+        start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed(i))))
         if i.get("out") == "con":
             print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
         if run_it and not flag(i, "no_run"):
@@ -95,8 +87,8 @@ def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[s
     return {"return": 0, "dockerfile": str(folder / "Dockerfile"), "build": build, "run": start}
 
 
-def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
-    """Return the container for a requested script; `docker` of its meta and variations is applied."""
+def image_of(script: ScriptMeta, i: Mapping[str, Any]) -> RecipeImage:
+    """Return the image for a requested script; `docker` of its meta and variations is applied."""
     request = Request.of(i, "")
     described: dict[str, Any] = dict(script.layer.docker)
     for variation in resolve(script, request.variations, request.excluded_variations).layers:
@@ -118,12 +110,11 @@ def container_of(script: ScriptMeta, i: Mapping[str, Any]) -> Container:
             f"note: docker.os ({described['os']} {described.get('os_version', '')}) of the meta is not used: "
             f"the engine needs the Python of {_BASE_IMAGE}; --docker_base_image= names another image with apt-get"
         )
-    return Container(
+    return RecipeImage(
         script=script,
-        image=str(i.get("docker_image") or f"cm-{script.alias}"),
         base_image=str(i.get("docker_base_image") or described.get("base_image") or _BASE_IMAGE),
         command=("cm", "run", "cm4vllm:script", *words, "--quiet"),
-        options=tuple(_options(described)),
+        container=_container(str(i.get("docker_image") or f"cm-{script.alias}"), described),
     )
 
 
@@ -131,22 +122,24 @@ def _tags(request: Request, script: ScriptMeta) -> list[str]:
     return [*(request.tags or script.tags), *(f"_{name}" for name in request.variations)]
 
 
-def _options(described: Mapping[str, Any]) -> Iterator[str]:
+def _container(image: str, described: Mapping[str, Any]) -> Container:
+    """Return the container that the key `docker` of a meta describes."""
     wanted = described.get("all_gpus")
-    if wanted in (True, "yes") or (wanted == "present" and _NVIDIA_DRIVER.exists()):
-        yield "--gpus=all"
-    if described.get("shm_size"):
-        yield f"--shm-size={described['shm_size']}"
-    if described.get("port_maps"):
-        yield from (f"--publish={mapping}" for mapping in described["port_maps"])
-    yield from (f"--volume={mount}" for mount in described.get("mounts") or () if "${{" not in mount)
-    yield from shlex.split(str(described.get("extra_run_args") or ""))
+    has_gpus = wanted in (True, "yes") or (wanted == "present" and _NVIDIA_DRIVER.exists())
+    mounts = (f"--volume={mount}" for mount in described.get("mounts") or () if "${{" not in mount)
+    return Container(
+        image=image,
+        device="cuda" if has_gpus else "",
+        shm_size=str(described.get("shm_size") or ""),
+        ports=tuple(map(str, described.get("port_maps") or ())),
+        options=(*mounts, *shlex.split(str(described.get("extra_run_args") or ""))),
+    )
 
 
 def _passed(i: Mapping[str, Any]) -> list[str]:
-    """Return the words that hand variables to the container: those of _PASSED, and those that flags *_env name."""
+    """Return the variables that the container gets by name: those of _PASSED, and those that flags *_env name."""
     named = (str(value) for flag_name, value in i.items() if flag_name.endswith("_env"))
-    return [word for name in (*_PASSED, *named) if os.environ.get(name) for word in ("--env", name)]
+    return [name for name in (*_PASSED, *named) if os.environ.get(name)]
 
 
 def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, Path]:
@@ -163,13 +156,13 @@ def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, P
     return chosen
 
 
-def write_context(container: Container, folder: Path, repositories: Mapping[str, Path]) -> None:
+def write_context(image: RecipeImage, folder: Path, repositories: Mapping[str, Path]) -> None:
     """Write Dockerfile and the repositories' files to `folder`. What git ignores is left out."""
     with translated_os_errors("write", folder, "--docker_folder"):
         shutil.rmtree(folder / "repos", ignore_errors=True)
         for alias, path in repositories.items():
             _copy(path, folder / "repos" / alias)
-    write_text(folder / "Dockerfile", dockerfile(container, list(repositories)))
+    write_text(folder / "Dockerfile", dockerfile(image, list(repositories)))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -190,13 +183,13 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def dockerfile(container: Container, aliases: Sequence[str]) -> str:
+def dockerfile(image: RecipeImage, aliases: Sequence[str]) -> str:
     """Return the text of the Dockerfile; the first repository is the engine's."""
     engine, *others = aliases
     registered = " \\\n && ".join(f"cm add repo --path={_INSIDE}/repos/{alias}" for alias in [engine, *others])
     return f"""\
-# {container.script.alias}, with the engine that runs it. Made by: cm dockerfile script
-FROM {container.base_image}
+# {image.script.alias}, with the engine that runs it. Made by: cm dockerfile script
+FROM {image.base_image}
 ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \\
  && apt-get install --yes --no-install-recommends {" ".join(_PACKAGES)} \\
@@ -212,7 +205,7 @@ COPY --chown=cm repos/ {_INSIDE}/repos/
 RUN python3 -m venv {_INSIDE}/venv \\
  && pip install --no-cache-dir -r {_INSIDE}/repos/{engine}/requirements.txt
 RUN {registered}
-ENTRYPOINT {json.dumps(list(container.command))}
+ENTRYPOINT {json.dumps(list(image.command))}
 """
 
 
@@ -220,13 +213,7 @@ def _require_docker(folder: Path) -> None:
     written = f"the Dockerfile is in {folder}: build and run it on a machine with Docker, with the two commands above"
     if shutil.which("docker") is None:
         raise InstallError("`docker` not found on PATH", remedy=written)
-    answer = run(["docker", "info"], timeout_s=30)
-    if not answer.ok:
-        raise InstallError(
-            "`docker` is installed, but its daemon does not respond",
-            cause=answer.tail(2),
-            remedy=f"start the daemon; {written}",
-        )
+    require_ready(engines()["docker"], written)
 
 
 def _attached(argv: Sequence[str], command: str) -> None:

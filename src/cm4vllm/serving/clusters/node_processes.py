@@ -22,6 +22,7 @@ import msgspec
 
 from cm4vllm.common.errors import ServerUnreachable
 from cm4vllm.common.processes import exit_in_words, last_lines, run
+from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_report import MARK, NodeReport
 from cm4vllm.serving.logs import telling_lines
@@ -30,10 +31,6 @@ from cm4vllm.serving.supervisor import OWN_END
 
 __all__ = ["ended_since", "node_cause", "node_program", "node_reports", "require_reachable", "start_on_node"]
 
-#: Variables of this environment that the server of each node gets, too; those that choose devices are each node's own.
-_CARRIED = re.compile(
-    r"(VLLM|NCCL|RCCL|GLOO|UCX|FI|HF|HUGGING_FACE|OMP|TORCH|PYTORCH|TRANSFORMERS|SAFETENSORS)_\w+|https?_proxy|no_proxy"
-)
 _REPORT_S, _REACH_S = 120.0, 30.0
 #: What the log of a node says whose peer has ended: the cause is then in the log of the peer.
 _CONSEQUENCE = re.compile(
@@ -116,12 +113,7 @@ def start_on_node(
     words = launcher.words(node, node_program("cm4vllm.serving.supervisor", "-"))
     with log.open("wb") as output, events.open("wb") as states:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=states, start_new_session=True)
-    carried = {
-        key: value
-        for key, value in os.environ.items()
-        if _CARRIED.fullmatch(key) and not key.endswith("_VISIBLE_DEVICES")
-    }
-    spec = {"argv": list(argv), "env": {**carried, **env, **secrets}, "grace_s": grace_s}
+    spec = {"argv": list(argv), "env": {**carried_variables(os.environ), **env, **secrets}, "grace_s": grace_s}
     # Where the launcher's command has ended already, its messages are read as after any other end.
     with contextlib.suppress(BrokenPipeError):
         if process.stdin is not None:

@@ -133,6 +133,13 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
         max_model_len=server.max_model_len,
         packages=software.server_packages if software and software.server_packages else server.packages,
         contents=software.server_contents if software else {},
+        container={
+            "container image": server.container.image,
+            "container image's digest": server.container.digest,
+            "container engine": f"{server.container.engine} {server.container.engine_version}",
+        }
+        if server.container
+        else {},
     )
 
 

@@ -1,0 +1,144 @@
+"""The container of a server: what it gets of this machine, its command, and its end.
+
+The server has the address and the paths that it has without a container: the network is this machine's, and the model
+is mounted, read-only, where it is. Each container has a label with its supervisor, a name of its own, and as its first
+process in_container/first_process.py, which ends it with the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from cm4vllm.common.containers import Container, Mount, engines, run_words
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.redaction import redacted_words
+from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
+from cm4vllm.serving.carried_variables import carried_variables
+from cm4vllm.serving.records import ContainerRecord
+from cm4vllm.serving.supervisor import WATCHED_PIPE
+
+__all__ = [
+    "LABEL",
+    "container_options",
+    "pid_namespace",
+    "published_run",
+    "removal_words",
+    "server_container",
+    "shown_run",
+    "supervised_words",
+]
+
+#: The label of every container: the namespace of process IDs and in it the supervisor.
+LABEL = "cm4vllm.supervisor"
+_PROGRAM, _WATCHED = "/cm4vllm", "/cm4vllm-watched"
+#: Options of an engine on which the server's address and its end rest.
+_OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--publish", "-p", "--pid", "--rm")
+#: Variables that choose devices.
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def container_options(text: str) -> list[str]:
+    """Return the words of --container_args. Raises UsageError for a secret, and for what cannot be changed."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{redacted_words([f'--container_args={text}'])[0]} cannot be read",
+            cause=str(error),
+            remedy="quote it as in a shell",
+        ) from error
+    if (shown := redacted_words(words)) != words:
+        hidden = next(after for after, word in zip(shown, words, strict=True) if after != word)
+        raise UsageError(
+            f"a secret in --container_args: {hidden}",
+            cause="every user of the machine can read the command line of the container",
+            remedy='set it as a variable of the environment, and give its name alone: --container_args="--env NAME"',
+        )
+    for word in words:
+        if (name := word.partition("=")[0]) in _OURS:
+            raise UsageError(
+                f"{name} cannot be given in --container_args",
+                cause="the address and the end of the server rest on cm4vllm's own value",
+                remedy="leave it out; --host and --port choose the address",
+            )
+    return words
+
+
+def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
+    """Return the container of a server of an image: with the folders and variables that it gets of this machine."""
+    environment = {**carried_variables(os.environ), **secret_env(settings), **server_env(settings)}
+    names = {*environment, *(name for name in _DEVICES if os.environ.get(name) is not None)}
+    return msgspec.structs.replace(
+        image,
+        mounts=[mount.source if mount.writable else f"{mount.source}:ro" for mount in _mounts(settings)],
+        passed=sorted(names - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"}),
+    )
+
+
+def published_run(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` in the container, as it can be given by hand."""
+    return run_words(engines()[record.engine], _described(record, argv))
+
+
+def shown_run(record: ContainerRecord, argv: Sequence[str]) -> str:
+    """Return that command as a line."""
+    return shlex.join(published_run(record, argv))
+
+
+def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
+    """Return the command for a supervisor, which fills in the braces."""
+    described = _described(record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv))
+    own = (Mount(str(Path(__file__).parents[1] / "in_container"), _PROGRAM), Mount("{watched}", _WATCHED))
+    container = replace(
+        described,
+        name="{container}",
+        label=f"{LABEL}={pid_namespace()}.{{supervisor}}",
+        local_image=True,
+        mounts=(*described.mounts, *own),
+    )
+    return run_words(engines()[record.engine], container)
+
+
+def removal_words(record: ContainerRecord) -> list[str]:
+    """Return the command that removes the container, for a supervisor; none where the engine has no such command."""
+    engine = engines()[record.engine]
+    return [engine.name, *engine.removal, "{container}"] if engine.removal else []
+
+
+def pid_namespace() -> str:
+    """Return the number of this process's namespace of process IDs."""
+    return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
+
+
+def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
+    return Container(
+        image=record.reference,
+        program=tuple(program),
+        device=record.device,
+        shm_size=record.shm_size,
+        host_network=True,
+        mounts=tuple(_mount(text) for text in record.mounts),
+        passed=tuple(record.passed),
+        options=tuple(record.options),
+    )
+
+
+def _mount(text: str) -> Mount:
+    return Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro"))
+
+
+def _mounts(settings: ServerSettings) -> list[Mount]:
+    """Return the model's folder, and the folders that links in it lead to; of a model of the hub, the hub's folder."""
+    model = Path(settings.model)
+    if not model.is_dir():
+        return [Mount(str(hub_folder()), writable=True)]
+    folder = model.resolve()
+    linked = {path.resolve().parent for path in model.rglob("*") if path.is_symlink()}
+    outside = [place for place in linked if not place.is_relative_to(folder)]
+    return [Mount(str(place)) for place in dict.fromkeys((model, folder, *sorted(outside)))]

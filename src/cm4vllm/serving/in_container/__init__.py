@@ -1,0 +1,1 @@
+"""Programs that run with the Python of an image, inside a container: they import nothing of the package."""

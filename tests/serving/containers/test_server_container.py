@@ -1,0 +1,137 @@
+"""The container of a server: what it gets of this machine, and that no value of the environment is in its command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
+from cm4vllm.serving.containers.server_container import (
+    container_options,
+    published_run,
+    removal_words,
+    server_container,
+    supervised_words,
+)
+from cm4vllm.serving.records import ContainerRecord
+
+SECRET = "s3cret-of-the-test"
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def image(**changes) -> ContainerRecord:
+    given = {
+        "engine": "docker",
+        "engine_version": "27.3.1",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "digest": "sha256:12",
+        "reference": "docker.io/vllm/vllm-openai@sha256:12",
+        "device": "cuda",
+        "shm_size": "16g",
+    }
+    return ContainerRecord(**{**given, **changes})
+
+
+def settings(model, **changes) -> ServerSettings:
+    return ServerSettings(device="cuda", model=str(model), name="m", container="vllm/vllm-openai:v0.32.0", **changes)
+
+
+def test_the_model_is_mounted_read_only_where_it_is(model):
+    assert server_container(image(), settings(model)).mounts == [f"{model}:ro"]
+
+
+def test_files_that_links_of_the_model_lead_to_are_mounted_too(model, tmp_path):
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "weights").write_text("x")
+    (model / "model.safetensors").symlink_to(blobs / "weights")
+    assert server_container(image(), settings(model)).mounts == [f"{model}:ro", f"{blobs}:ro"]
+
+
+def test_of_a_model_of_the_hub_the_hubs_folder_is_mounted(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    made = settings("Qwen/Qwen3-8B")
+    record = server_container(image(), made)
+    assert record.mounts == [str(tmp_path / "hub")]
+    assert server_env(made)["HF_HOME"] == str(tmp_path / "hub")
+    assert "HF_HOME" in record.passed
+
+
+def test_variables_go_in_by_name_alone(model, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    record = server_container(image(), settings(model))
+    assert {"HF_TOKEN", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "VLLM_NO_USAGE_STATS"} <= set(record.passed)
+    assert "PATH" not in record.passed
+    assert "PYTHONPATH" not in record.passed
+    argv = server_argv(Path("python3"), settings(model), 8000)
+    for words in (supervised_words(record, argv), published_run(record, argv)):
+        assert SECRET not in " ".join(words)
+        assert words[words.index("HF_TOKEN") - 1] == "--env"
+    assert record.passed == sorted(record.passed)
+    assert not any(value == SECRET for value in os.environ if value in record.passed)
+
+
+def test_the_supervised_container_is_labelled_named_and_watched(model):
+    record = server_container(image(), settings(model))
+    argv = server_argv(Path("python3"), settings(model), 8000)
+    words = supervised_words(record, argv)
+    assert "--name={container}" in words
+    assert any(word.startswith("--label=cm4vllm.supervisor=") and word.endswith(".{supervisor}") for word in words)
+    assert "--volume={watched}:/cm4vllm-watched:ro" in words
+    assert "--pull=never" in words
+    inside = words[words.index(record.reference) + 1 :]
+    assert inside == ["/cm4vllm/first_process.py", "/cm4vllm-watched/supervisor", *argv]
+    assert removal_words(record) == ["docker", "rm", "--force", "{container}"]
+
+
+def test_the_published_command_is_what_a_user_would_type(model):
+    record = server_container(image(options=["--ulimit=memlock=-1"]), settings(model))
+    argv = server_argv(Path("python3"), settings(model), 8000)
+    line = " ".join(published_run(record, argv))
+    assert line.startswith("docker run --rm --network=host --shm-size=16g --gpus=all ")
+    assert f"--ulimit=memlock=-1 --entrypoint=python3 {record.reference} -m vllm" in line
+    assert "{" not in line
+
+
+def test_the_image_has_its_own_packages(model):
+    inside, outside = settings(model), ServerSettings(device="cuda", model=str(model), name="m")
+    assert "PYTHONPATH" not in server_env(inside)
+    assert server_env(inside) == server_env(outside)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"--env HF_TOKEN={SECRET}", "a secret in --container_args"),
+        (f"--env=VLLM_API_KEY={SECRET}", "a secret in --container_args"),
+        ("--detach", "--detach cannot be given"),
+        ("--network=bridge", "--network cannot be given"),
+        ("--volume='/a", "cannot be read"),
+    ],
+)
+def test_words_for_the_engine_that_cannot_be_given_are_refused(text, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        container_options(text)
+    assert SECRET not in str(raised.value)
+    assert raised.value.exit_code == 20
+
+
+def test_other_words_for_the_engine_are_taken():
+    assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == [
+        "--env",
+        "NCCL_DEBUG",
+        "--ulimit",
+        "memlock=-1",
+    ]
