@@ -3,6 +3,7 @@
 import json
 
 from made_points import BENCHMARK, SEEDS
+from msgspec.structs import replace
 
 from cm4vllm.common.records import write_record
 from cm4vllm.endpoints.client_config import ClientRun
@@ -82,3 +83,9 @@ def test_the_status_has_the_measured_points_and_the_seconds_foreseen_of_all(tmp_
     assert status.foreseen_s == tuple(round(point.all_seconds + 6, 1) for point in PLAN.points)
     later = status.after(5, 9, 1.26)
     assert (later.done, later.total, later.elapsed_s, later.points) == (5, 9, 1.3, status.points)
+
+
+def test_a_slow_first_start_of_the_client_does_not_count_for_every_point():
+    probes = [Probe(concurrency=1, samples=32, samples_per_second=2.0, overhead_s=own) for own in (15.0, 9.0, 10.0)]
+    point = PLAN.points[0]
+    assert replace(CURVE, probes=tuple(probes)).foreseen_s(point) == point.all_seconds + 10.0

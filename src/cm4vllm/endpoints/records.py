@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import ClassVar
 
 from cm4vllm.common.records import Record
@@ -66,8 +67,8 @@ class CurveRecord(Record, frozen=True, kw_only=True):
 
     @property
     def overhead_s(self) -> float:
-        """The mean seconds that the client took beside its run."""
-        return sum(probe.overhead_s for probe in self.probes) / len(self.probes)
+        """The median of the seconds that the client took beside its run: its first start of all takes longer."""
+        return median(probe.overhead_s for probe in self.probes)
 
     def foreseen_s(self, point: PlannedPoint) -> float:
         """Return the expected seconds of a point's client, from its start to its end."""
