@@ -77,7 +77,7 @@ def test_run_folders_without_records_have_a_capsule_with_what_they_state(points)
     capsule = capsule_at(points[8].parent)
     assert capsule.server.software == "vLLM 0.32.0" and capsule.machine["driver"] == "580.65.06"
     assert {"command", "program.version", "model.sha256"} <= {*capsule.unknown}
-    intervals = [one for one in capsule.unknown if "interval" in one]
+    intervals = [field for field in capsule.unknown if "interval" in field]
     assert intervals == [f"{result.scenario} performance: the intervals of its figures" for result in capsule.results]
 
 

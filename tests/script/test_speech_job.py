@@ -1,4 +1,4 @@
-"""whisper from the command line: whole jobs on the tiny whisper and the real vLLM, and what plan and probe refuse."""
+"""whisper from the command line: whole jobs on the tiny whisper and the real vLLM, and the refusals of the probe."""
 
 import json
 import os
@@ -7,17 +7,17 @@ import subprocess
 import sys
 import threading
 import urllib.request
-import wave
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, sound_of, write_clip
 
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
-from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
+from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
 from cm4vllm.rules import Mode, Scenario, terms
@@ -27,49 +27,16 @@ from cm4vllm.serving.server_probe import Site
 from cm4vllm.serving.transcripts import FORM, transcription_form
 from cm4vllm.submission.checker_explanations import codes_of
 
-#: vLLM's installation and the model's training included, where nothing of it is there yet.
-FIRST_START_S = 1200
-SAMPLES = 1633
 #: Transcripts that are compared with those of transformers.
 COMPARED = 256
+
+
 #: What the official checkers say of a run that is shorter than the rules ask, by the codes of our checks, and the words
 #: in which they sum up.
 SHORT = {"LOG-MIN-DURATION", "PERFORMANCE-SAMPLES", "ACCURACY-SAMPLES"}
+
+
 SUMS = ("checks Checks failed for", "has issues", "NoResults", "SUMMARY")
-
-
-def write_clip(path, sound, rate=tone_speech.RATE_HZ, channels=1):
-    """Write 16-bit samples, those of `channels` in turn."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(sound)
-
-
-def manifest(folder, *, silent):
-    """Write a manifest as the reference's, with the texts of the stand-in's dataset, and return its path."""
-    (folder / "dev-all-repack").mkdir(parents=True)
-    entries = []
-    for number, text in enumerate(tone_speech.sentences(SAMPLES, EVALUATION_SEED, evaluation=True)):
-        name = f"dev-all-repack/{number}.wav"
-        write_clip(folder / name, bytes(tone_speech.CLIP_S * tone_speech.RATE_HZ * 2) if silent else sound_of(text))
-        entries.append(entry(name, text, tone_speech.CLIP_S))
-    path = folder / "dev-all-repack.json"
-    path.write_text(json.dumps(entries))
-    return path
-
-
-def entry(name, text, seconds=0.1):
-    return {"transcript": text, "files": [{"fname": name, "speed": 1}], "original_duration": seconds}
-
-
-def sound_of(text):
-    return tone_speech.clip(text).tobytes()
-
-
-def job(cm, *flags, tags=",_vllm"):
-    return cm.main_job("--model=whisper", "--submitter=Tester", *flags, tags=tags, timeout_s=FIRST_START_S)
 
 
 def accuracy(folder):
@@ -309,15 +276,6 @@ def test_a_quantised_model_is_served_and_scored(cm, scheme):
     assert "proj_out" in model["quantization"]["ignored"]
 
 
-def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(cm):
-    for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
-        done = job(cm, "--plan", f"--quantize={scheme}")
-        done.refused_with(UsageError.exit_code, "none is published for whisper", "fp8-dynamic or int8")
-    done = job(cm, "--plan", "--quantize=int8")
-    assert done.code == 0, done.output
-    assert "get,dataset,_calibration" not in done.output
-
-
 def test_a_machine_that_serves_whisper_is_rehearsed(cm):
     done = cm.main_job("--rehearse=2xl40s-whisper", "--output_dir=results", timeout_s=300)
     assert done.code == 0, done.output
@@ -326,68 +284,6 @@ def test_a_machine_that_serves_whisper_is_rehearsed(cm):
     assert record["settings"]["server"]["simulated"]["profile"] == "2xl40s-whisper"
     assert record["client"]["text"]["apart"] == 0
     assert "SIMULATED" in done.output
-
-
-def test_the_plan_refuses_another_machines_times_and_random_weights(cm):
-    job(cm, "--plan", "--rehearse=4xh100-llama2-70b-fp8", tags=",_vllm").refused_with(
-        UsageError.exit_code, "not for --model=whisper"
-    )
-    job(cm, "--plan", tags=",_vllm,_dummy").refused_with(
-        UsageError.exit_code, "random weights cannot stand for the model of whisper"
-    )
-
-
-def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
-    done = job(cm, "--plan", "--vllm_model_name=whisper-large-v3")
-    assert done.code == 0, done.output
-    for word in ("get,ml-model,_catalogue.whisper-large-v3", "get,speech-packages", "dev-all-repack.json"):
-        assert word in done.output
-    assert "_tiny" not in done.output
-
-
-@pytest.mark.parametrize(
-    "extra", ["--mm-processor-cache-gb 4", "--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"]
-)
-def test_no_extra_argument_lets_a_server_keep_clips(cm, extra):
-    job(cm, "--plan", f"--extra_args={extra}").refused_with(
-        UsageError.exit_code, "cannot be given in --extra_args", "answers may not be reused between queries"
-    )
-
-
-#: What is wrong with one clip of a dataset, as seconds, Hz and channels; None for one that is missing.
-WRONG = {
-    "30 s at most": (31, tone_speech.RATE_HZ, 1),
-    "2 channels of 16 bits at 48000 Hz": (1, 48_000, 2),
-    "no such file": None,
-}
-
-
-@pytest.mark.parametrize("cause", WRONG)
-def test_the_plan_refuses_a_clip_that_the_reference_does_not_have(cm, cause):
-    (cm.cwd / "clips").mkdir()
-    write_clip(cm.cwd / "clips/right.wav", bytes(3200))
-    if WRONG[cause] is not None:
-        seconds, rate, channels = WRONG[cause]
-        write_clip(cm.cwd / "clips/wrong.wav", bytes(seconds * rate * channels * 2), rate, channels)
-    names = ["clips/right.wav"] * (SAMPLES - 1) + ["clips/wrong.wav"]
-    path = cm.cwd / "dev-all-repack.json"
-    path.write_text(json.dumps([entry(name, "salt") for name in names]))
-    done = job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny")
-    done.refused_with(DatasetError.exit_code, cause, "wrong.wav", "speech2text/download_dataset.sh")
-
-
-def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_another_checksum(cm):
-    write_clip(cm.cwd / "right.wav", bytes(3200))
-    path = cm.cwd / "dev-all-repack.json"
-    path.write_text(json.dumps([entry("right.wav", "salt")] * 2))
-    job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny").refused_with(
-        DatasetError.exit_code, "has 2 samples", "the benchmark's dataset has 1633"
-    )
-    path.write_text(json.dumps([entry("right.wav", "salt")] * SAMPLES))
-    flags = ("--division=closed", "--execution_mode=valid", "--vllm_model_name=whisper-large-v3")
-    job(cm, "--plan", f"--dataset_path={path}", *flags).refused_with(
-        UsageError.exit_code, "dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"
-    )
 
 
 class _TextOnly(BaseHTTPRequestHandler):
