@@ -255,7 +255,7 @@ def _mean_tokens(family: Family, targets: Sequence[AccuracyTarget], cell: _Cell)
         if target.metric == _TOKENS_PER_SAMPLE:
             both = target.lower is not None and target.upper is not None
             return ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
-    return next((entry.mean_tokens for entry in matching(family.answers, *cell)), 0)
+    return next((entry.mean_tokens for entry in matching(family.answers, *cell)), 0.0)
 
 
 def issues_equally(round_name: str, benchmark: str) -> bool:
