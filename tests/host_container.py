@@ -95,7 +95,7 @@ def host_container(folder: Path, *mounted: Path) -> Iterator[HostContainer]:
 
 
 def _configuration(folder: Path) -> Path:
-    files, processes = (resource.getrlimit(one)[1] for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    files, processes = (resource.getrlimit(limit)[1] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     path = folder / "containers.conf"
     limits = {"files": files if files > 0 else 65536, "processes": min(processes, 16384) if processes > 0 else 16384}
     path.write_text(_CONFIGURATION.format(**limits))

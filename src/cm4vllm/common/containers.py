@@ -131,13 +131,13 @@ def engine_for(name: str) -> Engine:
     """Return the engine `name`, with auto the first that is installed. Raises InstallError where it is not."""
     known = engines()
     wanted = list(known.values()) if name in ("", "auto") else [known[name]]
-    found = next((engine for engine in wanted if shutil.which(engine.name)), None)
-    if found is None:
+    chosen = next((engine for engine in wanted if shutil.which(engine.name)), None)
+    if chosen is None:
         raise InstallError(
             f"no engine for containers: {', '.join(engine.name for engine in wanted)} not found on PATH",
             remedy="install podman or docker; or leave --container out: vLLM is then installed into an environment",
         )
-    return found
+    return chosen
 
 
 def ask_engine(engine: Engine, *words: str) -> Completed:
@@ -225,5 +225,5 @@ def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[s
 
 def _groups(root: Path) -> list[int]:
     """Return the groups that own the device files of AMD's GPUs, but for root's."""
-    found = {path.stat().st_gid for pattern in _DEVICE_FILES for path in root.glob(pattern)}
-    return sorted(found - {0})
+    groups = {path.stat().st_gid for pattern in _DEVICE_FILES for path in root.glob(pattern)}
+    return sorted(groups - {0})

@@ -277,7 +277,7 @@ def stop(record: ServerRecord) -> None:
     if supervisors := [pid for pid in record.supervisors if is_owned(pid)]:
         end_supervisors(supervisors)
         end_orphans()
-        for engine in {one.container.engine for one in (record, *record.members) if one.container}:
+        for engine in {server.container.engine for server in (record, *record.members) if server.container}:
             remove_leftovers(engine)
         before: dict[str, GpuMemory] = {}
         for supervisor in supervisors:

@@ -1,4 +1,4 @@
-"""What cannot be run in a container is refused before anything is pulled, in plan and run alike."""
+"""Refusals of what no container can run: before anything is pulled, in plan and run alike."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_missing_engine_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_missing_hook_is_refused(engine, monkeypatch):
-    monkeypatch.setattr(choice, "missing_hook", lambda one, device: containers.engines()["podman"].hooks.get(device))
+    monkeypatch.setattr(choice, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device))
     with pytest.raises(InstallError, match="no NVIDIA GPU") as raised:
         require_usable({**IMAGE, "CM_MLPERF_DEVICE": "cuda"})
     assert "nvidia-ctk cdi generate" in raised.value.remedy

@@ -193,8 +193,8 @@ def test_no_variables_value_is_in_the_command_of_the_engine(host, image, tmp_pat
         assert "VLLM_OF_THE_TEST" in spec["argv"]
         assert "a-value-of-the-test" not in json.dumps(spec)
         (name,) = host.containers()
-        found = json.loads(host.podman("inspect", name))[0]
-        assert "VLLM_OF_THE_TEST=a-value-of-the-test" in found["Config"]["Env"]
+        inspected = json.loads(host.podman("inspect", name))[0]
+        assert "VLLM_OF_THE_TEST=a-value-of-the-test" in inspected["Config"]["Env"]
     finally:
         stop(record)
 

@@ -100,10 +100,12 @@ def known_image(engine: Engine, image: str) -> tuple[str, str]:
     except (ValueError, IndexError):
         described = {}
     # One that was made here has no registry; an image may have names of several.
-    references = [one for one in described.get("RepoDigests") or () if not one.startswith("localhost/")]
+    references = [digest for digest in described.get("RepoDigests") or () if not digest.startswith("localhost/")]
     if references:
         repository = re.sub(r"(@.*|:[^/]*)$", "", image)
-        reference = next((one for one in references if one.partition("@")[0].endswith(repository)), references[0])
+        reference = next(
+            (digest for digest in references if digest.partition("@")[0].endswith(repository)), references[0]
+        )
         return reference.rpartition("@")[2], reference
     own = str(described.get("Id") or "").removeprefix("sha256:")
     return (f"sha256:{own}", f"sha256:{own}") if own else ("", "")
@@ -202,10 +204,10 @@ def _json_line(text: str, key: str) -> dict[str, Any]:
     """Return the last line of JSON that begins with a key; empty where there is none."""
     line = next((line for line in reversed(text.splitlines()) if line.startswith(f'{{"{key}": ')), "{}")
     try:
-        found: dict[str, Any] = json.loads(line)
+        value: dict[str, Any] = json.loads(line)
     except ValueError:
         return {}
-    return found
+    return value
 
 
 def _cache() -> Path:

@@ -27,7 +27,7 @@ def remove_leftovers(engine_name: str) -> list[str]:
         containers: list[dict[str, Any]] = json.loads(described.output) if described and described.ok else []
     except ValueError:
         return []
-    left = [str(one.get("Name", "")).lstrip("/") for one in containers if _is_left(one)]
+    left = [str(container.get("Name", "")).lstrip("/") for container in containers if _is_left(container)]
     return [name for name in left if ask_engine(engine, *engine.removal, name).ok]
 
 

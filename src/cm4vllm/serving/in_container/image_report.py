@@ -33,8 +33,12 @@ def main(verification: str) -> int:
             return int(status)
         if help_file.exists():
             print(HELP_BEGIN, help_file.read_text(encoding="utf-8"), HELP_END, sep="\n")
-    found = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions() if one.metadata["Name"]}
-    print(json.dumps({"environment": found}))
+    versions = {
+        distribution.metadata["Name"]: distribution.version
+        for distribution in importlib.metadata.distributions()
+        if distribution.metadata["Name"]
+    }
+    print(json.dumps({"environment": versions}))
     return 0
 
 
