@@ -17,7 +17,7 @@ from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, so
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
-from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.common.errors import DatasetError, ServerUnsuitable
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
 from cm4vllm.rules import Mode, Scenario, terms
@@ -108,11 +108,15 @@ def test_the_whole_job_of_each_round(cm, inference_git, reference_score, tmp_pat
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-2")
-def test_with_silence_in_place_of_the_clips_the_score_falls(cm):
+def test_with_silence_in_place_of_the_clips_the_score_falls_and_a_changed_clip_is_refused(cm):
     path = manifest(cm.cwd / "silent", silent=True)
     done = job(cm, f"--dataset_path={path}", "--output_dir=silence", tags=",_vllm,_tiny,_accuracy-only")
     assert done.code == 0, done.output
     assert accuracy(cm.cwd / "silence") < 50
+    write_clip(path.parent / "dev-all-repack/7.wav", b"\1\0" * tone_speech.CLIP_S * tone_speech.RATE_HZ)
+    changed = job(cm, f"--dataset_path={path}", "--output_dir=changed", tags=",_vllm,_tiny,_accuracy-only")
+    changed.refused_with(DatasetError.exit_code, "7.wav has changed", "its SHA-256 differs", "--renew")
+    assert "starting vLLM" not in changed.output
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
             brings=sources.dataset_brings,
+            checks=(Check.MEDIA,) if job.benchmark.media is not None else (),
         )
     if sources.performance:
         yield Step(

@@ -1,12 +1,14 @@
-"""Checks of the job itself after a step: the server must be the expected one."""
+"""Checks of the job itself after a step: the server and the files of the samples must be the expected ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cm4vllm.assets.audio_dataset import require_clips
 from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
-from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
@@ -40,8 +42,14 @@ def _require_vocabulary(env: Mapping[str, str]) -> None:
     check_tokenizer(server, model)
 
 
+def _require_media(env: Mapping[str, str]) -> None:
+    dataset = read_record(Path(env["CM_DATASET_RECORD"]), DatasetRecord)
+    require_clips(Path(dataset.media_folder), rows_of(Path(dataset.path)))
+
+
 #: The checks after a step; each gets the keys that all steps so far have exported, and raises CmError.
 CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
     Check.NAMED_MODEL: _require_stand_in,
     Check.VOCABULARY: _require_vocabulary,
+    Check.MEDIA: _require_media,
 }

@@ -89,6 +89,7 @@ class Check(StrEnum):
 
     NAMED_MODEL = "the server serves the model that the job takes it for"
     VOCABULARY = "the server reads token ids as the model's tokenizer does"
+    MEDIA = "the files of the samples are those of which the dataset's record was made"
 
 
 class Need(StrEnum):
