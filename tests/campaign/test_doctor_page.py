@@ -86,6 +86,23 @@ def test_the_page_fits_100_columns_and_names_what_is_missing(tmp_path, capsys, m
     assert all(lack["remedy"] for lack in report["missing"])
 
 
+def test_the_page_names_the_engines_for_containers_and_what_they_lack(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert report_machine(MachineSettings(), tmp_path, [])["container_engines"] == []
+    assert "engines for containers: none of podman, docker, apptainer can be used" in capsys.readouterr().out
+    for name, text in (("podman", "echo podman version 4.3.1"), ("docker", "echo no daemon; exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(doctor_page, "_devices", lambda: ([GPUS], []))
+    report = report_machine(MachineSettings(), tmp_path, [])
+    page = capsys.readouterr().out
+    assert report["container_engines"] == ["podman 4.3.1"]
+    assert "engines for containers: podman 4.3.1" in page
+    lacking = {lack["subject"]: lack for lack in report["missing"]}
+    assert "no daemon" in lacking["docker"]["text"]
+    assert "nvidia-ctk cdi generate" in lacking["device cuda in containers"]["remedy"]
+
+
 def test_the_page_of_a_machine_with_eight_gpus_says_what_each_model_takes_of_each(tmp_path, capsys, monkeypatch):
     recording = Path(__file__).parents[1] / "hardware/recordings/h100-sxm-x4.json"
     gpus = [*nvidia_gpus(Replay(json.loads(recording.read_text()))) * 2]

@@ -70,6 +70,12 @@ def test_all_keys_are_there_and_all_are_text(machine):
     assert all(isinstance(value, str) for value in description.values())
 
 
+def test_the_container_of_a_server_is_named_in_the_remarks_on_software(machine):
+    words = "the container image vllm:1 (sha256:12) by podman 4.3.1"
+    assert f"vLLM was run from {words}." in describe_system(machine, asked(container=words))["sw_notes"]
+    assert "container" not in describe_system(machine, ASKED)["sw_notes"]
+
+
 def test_a_server_over_nodes_that_are_alike_is_described_once(machine):
     description = describe_system(machine, asked(others=[machine]))
     assert description["number_of_nodes"] == "2"

@@ -18,7 +18,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import differences, serves_alike, settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import ContainerRecord, ServerRecord
 
 replace = msgspec.structs.replace
 
@@ -203,6 +203,20 @@ def test_where_our_server_listens_is_no_part_of_it(make_settings):
 
     assert settings_sha256(owned(1, 8)) == settings_sha256(owned(2, 8))
     assert settings_sha256(owned(1, 8)) != settings_sha256(owned(1, 9))
+
+
+def test_the_image_counts_and_the_places_that_are_mounted_do_not(tmp_path, dataset, make_settings):
+    settings = make_settings("http://127.0.0.1:1", "Offline", "accuracy")
+
+    def inside(**changes):
+        given = {"engine": "podman", "engine_version": "5", "image": "vllm:1", "digest": "sha256:1", "reference": "1"}
+        container = ContainerRecord(**{**given, **changes})
+        return replace(settings, server=Place(tmp_path, dataset).server("http://127.0.0.1:1", container=container))
+
+    assert differences(inside(), inside(mounts=["/model:ro"], passed=["HF_TOKEN"])) == []
+    assert settings_sha256(inside()) == settings_sha256(inside(mounts=["/model:ro"]))
+    assert differences(inside(), inside(digest="sha256:2")) == ["server.container.digest: sha256:1, now sha256:2"]
+    assert settings_sha256(inside()) != settings_sha256(inside(options=["--ipc=host"]))
 
 
 def test_the_address_of_a_server_that_is_not_ours_is(make_settings):

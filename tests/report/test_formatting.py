@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cm4vllm.report import formatting
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import ContainerRecord, ServerRecord
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,26 @@ def test_a_typed_command_names_no_folder_and_no_server_of_this_machine() -> None
     ]
     assert formatting.typed_command("cm --api_server=http://127.0.0.1:8000", SERVER).endswith("=http://127.0.0.1:8000")
     assert formatting.typed_command("not 'closed", SERVER) == "not 'closed"
+
+
+def test_the_command_of_a_container_has_the_models_variable_in_its_mount() -> None:
+    container = ContainerRecord(
+        engine="podman",
+        engine_version="4.3.1",
+        image="vllm:1",
+        digest="sha256:12",
+        reference="docker.io/vllm@sha256:12",
+        device="cuda",
+        mounts=["/models/m:ro"],
+        passed=["HF_TOKEN"],
+    )
+    server = msgspec.structs.replace(SERVER, argv=["python3", "serve", "/models/m"], container=container)
+    assert formatting.container_command(server, "/models/m").replace(" \\\n   ", "") == (
+        "podman run --rm --network=host --device=nvidia.com/gpu=all "
+        '--volume="${MODEL:?}:${MODEL:?}:ro" --env HF_TOKEN --entrypoint=python3 docker.io/vllm@sha256:12 '
+        'serve "${MODEL:?}"'
+    )
+    assert formatting.container_command(SERVER, "/models/m") == ""
 
 
 def test_the_servers_command_names_no_folder_of_this_machine() -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.redaction import variable
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance
@@ -212,8 +213,10 @@ def container_command(server: ServerRecord, model_path: str) -> str:
     """Write the command of the engine that ran the server's command in a container, with the same variables."""
     if server.container is None:
         return ""
-    names = {model_path: "MODEL"}
-    return shell_line(published_words(published_run(server.container, server.argv), names, hosts_of(server)))
+    words = published_run(server.container, server.argv)
+    if model_path:  # in a mount it is not a word of its own
+        words = [word.replace(model_path, variable("MODEL")) for word in words]
+    return shell_line(published_words(words, {model_path: "MODEL"}, hosts_of(server)))
 
 
 def typed_command(command: str, server: ServerRecord) -> str:
