@@ -30,7 +30,7 @@ NOTED_S = 1.2
 class Curve:
     """A job in a folder of its own; `client` is the record of the client, None for small_client.py."""
 
-    #: The reference client takes ten to twenty seconds to start, for three probes and each point before the awaited one.
+    #: The reference client takes ten to twenty seconds to start, for three probes and for each point.
     patience_s, patience_with_client_s = 120.0, 400.0
 
     def __init__(self, folder, client=None, *given, **env):
