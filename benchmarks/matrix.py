@@ -34,6 +34,7 @@ from msgspec.structs import replace
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
@@ -75,6 +76,7 @@ def cells(only: Sequence[str] = ("*",)) -> list[Cell]:
         for round_name in reversed(round_names())
         for benchmark in runnable_benchmarks(round_name)
         for scenario in benchmark_terms(round_name, benchmark).scenarios
+        if scenario not in benchmark_terms(round_name, benchmark).refused
     ]
     return [cell for cell in all_cells if any(fnmatch.fnmatchcase(cell.name, pattern) for pattern in only)]
 
@@ -84,7 +86,7 @@ def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
     stand_in = catalogue().benchmark(cell.benchmark).stand_in
     if not true_lengths or stand_in != "tiny":
         of = cell.benchmark if stand_in != "tiny" else "llama3.1-8b"
-        return Model(f"_{stand_in}", f"cm4vllm-{stand_in}", of)
+        return Model(f"_{stand_in}", STAND_INS[stand_in].name, of)
     known = dummy.known_model(cell.benchmark)
     return Model(f"_dummy.{known}", dummy.dummy_name(known, layers))
 
@@ -205,15 +207,12 @@ def outcome(ran: Ran, out: Path) -> Ran:
     if not settings.model.is_dummy and not (out / "submission").is_dir():
         return replace(ran, error="no submission tree")
     made = read_performance(records[0].parent)
-    length = float(made.tokens_per_second) / float(made.samples_per_second)
+    tokens = float(made.tokens_per_second or 0.0)
+    length = tokens / float(made.samples_per_second)
     published = next(
         (target.reference for target in settings.terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None
     )
-    return replace(
-        ran,
-        tokens_per_second=round(float(made.tokens_per_second), 1),
-        factor=f"{length / published:.3f}" if published else "",
-    )
+    return replace(ran, tokens_per_second=round(tokens, 1), factor=f"{length / published:.3f}" if published else "")
 
 
 def error_of(text: str) -> str:
@@ -227,7 +226,8 @@ def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
     for done in ran:
         if not done.error:
             yield figure(f"{done.cell.name}, time", [done.took_s], "s")
-            yield figure(f"{done.cell.name}, tokens/s", [done.tokens_per_second], "tokens/s")
+            if done.tokens_per_second:
+                yield figure(f"{done.cell.name}, tokens/s", [done.tokens_per_second], "tokens/s")
     yield figure("cells that did not fail", [sum(not done.failed for done in ran) / len(ran)], "share", at_least=1)
 
 

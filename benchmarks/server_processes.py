@@ -64,7 +64,7 @@ def measured(executor: str, python: Path, model: ModelRecord, dataset: DatasetRe
                 made = run_settings(conf, model=model, dataset=dataset, server=record)
                 run(made, Path(folder) / scenario)
                 result = read_performance(Path(folder) / scenario)
-                figures[f"{scenario} tokens/s"] = float(result.tokens_per_second)
+                figures[f"{scenario} tokens/s"] = float(result.tokens_per_second or 0.0)
                 for name in ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99"):
                     if (value := getattr(result, name)) is not None:
                         figures[f"{scenario} {name}"] = float(value)

@@ -20,7 +20,7 @@ FILES = sorted(
 
 
 #: Calls that open no text file, unless their mode says so.
-NO_FILES = ("wave.", "os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
+NO_FILES = ("wave.", "images.", "os.", "gzip.", "tarfile.", "zipfile.", "urllib.")
 
 
 def in_the_locale(tree: ast.AST) -> Iterator[int]:

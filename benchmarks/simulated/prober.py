@@ -68,11 +68,8 @@ def full_length_run_is_valid(
     Of a run with too few queries for LoadGen's test 1 % may be late.
     """
     served, most = _served(system, rate, full, noise), full.most_late(rate)
-    return all(
-        np.count_nonzero(values > limit) <= most
-        for values, limit in ((served.ttft_ms, limits.ttft_ms), (served.tpot_ms, limits.tpot_ms))
-        if limit is not None
-    )
+    values = {"TTFT": served.ttft_ms, "TPOT": served.tpot_ms, "latency": 1000 * (served.done - served.issued)}
+    return all(np.count_nonzero(values[name] > limit) <= most for name, limit in limits.by_name.items())
 
 
 def offline_rate(system: System, queries: int = 2000, *, seed: int = 0) -> float:
@@ -96,7 +93,8 @@ def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
     timed = np.stack([served.issued, served.ttft_ms, served.tpot_ms, 1000 * (served.done - served.issued)], axis=1)
     answers = [Timed(*values) for values in timed[order].tolist()]
     ends = served.done[order]
-    late = (limits.ttft_ms or math.inf) / 1000
+    name, limit = limits.waiting or ("TTFT", math.inf)
+    awaited, late = served.first if name == "TTFT" else served.done, limit / 1000
     oldest = 0
     for number in range(1, math.ceil(float(ends[-1]) / TICK_S) + 2):
         now = number * TICK_S
@@ -105,7 +103,7 @@ def _ticks(served: Served, limits: LatencyLimits) -> Iterator[Latencies]:
             oldest += 1
         issued = int(np.searchsorted(served.issued, now, side="right"))
         waiting = slice(oldest, issued)
-        overdue = np.count_nonzero((served.first[waiting] > now) & (now - served.issued[waiting] > late))
+        overdue = np.count_nonzero((awaited[waiting] > now) & (now - served.issued[waiting] > late))
         open_since = float(served.issued[oldest]) if oldest < issued else None
         yield Latencies(
             elapsed_s=now, issued=issued, overdue=int(overdue), oldest_open_s=open_since, answers=answers[begin:end]

@@ -57,6 +57,9 @@ def _section(name: str) -> Iterator[str]:
     ):
         for text, part in _grouped(facts, value):
             yield textwrap.fill(f"- {title}{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
+    for text, part in _grouped(facts, lambda terms: "; ".join(f"{name}: {why}" for name, why in terms.refused.items())):
+        if text:
+            yield textwrap.fill(f"- not run{_in(part, rounds)}: {text}", _WIDTH, subsequent_indent="  ")
     rows = list(_runs(facts, rounds))
     if rows:
         yield "\n| scenario | runs | limits | samples | new tokens | sampling |\n|---|---|---|---|---|---|"
@@ -65,13 +68,13 @@ def _section(name: str) -> Iterator[str]:
 
 def _runs(facts: list[BenchmarkTerms], rounds: list[str]) -> Iterator[str]:
     for scenario in Scenario:
-        runs = [
-            _both_modes(benchmark, scenario)
-            for benchmark in facts
-            if benchmark.loadgen and scenario in benchmark.scenarios
-        ]
+        runs = [_both_modes(benchmark, scenario) for benchmark in facts if _is_run(benchmark, scenario)]
         for lines, part in _grouped(runs, _rows):
             yield from (f"| {scenario}{_in([pair[0] for pair in part], rounds)} | {line} |" for line in lines)
+
+
+def _is_run(benchmark: BenchmarkTerms, scenario: Scenario) -> bool:
+    return benchmark.loadgen and scenario in benchmark.scenarios and scenario not in benchmark.refused
 
 
 def _rows(pair: tuple[Terms, Terms]) -> tuple[str, ...]:
@@ -139,11 +142,7 @@ def _bounds(target: AccuracyTarget) -> str:
 def _limits(limits: LatencyLimits | None) -> str:
     if limits is None:
         return "none"
-    return ", ".join(
-        f"{name} {value:,.0f} ms"
-        for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms), ("latency", limits.latency_ms))
-        if value is not None
-    )
+    return ", ".join(f"{name} {value:,.0f} ms" for name, value in limits.by_name.items())
 
 
 def _run(run_terms: Terms) -> str:
@@ -154,7 +153,9 @@ def _generation(generation: Generation) -> str:
     sampling = "greedy" if generation.greedy else f"temperature {generation.temperature:g}"
     beams = f", {generation.beams} beams" if generation.beams > 1 else ""
     effort = f", reasoning effort {generation.reasoning_effort}" if generation.reasoning_effort else ""
-    return f"{generation.min_tokens:,} to {generation.max_tokens:,} | {sampling}{beams}{effort}"
+    least, most = generation.min_tokens, generation.max_tokens
+    lengths = f"{least:,} to {most:,}" if most else f"{least:,} or more"
+    return f"{lengths} | {sampling}{beams}{effort}"
 
 
 if __name__ == "__main__":

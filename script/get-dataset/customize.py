@@ -4,6 +4,15 @@ from pathlib import Path
 from typing import Any
 
 
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.assets.datasets import DatasetSettings, reads_pictures
+    from cm4vllm.common.settings import read_settings
+
+    if reads_pictures(read_settings(DatasetSettings, i["env"])):
+        i["env"]["CM_DATASET_NEEDS_VISION_PACKAGES"] = "yes"
+    return {"return": 0}
+
+
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.datasets import DatasetSettings, check
     from cm4vllm.common.settings import read_settings

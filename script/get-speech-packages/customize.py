@@ -5,9 +5,10 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.speech_packages import install
+    from cm4vllm.assets.media_packages import install
 
     lock = Path(i["artifact"].path) / "requirements.txt"
-    packages = install(Path.cwd(), lock, i["env"].get("CM_VLLM_PYTHON_BIN_WITH_PATH", ""))
+    names = "the packages for speech: audio readers and whisper's normaliser"
+    packages = install(Path.cwd(), lock, names, i["env"].get("CM_VLLM_PYTHON_BIN_WITH_PATH", ""))
     i["env"]["CM_SPEECH_PACKAGES"] = str(packages)
     return {"return": 0}

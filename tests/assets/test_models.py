@@ -8,8 +8,9 @@ import shutil
 import msgspec
 import pytest
 
-from cm4vllm.assets.models import MODEL_FILE, TINY_NAME, ModelSettings, check_unchanged, provide, tokenizer_sha256
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, provide, tokenizer_sha256
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.assets.training import STAND_IN
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import sha256_of_tree
@@ -111,7 +112,7 @@ def test_a_python_without_torch_is_told(entry, tmp_path):
     with pytest.raises(InstallError) as caught:
         provide(ModelSettings(source="tiny", python=str(python)), entry)
     assert "No module named 'torch'" in caught.value.cause
-    assert not (entry / TINY_NAME).exists()
+    assert not (entry / STAND_INS["tiny"].name).exists()
 
 
 def test_a_training_that_is_killed_leaves_no_model(entry, tmp_path):
@@ -122,7 +123,7 @@ def test_a_training_that_is_killed_leaves_no_model(entry, tmp_path):
         provide(ModelSettings(source="tiny", python=str(python)), entry)
     assert "killed by SIGKILL" in caught.value.cause
     assert "step 100/1050" in caught.value.cause
-    assert not (entry / TINY_NAME).exists()
+    assert not (entry / STAND_INS["tiny"].name).exists()
 
 
 def test_an_unknown_source_and_an_impossible_name_are_refused(entry):

@@ -1,11 +1,17 @@
 """The stand-ins are used where nothing else was asked for, and only together."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+
+from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
 from cm4vllm.common.errors import UsageError
 
 BENCHMARK = "llama3.1-8b"
+ROOT = Path(__file__).parents[2]
 
 
 def sources(benchmark, *, name="", served=False, **given):
@@ -103,7 +109,7 @@ def test_what_a_download_needs_is_said_before():
     (brought,) = gated.dataset_brings
     assert ("cnn_eval.json" in brought.what, brought.disk_bytes) == (True, 267_000_000)
     assert "calibration" in gated.calibration_brings[0].what
-    assert sources(BENCHMARK).dataset_brings == sources(BENCHMARK, name="a/b", dataset_path="/d").dataset_brings == ()
+    assert sources(BENCHMARK, name="a/b", dataset_path="/d").dataset_brings == ()
 
 
 @pytest.mark.parametrize("asked", ["", "_tiny"])
@@ -117,3 +123,33 @@ def test_a_benchmark_of_speech_has_a_stand_in_of_its_own(asked):
 def test_random_weights_do_not_stand_for_a_model_of_speech(asked):
     with pytest.raises(UsageError, match="random weights cannot stand for the model of whisper"):
         sources("whisper", model_source=asked)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "given"),
+    [
+        ("whisper", {"name": "cm4vllm-tiny"}),
+        ("whisper", {"name": "cm4vllm-tiny", "served": True}),
+        ("whisper", {"name": "cm4vllm-tiny-vision", "model_source": "_tiny"}),
+        ("qwen3-vl-235b-a22b", {"name": "cm4vllm-tiny-whisper"}),
+        (BENCHMARK, {"name": "cm4vllm-tiny-whisper"}),
+        (BENCHMARK, {"model_source": "_tiny-vision"}),
+    ],
+)
+def test_the_stand_in_of_other_benchmarks_is_refused(benchmark, given):
+    with pytest.raises(UsageError, match="cannot stand for the model of") as refused:
+        sources(benchmark, **given)
+    assert sources(benchmark).model == f"_{catalogue().benchmark(benchmark).stand_in}"
+    assert STAND_INS[catalogue().benchmark(benchmark).stand_in].name in refused.value.remedy
+
+
+@pytest.mark.parametrize(("benchmark", "megabytes"), [(BENCHMARK, 11), ("whisper", 157), ("qwen3-vl-235b-a22b", 24)])
+def test_the_size_of_a_made_dataset_is_that_of_its_kind(benchmark, megabytes):
+    (made,) = sources(benchmark).dataset_brings
+    assert (made.how, round(made.disk_bytes / 1e6)) == ("make", megabytes)
+
+
+def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():
+    variations = yaml.safe_load((ROOT / "script/get-ml-model/_cm.yaml").read_text())["variations"]
+    assert set(STAND_INS) <= set(variations)
+    assert {benchmark.stand_in for benchmark in catalogue().benchmarks.values()} == set(STAND_INS)

@@ -81,7 +81,7 @@ def test_the_documented_table_is_what_can_be_run(page):
     ("round_name", "name", "words"),
     [
         ("v4.1", "gptj-99", "beam search"),
-        ("v6.1", "qwen3-vl-235b-a22b", "not measured with LoadGen"),
+        ("v6.1", "qwen3.6-27b", "not measured with LoadGen"),
         ("v6.1", "resnet", "no language model"),
     ],
 )
@@ -91,6 +91,18 @@ def test_what_cannot_be_run_is_refused_with_the_reason(round_name, name, words):
     with pytest.raises(UsageError, match="cannot be run yet") as refused:
         require_runnable(round_terms(round_name), benchmark, benchmark.scenarios[:1])
     assert words in refused.value.cause
+
+
+@pytest.mark.parametrize(
+    ("round_name", "words"), [("v6.1", "48,289 samples in every performance run"), ("v6.0", "states no limit")]
+)
+def test_a_scenario_of_which_no_result_could_pass_is_refused_with_the_reason(round_name, words):
+    benchmark = benchmark_terms(round_name, "qwen3-vl-235b-a22b")
+    require_runnable(round_terms(round_name), benchmark, (Scenario.OFFLINE, Scenario.SERVER))
+    with pytest.raises(UsageError, match="Interactive of qwen3-vl-235b-a22b cannot be run") as refused:
+        require_runnable(round_terms(round_name), benchmark, (Scenario.OFFLINE, Scenario.INTERACTIVE))
+    assert words in refused.value.cause
+    assert "run Offline or Server" in refused.value.remedy and "docs/endpoints.md" in refused.value.remedy
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-r1", "gpt-oss-120b"])

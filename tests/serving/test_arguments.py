@@ -1,10 +1,13 @@
 """The server's command line and environment, from settings and from what is known of the model."""
 
 import json
+import os
 import struct
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
@@ -46,6 +49,22 @@ def model(tmp_path):
         return ModelRecord(name="my-model", path=str(tmp_path), source="made by the test", sha256="")
 
     return make
+
+
+def test_vllms_cpu_build_reads_pictures_with_packages_beside_its_own():
+    settings = ServerSettings(
+        model="m", name="n", api=Api.PICTURES, vision_packages="/vision", speech_packages="/speech"
+    )
+    folders = server_env(settings)["PYTHONPATH"].split(os.pathsep)
+    assert folders[0] == "/vision"
+    (plugin,) = [
+        point for distribution in metadata.distributions(path=folders[1:]) for point in distribution.entry_points
+    ]
+    assert (plugin.group, plugin.value) == ("vllm.general_plugins", "cm4vllm_vision:register")
+    assert (Path(folders[1]) / f"{plugin.module}.py").is_file()
+    assert "PYTHONPATH" not in server_env(replace(settings, device="cuda"))
+    assert server_env(replace(settings, api=Api.TRANSCRIPTIONS))["PYTHONPATH"] == "/speech"
+    assert "PYTHONPATH" not in server_env(replace(settings, api=Api.GENERATE))
 
 
 def test_what_the_rules_and_the_measurement_rest_on_is_always_said():

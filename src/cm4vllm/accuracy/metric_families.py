@@ -15,6 +15,7 @@ from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.gsm8k import solved
 from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer, is_choice, is_integer
 from cm4vllm.accuracy.normaliser import normalised
+from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.scored_pairs import score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
@@ -28,6 +29,7 @@ __all__ = [
     "Scored",
     "parts_of_deepseek",
     "parts_of_gpt_oss",
+    "product_categories",
     "rouge_and_exact_match",
     "rouge_gsm8k_and_mbxp",
     "rouge_of_all",
@@ -261,6 +263,11 @@ def _key(row: Mapping[str, Any], judges: _Judges) -> str:
     """Return the part of the name of a row's dataset that judges know it by, empty where they do not."""
     name = str(row[DATASET]).lower()
     return next((key for key in judges if key in name), "")
+
+
+def product_categories(samples: Samples) -> Scored:
+    """Score answers by the categories in them, in [0..1] (multimodal/qwen3-vl evaluation.py)."""
+    return Scored({"f1": hierarchical_f1(list(zip(samples.predictions, samples.references, strict=True)))}, None, 0)
 
 
 def word_errors(samples: Samples) -> Scored:

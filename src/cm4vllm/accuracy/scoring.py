@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from cm4vllm.accuracy.metric_families import (
     Scored,
     parts_of_deepseek,
     parts_of_gpt_oss,
+    product_categories,
     rouge_and_exact_match,
     rouge_gsm8k_and_mbxp,
     rouge_of_all,
     word_errors,
 )
+from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
 from cm4vllm.assets.datasets import rows_of
@@ -37,7 +39,7 @@ from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageErro
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
 from cm4vllm.rules import AccuracyTarget, Logged, Mode, Terms
 
@@ -120,6 +122,14 @@ SCORERS = {
         written=lambda values: f"Word Error Rate: {values['wer']}%, accuracy={values['accuracy']}%\n",
         source="speech2text/accuracy_eval.py",
     ),
+    "product-catalogue": Scorer(
+        compute=product_categories,
+        quoted=False,
+        rouge=False,
+        by_rouge=lambda row: False,
+        written=catalogue_text,
+        source="multimodal/qwen3-vl/src/mlperf_inf_mm_q3vl/evaluation.py",
+    ),
 }
 
 #: The reason for a metric that has no samples in the run.
@@ -160,6 +170,8 @@ def score_run(
         scorer = scorer_of(run.settings.terms)
         sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
         answers = _answers(folder / ACCURACY_LOG, run.settings)
+        if not run.settings.terms.token_latencies:  # the log has no counts then
+            answers = replace(answers, token_count=run.client.completion_tokens)
         ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
@@ -232,8 +244,12 @@ def _answers(log: Path, settings: RunSettings) -> _Answers:
     expected, terms = settings.samples, settings.terms
     first: dict[int, Any] = {}
     counts: dict[int, int] = {}
-    entries = read_label_log(log, terms.labels) if terms.logged is Logged.LABELS else read_accuracy_log(log)
-    for index, answer, count in entries:
+    readers: Mapping[Logged, Callable[[], Iterator[tuple[int, Any, int]]]] = {
+        Logged.TOKENS: lambda: read_accuracy_log(log),
+        Logged.TEXT: lambda: read_text_log(log),
+        Logged.LABELS: lambda: read_label_log(log, terms.labels),
+    }
+    for index, answer, count in readers[terms.logged]():
         first.setdefault(index, answer)
         counts.setdefault(index, count)
     if len(first) != expected or not all(0 <= index < expected for index in first):
@@ -250,8 +266,9 @@ def _texts(settings: RunSettings, answers: _Answers) -> tuple[list[str], list[di
     require_tokenizer(settings)
     rows = rows_of_samples(settings.dataset, answers.indices)
     terms = settings.terms
-    if terms.logged is Logged.LABELS:
-        return [str(answer) for answer in answers.answers], _readable(rows, terms.labels)
+    if terms.logged is not Logged.TOKENS:
+        texts = [str(answer) for answer in answers.answers]
+        return texts, _readable(rows, terms.labels) if terms.labels else rows
     ids = [answer.tolist() for answer in answers.answers if not isinstance(answer, str)]
     detokenizer = Detokenizer(Path(settings.model.path))
     return detokenizer.decode(ids, special_tokens=scorer_of(terms).special_tokens), rows

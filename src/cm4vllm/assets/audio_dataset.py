@@ -18,7 +18,7 @@ from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, writable_folder
 
-__all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "digest_of_clips", "require_clips", "write_clips"]
+__all__ = ["PROMPT_TOKENS", "audio_rows", "check_clips", "digest_of_clips", "write_clips"]
 
 #: The tokens of whisper's prompt: <|startoftranscript|><|en|><|transcribe|><|notimestamps|>.
 PROMPT_TOKENS = 4
@@ -120,17 +120,3 @@ def write_clips(folder: Path, texts: Sequence[str], sound: Callable[[str], bytes
         seconds = len(data) / _SAMPLE_BYTES / _RATE_HZ
         rows.append(_described(name, folder / name, seconds, text))
     return rows
-
-
-def require_clips(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise DatasetError for a clip that is missing, or is not that of the dataset's record."""
-    for number, row in enumerate(rows):
-        path = folder / row["audio"]
-        if not path.is_file():
-            raise DatasetError(f"sample {number} has no clip {path}", cause="no such file", remedy=_AGAIN)
-        if sha256_of(path) != row["sha256"]:
-            raise DatasetError(
-                f"{path} has changed since the dataset's record was made",
-                cause="its SHA-256 differs",
-                remedy="read it again: cm run script --tags=get,dataset --renew",
-            )

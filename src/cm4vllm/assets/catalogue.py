@@ -55,15 +55,18 @@ class CatalogueDataset(Record, frozen=True, kw_only=True):
     """A dataset file of one of MLCommons' manifests, with the digest published for it.
 
     `samples` is None where no count is published. `tokenizer` names the model whose tokens it holds, empty for one of
-    clips: these are the files of the manifest whose names begin with `clips`, and `clips_digest` is the digest of their
-    lines in it, sorted by name.
+    media: clips are the files of the manifest whose names begin with `clips`, and `clips_digest` is the digest of their
+    lines in it, sorted by name. One without a manifest is published at the Hugging Face hub alone, as `hub` at a
+    `revision`.
     """
 
-    mlcommons: str
-    file: str
-    digest: str
-    size: str
     sources: dict[str, str]
+    mlcommons: str = ""
+    file: str = ""
+    digest: str = ""
+    size: str = ""
+    hub: str = ""
+    revision: str = ""
     tokenizer: str = ""
     clips: str = ""
     clips_digest: str = ""

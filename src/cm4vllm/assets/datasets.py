@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ import msgspec
 
 from cm4vllm.assets import mlcommons, tone_speech
 from cm4vllm.assets.audio_dataset import audio_rows, check_clips, write_clips
-from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.assets.catalogue import CatalogueDataset, catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.media_files import most_prompt_tokens
+from cm4vllm.assets.picture_dataset import catalogue_rows, check_catalogue, write_products
 from cm4vllm.assets.published_formats import COLUMNS, read_published, rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
@@ -26,12 +29,23 @@ from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, accuracy_targets, audit, benchmark_terms, require_text
 
-__all__ = ["COLUMNS", "DATASET_FILE", "DatasetSettings", "Wanted", "check", "check_file", "provide", "rows_of"]
+__all__ = [
+    "CALIBRATION_SAMPLES",
+    "COLUMNS",
+    "DATASET_FILE",
+    "DatasetSettings",
+    "Wanted",
+    "check",
+    "check_file",
+    "provide",
+    "reads_pictures",
+    "rows_of",
+]
 
 #: The name of the record's file.
 DATASET_FILE = "dataset.json"
 _TINY_NAME = "harbour-log"
-_TONES_NAME = "tones"
+_TONES_NAME, _PRODUCTS_NAME = "tones", "products"
 #: The tiny model's calibration set: prompts that it is neither evaluated on nor, but by chance, was trained on.
 CALIBRATION_SEED = 1717
 CALIBRATION_SAMPLES = 128
@@ -48,7 +62,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     for any other.
     `calibration` asks for the benchmark's calibration set, whose size is not prescribed, `performance` for the dataset
     that its performance runs have of their own, whose answers are not compared with anything; `test` names the
-    compliance test whose own dataset is wanted.
+    compliance test whose own dataset is wanted. Pictures are read with Pillow, in the folder `vision_packages`.
     """
 
     source: Annotated[str, Key("CM_DATASET_SOURCE_KIND")] = ""
@@ -58,7 +72,13 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     model_record: input_types.ModelRecordPath = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
     performance: Annotated[bool, Key("CM_DATASET_PERFORMANCE")] = False
+    vision_packages: Annotated[str, Key("CM_VISION_PACKAGES")] = ""
     test: Annotated[str, Key("CM_DATASET_TEST")] = ""
+
+
+def reads_pictures(settings: DatasetSettings) -> bool:
+    """Say whether pictures of the user's own are read, which takes Pillow. Raises UsageError."""
+    return settings.source == "path" and benchmark_terms(settings.round, settings.benchmark).media is Media.IMAGE
 
 
 def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
@@ -95,6 +115,8 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
 def _tiny(model: ModelRecord, settings: DatasetSettings, benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
     if benchmark.media is Media.AUDIO:
         return _clips(benchmark, folder)
+    if benchmark.media is Media.IMAGE:
+        return _products(benchmark, Path(model.path), folder)
     tokenizer_json = Path(model.path) / "tokenizer.json"
     require_space(folder, _SPACE_BYTES, "the tiny dataset")
     split, seed, count, name = Split.EVALUATION, EVALUATION_SEED, benchmark.samples, _TINY_NAME
@@ -134,7 +156,7 @@ def _clips(benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
     with step(f"making the dataset {_TONES_NAME} of {benchmark.samples} clips"):
         texts = tone_speech.sentences(benchmark.samples, EVALUATION_SEED, evaluation=True)
         rows = write_clips(folder, texts, lambda text: tone_speech.clip(text).tobytes())
-    return _of_clips(
+    return _of_media(
         rows,
         folder,
         folder / f"{_TONES_NAME}.json",
@@ -143,10 +165,25 @@ def _clips(benchmark: BenchmarkTerms, folder: Path) -> DatasetRecord:
     )
 
 
-def _of_clips(
-    rows: list[dict[str, Any]], clips: Path, path: Path, *, source: str, source_sha256: str = "", recipe: dict[str, str]
+def _products(benchmark: BenchmarkTerms, model: Path, folder: Path) -> DatasetRecord:
+    """Make the products of the tiny vision-language model, as many as the benchmark has."""
+    require_space(folder, _SPACE_BYTES, "the tiny dataset of products")
+    with step(f"making the dataset {_PRODUCTS_NAME} of {benchmark.samples} samples"):
+        rows = write_products(folder, benchmark.samples, EVALUATION_SEED, model)
+    record = _of_media(
+        rows,
+        folder,
+        folder / f"{_PRODUCTS_NAME}.json",
+        source="made here from a seed (cm4vllm.assets.product_pictures)",
+        recipe={"seed": str(EVALUATION_SEED), "split": str(Split.EVALUATION)},
+    )
+    return msgspec.structs.replace(record, tokenizer_sha256=sha256_of(model / "tokenizer.json"))
+
+
+def _of_media(
+    rows: list[dict[str, Any]], files: Path, path: Path, *, source: str, source_sha256: str = "", recipe: dict[str, str]
 ) -> DatasetRecord:
-    """Write the rows of clips, which lie in the folder `clips`, to `path`, and return the dataset's record."""
+    """Write the rows of media, whose files lie in the folder `files`, to `path`, and return the dataset's record."""
     write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
     return DatasetRecord(
         name=path.name.partition(".")[0],
@@ -155,8 +192,8 @@ def _of_clips(
         sha256=sha256_of(path),
         source_sha256=source_sha256,
         samples=len(rows),
-        max_input_tokens=max(row["prompt_tokens"] for row in rows),
-        media_folder=str(clips),
+        max_input_tokens=max(map(most_prompt_tokens, rows)),
+        media_folder=str(files),
         recipe=recipe,
     )
 
@@ -186,6 +223,7 @@ def _mlcommons(
     elif settings.test:
         name = assets.compliance_dataset
     known = catalogue().dataset(name)
+    _require_manifest(name, known)
     try:
         manifest = mlcommons.read_manifest(known.mlcommons)
         wanted = {known.file: known.digest}
@@ -211,6 +249,17 @@ def _mlcommons(
         raise
     record = _converted(had[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)
     return msgspec.structs.replace(record, name=name)
+
+
+def _require_manifest(name: str, known: CatalogueDataset) -> None:
+    """Raise DatasetError for a dataset that MLCommons' storage is not known to have."""
+    if not known.mlcommons:
+        raise DatasetError(
+            f"the dataset {name} cannot be downloaded here",
+            cause="no manifest of MLCommons' storage is known for it",
+            remedy=f"download it from https://huggingface.co/datasets/{known.hub} at {known.revision}, and give its "
+            "folder of parquet files by --dataset_path of run-mlperf,inference,",
+        )
 
 
 def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
@@ -258,7 +307,9 @@ def _converted(
     if benchmark.media is Media.AUDIO:
         ours = folder / f"{path.name.partition('.')[0]}.samples.json"
         rows = audio_rows(path, benchmark.samples, benchmark.longest_media_s or 0)
-        return _of_clips(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
+        return _of_media(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
+    if benchmark.media is Media.IMAGE:
+        return _catalogue(path, source, settings, benchmark, model, folder)
     rows = _checked(path, _wanted(settings, benchmark), _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + _SPACE_BYTES, f"the dataset {path.name}")
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
@@ -274,29 +325,61 @@ def _converted(
     )
 
 
+def _catalogue(
+    path: Path,
+    source: str,
+    settings: DatasetSettings,
+    benchmark: BenchmarkTerms,
+    model: ModelRecord | None,
+    folder: Path,
+) -> DatasetRecord:
+    """Take the product catalogue from a folder of parquet files, with its prompts as `model` counts them."""
+    if model is None:
+        raise DatasetError(
+            "the tokens of prompts with pictures cannot be counted",
+            cause="the model whose chat template and picture processor count them is not given",
+            remedy="give the record that get,ml-model gives: --model_record of get,dataset",
+        )
+    files = check_catalogue(path, benchmark.samples)
+    require_space(folder, 2 * sum(file.stat().st_size for file in files) + _SPACE_BYTES, f"the dataset {path.name}")
+    with step(f"reading {benchmark.samples} products with their pictures"):
+        rows = catalogue_rows(path, folder, benchmark.samples, Path(model.path), settings.vision_packages)
+    digests = "".join(sha256_of(file) for file in files)
+    ours = folder / f"{path.name}.samples.json"
+    whole = hashlib.sha256(digests.encode()).hexdigest()
+    record = _of_media(rows, folder, ours, source=source, source_sha256=whole, recipe={})
+    return msgspec.structs.replace(record, tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"))
+
+
 def check(settings: DatasetSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises DatasetError, UsageError."""
     benchmark = benchmark_terms(settings.round, settings.benchmark)
     require_text(benchmark)
     if settings.source == "path":
         check_file(given_path(settings.location), _wanted(settings, benchmark))
+    elif settings.source == "mlcommons":
+        name = catalogue().benchmark(settings.benchmark).dataset
+        _require_manifest(name, catalogue().dataset(name))
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Requirements of a dataset file: its number of samples (None: any number), and its columns if it has answers.
 
-    `clips_s` are the seconds of a clip at most where its samples are audio.
+    `clips_s` are the seconds of a clip at most where its samples are audio. With `pictures` it is a folder of parquet
+    files.
     """
 
     samples: int | None = None
     answers: bool = False
     columns: Mapping[str, Column] = field(default_factory=dict)
     clips_s: float | None = None
+    pictures: bool = False
 
     @classmethod
     def evaluation(cls, benchmark: BenchmarkTerms) -> Wanted:
-        return cls(benchmark.samples, True, benchmark.columns, benchmark.longest_media_s)
+        pictures = benchmark.media is Media.IMAGE
+        return cls(benchmark.samples, True, benchmark.columns, benchmark.longest_media_s, pictures)
 
     @classmethod
     def performance(cls, benchmark: BenchmarkTerms) -> Wanted:
@@ -325,6 +408,8 @@ def check_file(path: Path, wanted: Wanted) -> None:
     """Raise DatasetError where `path` cannot be the dataset that is wanted."""
     if wanted.clips_s is not None:
         check_clips(path, wanted.samples or 0, wanted.clips_s)
+    elif wanted.pictures:
+        check_catalogue(path, wanted.samples or 0)
     else:
         _checked(path, wanted, None)
 

@@ -80,6 +80,8 @@ def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None)
 
 def _differences(folder: Path, benchmark: str, *, quick: bool) -> Iterator[str]:
     files = _published(benchmark)
+    if not files:
+        yield f"no digests of the files of {catalogue().benchmark(benchmark).model} are known"
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():

@@ -6,15 +6,17 @@ import fnmatch
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from cm4vllm.assets import dummy, hub, mlcommons, tiny_model, tiny_whisper
+from cm4vllm.assets import dummy, hub, mlcommons
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
-from cm4vllm.assets.records import DUMMY_SOURCE, SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, ModelRecord
+from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
+from cm4vllm.assets.stand_ins import STAND_INS, stand_in_of
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
@@ -23,29 +25,16 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
-__all__ = [
-    "MODEL_FILE",
-    "TINY_NAME",
-    "TINY_WHISPER_NAME",
-    "ModelSettings",
-    "check",
-    "check_source",
-    "check_unchanged",
-    "provide",
-    "tokenizer_sha256",
-]
+__all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "provide", "tokenizer_sha256"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
-#: Under which the tiny model is served and published.
-TINY_NAME = "cm4vllm-tiny"
-TINY_WHISPER_NAME = "cm4vllm-tiny-whisper"
 #: Files that a folder of weights may hold and vLLM does not read.
 _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pdf")
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """Choice of the model: `source` is tiny, tiny-whisper, dummy, path, hf, catalogue, mlcommons or served.
+    """Choice of the model: `source` is a stand-in's (tiny, ...), dummy, path, hf, catalogue, mlcommons or served.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for
     its model; `served_folder` is then the folder on this machine that the server reports, empty for none. `name` is a
@@ -72,8 +61,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
     """
     source, where = ("catalogue", settings.name) if settings.name else (settings.source, settings.location)
     sources: dict[str, Callable[[], ModelRecord]] = {
-        "tiny": lambda: _tiny(settings.python, folder / TINY_NAME),
-        "tiny-whisper": lambda: _tiny_whisper(settings.python, folder / TINY_WHISPER_NAME),
+        **{variation: partial(_trained, variation, settings.python, folder) for variation in STAND_INS},
         "dummy": lambda: _dummy(where, settings.layers, folder),
         "path": lambda: _local(given_path(where)),
         "hf": lambda: _hub(where, settings.revision),
@@ -90,7 +78,7 @@ def provide(settings: ModelSettings, folder: Path) -> ModelRecord:
 
 def check(settings: ModelSettings) -> None:
     """Raise what `provide` raises for these settings before it asks any network. Raises ModelError, UsageError."""
-    if settings.api_server and not settings.name and settings.source in ("tiny", "tiny-whisper"):
+    if settings.api_server and not settings.name and settings.source in STAND_INS:
         _require_python(settings.python, f"_{settings.source}")
     check_source(
         f"_catalogue.{settings.name}" if settings.name else f"_{settings.source}.{settings.location}", settings.layers
@@ -144,16 +132,12 @@ def check_unchanged(record: ModelRecord) -> None:
         )
 
 
-def _tiny(python: str, folder: Path) -> ModelRecord:
-    _require_python(python, "_tiny")
-    tiny_model.train(Path(python), folder)
-    return _described(folder, TINY_NAME, STAND_IN_SOURCE, recipe=tiny_model.RECIPE)
-
-
-def _tiny_whisper(python: str, folder: Path) -> ModelRecord:
-    _require_python(python, "_tiny-whisper")
-    tiny_whisper.train(Path(python), folder)
-    return _described(folder, TINY_WHISPER_NAME, SPEECH_STAND_IN_SOURCE, recipe=tiny_whisper.RECIPE)
+def _trained(variation: str, python: str, folder: Path) -> ModelRecord:
+    """Train a stand-in into a folder of its name."""
+    stand_in = STAND_INS[variation]
+    _require_python(python, f"_{variation}")
+    stand_in.train(Path(python), folder / stand_in.name)
+    return _described(folder / stand_in.name, stand_in.name, stand_in.source, recipe=dict(stand_in.recipe))
 
 
 def _require_python(python: str, variation: str) -> None:
@@ -247,13 +231,11 @@ def _hosted(name: str) -> CatalogueModel | None:
 
 def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) -> ModelRecord:
     checkpoint = read_checkpoint(folder)
-    speech = checkpoint.architecture.startswith("Whisper")
-    made_here = SPEECH_STAND_IN_SOURCE if speech else STAND_IN_SOURCE
-    if checkpoint.stand_in and made_here not in source:
-        source += f"; {made_here}"
+    made_here = stand_in_of(checkpoint.architecture)
+    if checkpoint.stand_in and made_here.source not in source:
+        source += f"; {made_here.source}"
     if checkpoint.dummy and DUMMY_SOURCE not in source:
         source += f"; {DUMMY_SOURCE}"
-    min_tokens = 2 if checkpoint.stand_in and not speech else 1
     return ModelRecord(
         name=name,
         path=str(folder),
@@ -262,7 +244,7 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) 
         parameters=checkpoint.parameters,
         architecture=checkpoint.architecture,
         weight_data_types=checkpoint.weight_data_types,
-        min_tokens=min_tokens,
+        min_tokens=made_here.min_tokens if checkpoint.stand_in else 1,
         recipe={**recipe, "files": fingerprint(folder)},
     )
 

@@ -12,6 +12,7 @@ __all__ = [
     "IDENTITY",
     "SPEECH_STAND_IN_SOURCE",
     "STAND_IN_SOURCE",
+    "VISION_STAND_IN_SOURCE",
     "DatasetRecord",
     "ModelRecord",
     "QuantizationRecord",
@@ -21,6 +22,9 @@ __all__ = [
 STAND_IN_SOURCE = "trained here on made-up harbour logs (cm4vllm.assets.tiny_model)"
 #: Where the tiny whisper comes from, in the words of its record.
 SPEECH_STAND_IN_SOURCE = "trained here on words as tones (cm4vllm.assets.tiny_whisper)"
+#: Where the tiny vision-language model comes from, in the words of its record.
+VISION_STAND_IN_SOURCE = "trained here on pictures of products (cm4vllm.assets.tiny_vision)"
+_STAND_IN_SOURCES = (STAND_IN_SOURCE, SPEECH_STAND_IN_SOURCE, VISION_STAND_IN_SOURCE)
 #: Where a model without weights comes from, in the words of its record.
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
 #: The key of a model's recipe that names the benchmark whose own model it is, by the digests of its files.
@@ -76,7 +80,7 @@ class ModelRecord(Record, frozen=True, kw_only=True):
     @property
     def is_stand_in(self) -> bool:
         """True for the tiny models that are trained here, quantised or not."""
-        return STAND_IN_SOURCE in self.source or SPEECH_STAND_IN_SOURCE in self.source
+        return any(source in self.source for source in _STAND_IN_SOURCES)
 
     @property
     def is_dummy(self) -> bool:

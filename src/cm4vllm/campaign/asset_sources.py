@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
+from cm4vllm.assets.datasets import CALIBRATION_SAMPLES
 from cm4vllm.assets.hub import page_of
-from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
+from cm4vllm.assets.stand_ins import STAND_INS, stand_in_named
 from cm4vllm.campaign.steps import Brings
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
@@ -126,6 +127,8 @@ class Sources:
 
     @property
     def calibration_brings(self) -> tuple[Brings, ...]:
+        if self.calibration == _TINY:
+            return self._made(CALIBRATION_SAMPLES)
         return self._brought(self.calibration, catalogue().benchmark(self.benchmark).calibration)
 
     @property
@@ -141,10 +144,26 @@ class Sources:
             (entry for entry in known.values() if self.model in (f"_hf.{entry.hub}", f"_served.{entry.hub}")), None
         )
 
+    def _made(self, samples: int) -> tuple[Brings, ...]:
+        """Return a dataset of the stand-in, of so many samples."""
+        stand_in = STAND_INS[catalogue().benchmark(self.benchmark).stand_in]
+        return (
+            Brings(
+                how="make",
+                what=f"the dataset of {stand_in.name}",
+                disk_bytes=samples * stand_in.sample_bytes,
+                source=f"{stand_in.sample_bytes:,} bytes a sample, measured",
+            ),
+        )
+
     def _brought(self, source: str, name: str) -> tuple[Brings, ...]:
+        if source == _TINY:
+            return self._made(catalogue().dataset(name).samples or 0)
         if source != _BENCHMARK:
             return ()
         known = catalogue().dataset(name)
+        if not known.mlcommons:
+            return ()
         return (
             Brings(
                 how="download",
@@ -195,10 +214,12 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
     `tiny` gives the stand-in of the benchmark. Raises UsageError for two models, and for random weights that cannot be.
     """
     name, served = inputs.vllm_model_name, inputs.served
-    asked = inputs.source or (tiny if name in (TINY_NAME, TINY_WHISPER_NAME) else "")
-    asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(asked, asked)
+    named = stand_in_named(name)
+    asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(inputs.source, inputs.source)
+    asked = asked or (f"_{named}" if named else "")
+    _require_own_stand_in(inputs.model, tiny[1:], asked[1:], named)
     model = asked or (_of_name(name, served=served) if name else tiny)
-    if asked and name and not served and name not in (TINY_NAME, TINY_WHISPER_NAME, asked.partition(".")[2]):
+    if asked and name and not served and not named and name != asked.partition(".")[2]:
         raise UsageError(
             f"two models are named: {asked} and --vllm_model_name={name}",
             cause="the server is started for one of them",
@@ -207,6 +228,17 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
     if model.startswith(_DUMMY) and not inputs.rehearse:
         _require_dummies(inputs.model, tiny)
     return asked, model
+
+
+def _require_own_stand_in(benchmark: str, own: str, *asked: str) -> None:
+    """Raise UsageError where a stand-in of other benchmarks is asked for: it cannot read the samples of this one."""
+    for variation in asked:
+        if variation in STAND_INS and variation != own:
+            raise UsageError(
+                f"{STAND_INS[variation].name} cannot stand for the model of {benchmark}",
+                cause="it is trained on samples of another kind",
+                remedy=f"leave it out: {STAND_INS[own].name} is used without more; or name it by --vllm_model_name",
+            )
 
 
 def _require_dummies(benchmark: str, stand_in: str) -> None:

@@ -73,6 +73,12 @@ def asset_steps(job: Job) -> Iterator[Step]:
         yield _identity("model identity")
     if job.quantisation:
         yield from _quantised(job)
+    if job.benchmark.media is Media.IMAGE:
+        yield Step(
+            name="vision packages",
+            tags="get,vision-packages" if given else "get,vision-packages,_server",
+            gives="readers of pictures: torchvision for vLLM's CPU build, Pillow for a dataset of files",
+        )
     yield from _datasets(job)
     yield from _language_data(job)
     if not given:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: Media that the client sends beside prompts.
-_SENT = frozenset({Media.AUDIO})
+_SENT = frozenset(Media)
 #: The rule by which a division asks for the compliance tests of a benchmark.
 _TESTS = "TESTS"
 
@@ -58,6 +58,14 @@ def require_runnable(round_: RoundTerms, benchmark: BenchmarkTerms, scenarios: t
             f"{benchmark.name} has no scenario {unknown[0]} in round {round_.name}",
             remedy=f"run one of {', '.join(benchmark.scenarios)}",
         )
+    for scenario in scenarios:
+        if why := benchmark.refused.get(scenario):
+            others = [str(other) for other in benchmark.scenarios if other not in benchmark.refused]
+            raise UsageError(
+                f"{scenario} of {benchmark.name} cannot be run in round {round_.name}",
+                cause=why,
+                remedy=f"run {' or '.join(others)}; what only MLPerf Endpoints measures, docs/endpoints.md describes",
+            )
 
 
 def unscored(benchmark: BenchmarkTerms, problems: str = "") -> dict[str, tuple[str, ...]]:

@@ -168,7 +168,7 @@ def _row_of(benchmark: BenchmarkTerms, device: Device, model: str) -> Row:
         why = f"{needed}, {_room(device)}"
     return Row(
         benchmark=benchmark.name,
-        scenarios=tuple(map(str, benchmark.scenarios)),
+        scenarios=tuple(str(scenario) for scenario in benchmark.scenarios if scenario not in benchmark.refused),
         device=device.name,
         model=model,
         precision=entry.precision,

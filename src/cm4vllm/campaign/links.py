@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.locks import only_one, require_unlocked
@@ -61,6 +62,8 @@ __all__ = [
 #: The environment key of the main job's results: a recipe is run alone where it is not set.
 RESULTS = "CM_MLPERF_RESULTS_DIR"
 _SOURCE, _NAME = "CM_ML_MODEL_SOURCE", "CM_VLLM_SERVER_MODEL_NAME"
+#: The keys that switch on the packages with which a server reads media.
+_PACKAGES = {Media.AUDIO: "CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES", Media.IMAGE: "CM_VLLM_SERVER_NEEDS_VISION_PACKAGES"}
 _FOLDER, _SERVER_FOLDER = "CM_MLPERF_OUTPUT_DIR", "CM_VLLM_SERVER_DIR"
 _SERVER_RECORD, _PLANNED = "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
 #: yes: the folder of a link run alone holds an earlier result, which may be kept without a server.
@@ -79,7 +82,9 @@ class LinkInputs(AssetInputs, frozen=True, kw_only=True):
         if self.rehearse or not self.model_record:
             return super().source
         model = read_record(Path(self.model_record), ModelRecord)
-        return "_tiny" if model.is_stand_in else "_dummy" if model.is_dummy else f"_path.{model.path}"
+        if model.is_stand_in:
+            return f"_{variation_of(model.architecture)}"
+        return "_dummy" if model.is_dummy else f"_path.{model.path}"
 
     def sources(self) -> Sources:
         """Return the sources of model and dataset. Raises UsageError for inputs that contradict each other."""
@@ -154,8 +159,8 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
     settings = read_settings(LaunchSettings, env)
-    if media_of(settings) is Media.AUDIO and not settings.container:  # an image has its own
-        variant["CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES"] = "yes"
+    if (media := media_of(settings)) is not None and not settings.container:  # an image has its own
+        variant[_PACKAGES[media]] = "yes"
     if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
         return variant
     model = inputs.sources().model

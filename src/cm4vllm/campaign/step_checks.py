@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cm4vllm.assets.audio_dataset import require_clips
-from cm4vllm.assets.models import TINY_NAME, TINY_WHISPER_NAME
+from cm4vllm.assets.media_files import require_media
 from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
@@ -23,7 +23,7 @@ __all__ = ["CHECKS"]
 def _require_stand_in(env: Mapping[str, str]) -> None:
     """Raise UsageError unless a server for which no model was named serves a stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    if server.model_name not in (TINY_NAME, TINY_WHISPER_NAME):
+    if not stand_in_named(server.model_name):
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
             cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "
@@ -44,7 +44,7 @@ def _require_vocabulary(env: Mapping[str, str]) -> None:
 
 def _require_media(env: Mapping[str, str]) -> None:
     dataset = read_record(Path(env["CM_DATASET_RECORD"]), DatasetRecord)
-    require_clips(Path(dataset.media_folder), rows_of(Path(dataset.path)))
+    require_media(Path(dataset.media_folder), rows_of(Path(dataset.path)))
 
 
 #: The checks after a step; each gets the keys that all steps so far have exported, and raises CmError.

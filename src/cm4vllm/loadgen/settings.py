@@ -15,7 +15,8 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.rules import Media, Terms
 from cm4vllm.serving.given_options import OptionValue, whole_number
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.media_apis import MEDIA_APIS, media_api_of
+from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "MOST_WORKERS",
@@ -89,7 +90,7 @@ def run_settings(
         terms=terms,
         user_conf=options.user_conf or conf.text,
         samples=conf.samples,
-        **_lengths(terms, model, simulated=server.simulated is not None),
+        **_lengths(terms, model, server, dataset.max_input_tokens),
         max_in_flight=options.max_in_flight or in_flight_of(server.options) * len(server.endpoints),
         stream_interval=interval,
         num_workers=options.num_workers or 0,
@@ -98,7 +99,7 @@ def run_settings(
         target_qps_source=options.target_qps_source,
         model=model,
         dataset=dataset,
-        server=server if terms.first_token else _at_full_speed(server),
+        server=server if terms.first_token or terms.paced else _at_full_speed(server),
         compliance_test=options.compliance_test,
         audit_config=options.audit_config,
         network=options.network,
@@ -128,7 +129,8 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
             cause="it decides itself when to send text; only vLLM can be asked for a chunk every N tokens",
             remedy="leave it out",
         )
-    if (terms.media is Media.AUDIO) != (server.api is Api.TRANSCRIPTIONS):
+    asked = media_api_of(server.api)
+    if asked != (MEDIA_APIS[terms.media] if terms.media else None):
         raise ServerUnsuitable(
             f"{terms.benchmark} cannot be measured with a server that is asked at {server.api.path}",
             cause=f"its samples carry {terms.media or 'text alone'}",
@@ -145,10 +147,13 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
         )
 
 
-def _lengths(terms: Terms, model: ModelRecord, *, simulated: bool) -> dict[str, int]:
-    """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length."""
-    fixed = model.is_dummy and not simulated
-    longest = longest_answer(terms, fixed=fixed)
+def _lengths(terms: Terms, model: ModelRecord, server: ServerRecord, longest_prompt: int) -> dict[str, int]:
+    """Return the limits of an answer in tokens: those of the terms, or for random weights one fixed length.
+
+    Where the terms have no limit, an answer has all the room that the longest prompt leaves.
+    """
+    fixed = model.is_dummy and server.simulated is None
+    longest = longest_answer(terms, fixed=fixed) or max(1, server.max_model_len - longest_prompt)
     least = longest if fixed else max(terms.generation.min_tokens, model.min_tokens)
     return {"max_tokens": longest, "min_tokens": least}
 

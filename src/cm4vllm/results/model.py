@@ -177,13 +177,17 @@ class Performance:
 
     @property
     def latencies(self) -> tuple[Latency, ...]:
-        """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline."""
-        limits = self.terms.limits if self.terms else None
+        """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline.
+
+        The latency of whole answers is among them where that has a limit.
+        """
+        limits = self.terms.limits.by_name if self.terms and self.terms.limits else {}
         latencies = []
-        for name, limit in (("ttft", limits.ttft_ms if limits else None), ("tpot", limits.tpot_ms if limits else None)):
-            p99, mean = (self._typed(f"{name}_{part}", Milliseconds) for part in ("p99", "mean"))
+        for name in ("TTFT", "TPOT", *(limits.keys() - {"TTFT", "TPOT"})):
+            p99, mean = (self._typed(f"{name.lower()}_{part}", Milliseconds) for part in ("p99", "mean"))
             if p99 is not None:
-                latencies.append(Latency(name.upper(), p99, mean, None if limit is None else Milliseconds(limit)))
+                limit = Milliseconds(limits[name]) if name in limits else None
+                latencies.append(Latency(name, p99, mean, limit))
         return tuple(latencies)
 
     @property

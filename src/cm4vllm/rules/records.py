@@ -5,7 +5,9 @@ They travel in the settings and in the records of runs; the numbers in them are 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any, Literal
 
 from cm4vllm.common.records import Record
 from cm4vllm.rules.tables import Arrivals, LoadGenWheel, Logged, Media, RateUse, Seeds
@@ -14,6 +16,7 @@ from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 __all__ = [
     "AccuracyTarget",
     "BenchmarkTerms",
+    "ChatPrompt",
     "Column",
     "Generation",
     "LatencyLimits",
@@ -59,12 +62,24 @@ class LatencyLimits(Record, frozen=True, kw_only=True):
     latency_ms: float | None
     source: str
 
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The limits in ms by the names of what they limit: TTFT, TPOT, or the latency of a whole answer."""
+        values = {"TTFT": self.ttft_ms, "TPOT": self.tpot_ms, "latency": self.latency_ms}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def waiting(self) -> tuple[str, float] | None:
+        """The limit that a query which waits for its answer meets first, by name: of its first token, if any."""
+        return next(((name, self.by_name[name]) for name in ("TTFT", "latency") if name in self.by_name), None)
+
 
 class Generation(Record, frozen=True, kw_only=True):
     """Sampling parameters and length limits in tokens, as the reference implementation sets them.
 
-    `lengths_source` states the lengths where it is not the reference.
-    `temperature` 0 is greedy decoding. None stands for a parameter that the reference leaves to its engine.
+    `lengths_source` states the lengths where it is not the reference. `max_tokens` 0 stands for no limit but the
+    server's context, `temperature` 0 is greedy decoding. None stands for a parameter that the reference leaves to its
+    engine.
     """
 
     max_tokens: int
@@ -115,6 +130,21 @@ class Column(Record, frozen=True, kw_only=True):
         return any(word in str(value).lower() for word in self.values) if self.in_part else value in self.values
 
 
+class ChatPrompt(Record, frozen=True, kw_only=True):
+    """The two messages of a sample that is asked for in a conversation. `name` is the first round that has them."""
+
+    name: str
+    system: str
+    user: str
+    lists: Literal["python", "json"]
+
+    def messages(self, row: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the text of the system and of the user, as the reference writes them of a row of the dataset."""
+        categories = row["categories"]
+        listed = json.dumps(categories) if self.lists == "json" else str(categories)
+        return self.system, self.user.format(title=row["title"], description=row["description"], categories=listed)
+
+
 class RequiredScenarios(Record, frozen=True, kw_only=True):
     """The scenarios that a closed result on a system of `system_type` needs: `all_of`, and one of `one_of` if any."""
 
@@ -135,7 +165,7 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     `performance_samples` is the size of the dataset that performance runs have of their own, 0 where it is the same.
     `accuracy_files` names by folder the files that an accuracy run publishes beside its logs, without their endings.
     A sample carries `media` of `longest_media_s` seconds at most, None for text alone; `server_options` are those of
-    `vllm serve` that the rules then ask for.
+    `vllm serve` that the rules then ask for. `refused` are scenarios that are not run, each with the reason.
     """
 
     round: str
@@ -156,6 +186,7 @@ class BenchmarkTerms(Record, frozen=True, kw_only=True):
     media: Media | None = None
     longest_media_s: float | None = None
     server_options: dict[str, str] = {}
+    refused: dict[Scenario, str] = {}
 
     def required_on(self, system_type: str) -> RequiredScenarios | None:
         """Return the scenarios that a closed result on a system of this type needs; None where the benchmark has none.
@@ -179,7 +210,8 @@ class Terms(Record, frozen=True, kw_only=True):
     `stops` end the answers to some samples. Benchmarks of other than language models have no lengths of answers.
     `media` is what a sample carries beside its prompt. `token_latencies` says that LoadGen counts tokens. `logged` is
     the form of the answers in the accuracy log, `labels` the characters that it numbers. `mean_tokens` is the mean
-    length of the answers of the benchmark's own model in tokens, 0 where it is not known.
+    length of the answers of the benchmark's own model in tokens, 0 where it is not known. `prompt` is how a sample is
+    asked for in a conversation.
     """
 
     round: str
@@ -212,6 +244,7 @@ class Terms(Record, frozen=True, kw_only=True):
     logged: Logged = Logged.TOKENS
     labels: str = ""
     mean_tokens: float = 0.0
+    prompt: ChatPrompt | None = None
 
     @property
     def paced(self) -> bool:

@@ -271,6 +271,24 @@ class LoggedEntry(Entry, frozen=True, kw_only=True):
     labels: str = ""
 
 
+class PromptEntry(Entry, frozen=True, kw_only=True):
+    """The messages of a sample that is asked for in a conversation: `user` has {title}, {description}, {categories}.
+
+    `name` is the first round that has it. `lists` says how a list stands in it: as Python prints it, or as JSON.
+    """
+
+    name: str
+    system: str
+    user: str
+    lists: Literal["python", "json"]
+
+
+class RefusedEntry(Entry, frozen=True, kw_only=True):
+    """Scenarios that are not run, with the reason: no result of LoadGen could pass."""
+
+    why: str
+
+
 class ServerOptionEntry(Entry, frozen=True, kw_only=True):
     """An option of `vllm serve` without which a server of the benchmark would break a rule."""
 
@@ -308,7 +326,7 @@ class Family(Record, frozen=True, kw_only=True):
     """The benchmarks of one model, one file under data/benchmarks/.
 
     `media` is what a sample carries beside its prompt, of `longest_media_s` seconds at most. `token_latencies` says
-    that LoadGen counts tokens.
+    that LoadGen counts tokens, and judges the first one. `refused` are scenarios that are not run.
     `least_issued` are the samples of an Offline query where they are not those of the dataset. What only a run needs is
     left out of the files of benchmarks that cm4vllm does not run: `language_model` is false for those of other models.
     """
@@ -323,6 +341,8 @@ class Family(Record, frozen=True, kw_only=True):
     token_latencies: bool = True
     logged: tuple[LoggedEntry, ...] = ()
     server_options: tuple[ServerOptionEntry, ...] = ()
+    prompts: tuple[PromptEntry, ...] = ()
+    refused: tuple[RefusedEntry, ...] = ()
     loadgen: tuple[LoadGenEntry, ...] = ()
     scorer: str = ""
     least_issued: tuple[SamplesEntry, ...] = ()

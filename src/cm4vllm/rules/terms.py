@@ -13,6 +13,7 @@ from cm4vllm.rules.compliance import Audit
 from cm4vllm.rules.records import (
     AccuracyTarget,
     BenchmarkTerms,
+    ChatPrompt,
     Column,
     Generation,
     LatencyLimits,
@@ -28,6 +29,7 @@ from cm4vllm.rules.tables import (
     LengthsEntry,
     Logged,
     LoggedEntry,
+    PromptEntry,
     RoundTerms,
     division_rule_entries,
     equal_issue_entries,
@@ -43,6 +45,7 @@ __all__ = [
     "benchmark_names",
     "benchmark_of",
     "benchmark_terms",
+    "chat_prompts",
     "family_of",
     "issues_equally",
     "language_models",
@@ -157,7 +160,15 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         media=family.media,
         longest_media_s=family.longest_media_s,
         server_options={entry.name: entry.value for entry in matching(family.server_options, round_name, name)},
+        refused={
+            scenario: entry.why for entry in matching(family.refused, round_name, name) for scenario in entry.scenarios
+        },
     )
+
+
+def chat_prompts() -> tuple[ChatPrompt, ...]:
+    """Return the prompts of all rounds by which samples are asked for in a conversation."""
+    return tuple(_prompt(entry) for family in families() for entry in family.prompts)
 
 
 def require_text(benchmark: BenchmarkTerms) -> None:
@@ -203,7 +214,8 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         loadgen_scenario=how.loadgen,
         arrivals=how.arrivals,
         rate=how.rate,
-        first_token=how.first_token,
+        # Where LoadGen counts no tokens, it judges whole answers.
+        first_token=how.first_token and family.token_latencies,
         first_token_reported_again=family.first_token_reported_again,
         samples=samples.count,
         min_samples=issued.count if how.arrivals is Arrivals.AT_ONCE else 1,
@@ -227,6 +239,7 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         logged=logged.form,
         labels=logged.labels,
         mean_tokens=_mean_tokens(family, accuracy_targets(round_name, benchmark, scenario), cell),
+        prompt=next(map(_prompt, matching(family.prompts, *cell)), None),
     )
 
 
@@ -349,6 +362,10 @@ def _lengths(
     stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     closed = matching(family.closed_lengths, *cell) if stated else []
     return closed[0] if closed else reference
+
+
+def _prompt(entry: PromptEntry) -> ChatPrompt:
+    return ChatPrompt(name=entry.name, system=entry.system, user=entry.user, lists=entry.lists)
 
 
 def _tests(family: Family, round_name: str, benchmark: str) -> tuple[str, ...]:

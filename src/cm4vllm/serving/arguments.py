@@ -39,6 +39,9 @@ LOOPBACK = "127.0.0.1"
 #: The option of vLLM that holds a secret, and the variable that vLLM's hub client reads instead.
 _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 
+#: Declares what torchvision of the package index expects of a GPU's build, for vLLM's CPU build.
+_VISION_PLUGIN = Path(__file__).with_name("vision_plugin")
+
 #: Options of vLLM by name, without dashes.
 _Options = dict[str, bool | int | float | str]
 
@@ -51,7 +54,8 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     none. `gpus` are those that it alone uses, as CUDA_VISIBLE_DEVICES names them; all that are visible otherwise. With
     `ray_address` its workers are placed by the Ray cluster there. `api` is how it is asked. `load_format` dummy fills
     the weights with random numbers. `required` are options that the rules of the benchmark ask for, and
-    `speech_packages` the folder of what it reads audio with. With `container`, an image, it has the packages of that.
+    `speech_packages` and `vision_packages` the folders of what vLLM's CPU build reads audio and pictures with. With
+    `container`, an image, it has the packages of that.
     """
 
     device: Annotated[str, Key("CM_VLLM_DEVICE")] = "cpu"
@@ -84,6 +88,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
     speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
+    vision_packages: Annotated[str, Key("CM_VISION_PACKAGES")] = ""
     container: input_types.ContainerImage = ""
     required: dict[str, str] = {}
 
@@ -297,8 +302,7 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         }
     )
     visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
-    speech = settings.api is Api.TRANSCRIPTIONS and not settings.container
-    paths = [cpu.pop("PYTHONPATH", ""), settings.speech_packages if speech else ""]
+    paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {
         **local,
@@ -314,6 +318,17 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONNOUSERSITE": "1",
     }
+
+
+def _media_paths(settings: ServerSettings) -> tuple[str, ...]:
+    """Return the folders of packages with which the server reads media; an image has its own."""
+    if settings.container:
+        return ()
+    if settings.api is Api.TRANSCRIPTIONS:
+        return (settings.speech_packages,)
+    if settings.api is Api.PICTURES and settings.device == "cpu":
+        return settings.vision_packages, str(_VISION_PLUGIN)
+    return ()
 
 
 def hub_folder() -> Path:

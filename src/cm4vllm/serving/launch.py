@@ -16,8 +16,9 @@ from cm4vllm.serving import server
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
+from cm4vllm.serving.media_apis import MEDIA_APIS, media_of_api
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
-from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
 from cm4vllm.serving.server_access import OWN_KEY_VARIABLE, Access, unencrypted
 from cm4vllm.serving.server_probe import probe
@@ -136,8 +137,8 @@ def use_words(record: ServerRecord, benchmark: str) -> str:
     asked = f"""-H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
     path, flags = "/v1/completions", f"--model={benchmark}"
-    if record.api is Api.TRANSCRIPTIONS:
-        asked = f"-F model={record.model_name} -F language=en -F file=@clip.wav"
+    if (media := media_of_api(record.api)) is not None:
+        asked = MEDIA_APIS[media].by_hand.format(model=record.model_name)
         path = record.api.path
     else:
         flags += f" --api={record.api}"

@@ -23,6 +23,7 @@ from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import require_host_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_installed, require_sensible
+from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
@@ -132,14 +133,15 @@ def asked_api(settings: LaunchSettings, options: Options | None) -> Api:
     for of a vLLM that has no such endpoint.
     """
     known = options is not None and _TOKENS_ONLY in options
-    if media_of(settings) is Media.AUDIO:
+    if (media := media_of(settings)) is not None:
+        api = MEDIA_APIS[media].api
         if settings.api != "auto":
             raise UsageError(
                 f"--api={settings.api} cannot be used for {settings.benchmark}",
-                cause="its samples are audio, which a server takes for transcripts alone",
+                cause=f"its samples carry {media}, which a server takes at {api.path} alone",
                 remedy="leave --api out",
             )
-        return Api.TRANSCRIPTIONS
+        return api
     if settings.api == "auto":
         return Api.GENERATE if known else Api.COMPLETIONS
     if settings.api == "generate" and options is not None and not known:
@@ -206,10 +208,11 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
 
 
 def _longest(settings: LaunchSettings) -> int:
-    """Return the tokens of the longest prompt with its answer, 0 where no dataset is known."""
+    """Return the tokens of the longest prompt with its answer; 0 where no dataset or no limit is known."""
     records = (settings.dataset_record, settings.performance_dataset_record, settings.compliance_dataset_record)
     names = [name for name in records if name]
     if not names or not _is_known(settings):
         return 0
     longest = max(read_record(Path(name), DatasetRecord).max_input_tokens for name in names)
-    return longest + benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division)).max_tokens
+    rules = benchmark_terms(settings.round, settings.benchmark, Division.parse(settings.division))
+    return longest + rules.max_tokens if rules.max_tokens else 0

@@ -41,31 +41,35 @@ class Api(StrEnum):
 
     COMPLETIONS is the OpenAI format with vLLM's `return_token_ids`, GENERATE vLLM's token-only endpoint, which it
     offers with --enable-scale-out. CHAT is the OpenAI format of conversations, where text goes in and comes out.
-    TRANSCRIPTIONS is the OpenAI format of audio, where a clip goes in and text comes out.
+    TRANSCRIPTIONS is the OpenAI format of audio, where a clip goes in and text comes out. PICTURES is that of
+    conversations, with a picture in a message.
     """
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
     CHAT = "chat"
     TRANSCRIPTIONS = "transcriptions"
+    PICTURES = "pictures"
 
     @property
     def path(self) -> str:
         paths = {
             Api.GENERATE: "/inference/v1/generate",
             Api.CHAT: "/v1/chat/completions",
+            Api.PICTURES: "/v1/chat/completions",
             Api.TRANSCRIPTIONS: "/v1/audio/transcriptions",
         }
         return paths.get(self, "/v1/completions")
 
 
 class Prompts(StrEnum):
-    """The form of prompts sent to a server: their token ids, text, a message of a conversation, or a clip of audio."""
+    """The form of prompts sent to a server: token ids, text, a message of a conversation, a clip, a picture."""
 
     IDS = "ids"
     TEXT = "text"
     CHAT = "chat"
     AUDIO = "audio"
+    PICTURE = "picture"
 
 
 class Dialect(Record, frozen=True, kw_only=True):

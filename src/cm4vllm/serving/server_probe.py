@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.server_access import NO_ACCESS, Access
 from cm4vllm.serving.server_identities import identity, reported_options
 from cm4vllm.serving.server_requests import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
 from cm4vllm.serving.text_servers import NOT_LISTED, find_dialect, lists_ids
-from cm4vllm.serving.transcripts import TRANSCRIPTS, check_transcription
 
 __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "served_models"]
 
@@ -95,10 +95,10 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     unchecked = []
     version, simulated = _version(site)
     model, note = _model(site, model_name, text=text)
-    length = _context(site, model, max_model_len)
-    dialect = TRANSCRIPTS if api is Api.TRANSCRIPTIONS else _dialect(site, model.name, api) if text else None
-    if api is Api.TRANSCRIPTIONS:
-        check_transcription(site, model.name)
+    length, media = _context(site, model, max_model_len), media_api_of(api)
+    dialect = media.dialect if media else _dialect(site, model.name, api) if text else None
+    if media is not None:
+        media.check(site, model.name, _LONG_S)
     elif dialect is None:
         for streamed in (True, False):
             check_completion(site, model.name, streamed=streamed, api=api)
@@ -217,9 +217,9 @@ def _length(entry: Mapping[str, Any]) -> int:
 
 
 def check_answer(site: Site, model: str, api: Api, timeout_s: float = _LONG_S) -> None:
-    """Prove that one of our servers answers: with a completion, or a transcript where that is what it is asked for."""
-    if api is Api.TRANSCRIPTIONS:
-        check_transcription(site, model, timeout_s)
+    """Prove that one of our servers answers: with a completion, or as it is asked for media."""
+    if (media := media_api_of(api)) is not None:
+        media.check(site, model, timeout_s)
     else:
         check_completion(site, model, streamed=True, timeout_s=timeout_s)
 

@@ -46,7 +46,7 @@ def text_body(
 ) -> dict[str, Any]:
     """Return the document that asks for one answer to `prompt`, token ids or text, `drawn` with these parameters."""
     asked: dict[str, Any] = {"model": model}
-    if dialect.prompts is Prompts.CHAT:
+    if dialect.prompts in (Prompts.CHAT, Prompts.PICTURE):
         asked["messages"] = [{"role": "user", "content": prompt}]
     else:
         asked["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
@@ -186,7 +186,7 @@ def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
 
     Raises ServerUnsuitable, ServerUnreachable, and ModelError where the model has no tokenizer.
     """
-    if server.dialect is None:
+    if server.dialect is None or server.dialect.prompts is Prompts.AUDIO:
         return
     from tokenizers import Tokenizer
 
@@ -225,6 +225,11 @@ def counting(server: ServerRecord) -> list[str]:
         return ["Token ids are those that the server lists; it counts as many for each answer."]
     if dialect.prompts is Prompts.AUDIO:
         return ["The server gives transcripts, and its usage counts their tokens, the end token included."]
+    if dialect.prompts is Prompts.PICTURE:
+        return [
+            "The server gives text, which is logged; its usage counts the tokens of answers, and of prompts with those "
+            "of their pictures, which must be as many as the model's own chat template and picture size give."
+        ]
     counts = (
         "its usage counts them"
         if dialect.usage

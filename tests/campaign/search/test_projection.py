@@ -17,6 +17,7 @@ from simulated.systems import Batching, Queue
 
 WIDE = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="the test's")
+WHOLE = LatencyLimits(ttft_ms=None, tpot_ms=None, latency_ms=4000, source="the test's")
 
 
 def edge(system, limits, full, low, high):
@@ -33,6 +34,8 @@ def edge(system, limits, full, low, high):
     [
         ("TTFT", Queue(4, 0.2), WIDE, 20.0),
         ("TTFT", Batching(0.02, 0.0002, 0.003, 64), WIDE, 43.0),
+        ("latency", Queue(4, 0.2), WHOLE, 20.0),
+        ("latency", Batching(0.02, 0.0002, 0.003, 64), WHOLE, 43.0),
         ("TPOT", Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT, 20.0),
     ],
 )
@@ -41,7 +44,7 @@ def test_a_minute_near_the_limit_says_what_ten_minutes_can_do(seed, name, system
     true = edge(system, limits, full, capacity / 3, capacity * 1.3)
     probe, window = SimulatedProber(system, limits, full).probe(0.98 * true, ProbePlan(60.0, 10.0, 600.0))
     assert probe.took_s < 70
-    projected = project(window, {name: {"TTFT": limits.ttft_ms, "TPOT": limits.tpot_ms}[name]}, full)
+    projected = project(window, {name: limits.by_name[name]}, full)
     assert projected[name] == pytest.approx(true, rel=0.04)
 
 

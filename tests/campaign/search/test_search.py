@@ -17,7 +17,10 @@ from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, Sy
 
 LIMITS = LatencyLimits(ttft_ms=2000, tpot_ms=100, latency_ms=None, source="the test's")
 TIGHT = LatencyLimits(ttft_ms=500, tpot_ms=30, latency_ms=None, source="the test's")
+WHOLE = LatencyLimits(ttft_ms=None, tpot_ms=None, latency_ms=3000, source="the test's")
 SYSTEMS = {
+    "whole answers": (Batching(0.02, 0.0002, 0.003, 64), WHOLE),
+    "whole answers, M/D/c": (Queue(4, 0.05), WHOLE),
     "M/D/c": (Queue(4, 0.05), LIMITS),
     "cliff": (Batching(0.02, 0.0002, 0.003, 64), LIMITS),
     "smooth": (Batching(0.005, 0.0006, 0.002, 256, 16, 40, 80), TIGHT),
@@ -247,10 +250,20 @@ def test_what_is_given_up_leaves_the_kv_cache_empty():
 
 
 def judged(
-    answers, *, elapsed_s=60.0, issued=None, overdue=0, oldest=None, seconds=60.0, rate=20.0, sure=False, most_late=0
+    answers,
+    *,
+    elapsed_s=60.0,
+    issued=None,
+    overdue=0,
+    oldest=None,
+    seconds=60.0,
+    rate=20.0,
+    sure=False,
+    most_late=0,
+    limits=LIMITS,
 ):
     warm_up = 0.0 if sure else 10.0
-    judge = Judge(LIMITS, rate, ProbePlan(seconds, warm_up, full_s=600, sure=sure, most_late=most_late))
+    judge = Judge(limits, rate, ProbePlan(seconds, warm_up, full_s=600, sure=sure, most_late=most_late))
     news = Latencies(
         elapsed_s=elapsed_s,
         answers=answers,
@@ -259,6 +272,22 @@ def judged(
         oldest_open_s=oldest,
     )
     return judge, judge.take(news)
+
+
+def test_whole_answers_are_judged_by_their_limit_and_are_late_while_they_are_open():
+    slow = [
+        Timed(answer.issued_s, answer.latency_ms, 0.0, 5000.0 if place % 20 == 0 else 500.0)
+        for place, answer in enumerate(answers(1200))
+    ]
+    judge, verdict = judged(slow, elapsed_s=60.5, limits=WHOLE)
+    assert verdict is Verdict.FAILS
+    assert [(answer.name, answer.limit_ms, answer.over) for answer in judge.limits()] == [("latency", 3000, 50)]
+    assert judge.tightest == "latency"
+    late = answers(600, seconds=30.0)
+    assert judged(late, elapsed_s=40.0, issued=800, overdue=150, oldest=30.0, limits=WHOLE)[1] is Verdict.FAILS
+    assert judged(late, elapsed_s=40.0, issued=800, overdue=0, oldest=30.0, limits=WHOLE)[1] is None
+    growing = [Timed(answer.issued_s, 1.0, 0.0, 20.0 + place) for place, answer in enumerate(answers(1200))]
+    assert judged(growing, limits=WHOLE)[0].growing
 
 
 def answers(count, ttft_ms=lambda number: 50.0, seconds=60.0):

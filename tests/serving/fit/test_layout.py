@@ -61,6 +61,7 @@ def test_parameters_are_those_of_the_published_checkpoint(name, parameters):
         # The models' own papers and cards; gpt-oss counts active parameters without its input embeddings (0.58 B).
         ("deepseek-r1", 671, 37),
         ("mixtral-8x7b-instruct", 46.7, 12.9),
+        ("qwen3-vl-235b-a22b-instruct", 235, 22),
         ("gpt-oss-120b", 116.8, 5.13 + 0.58),
     ],
 )

@@ -8,6 +8,7 @@ full-length run does at that rate is another question (`algorithm`).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +59,7 @@ class _Bracketing:
 
     def __init__(self, prober: Prober, limits: LatencyLimits, seconds: float) -> None:
         self._prober = prober
-        self._limits = (limits.ttft_ms, limits.tpot_ms)
+        self._limits = limits.by_name
         self._seconds = seconds
         self._spent = self._answer_s = 0.0
         self._low: tuple[float, float] | None = None
@@ -118,14 +119,15 @@ class _Bracketing:
         return low * math.pow(high / low, min(1 - inside, max(inside, part)))
 
 
-def _excess(probe: ProbeRecord, window: Window, limits: tuple[float | None, float | None], full: FullLength) -> float:
+def _excess(probe: ProbeRecord, window: Window, limits: Mapping[str, float], full: FullLength) -> float:
     """Return ln(latency that decides / limit) of the limit that binds; infinite where too much was not answered."""
     judged, worst = window.judged, -math.inf
     if not probe.queries or probe.growing:
         return math.inf
-    for values, limit in zip((window.ttft, window.tpot), limits, strict=True):
+    for name, limit in limits.items():
+        values = window.values(name)
         seen = values[judged & np.isfinite(values)]
-        if limit is None or not len(seen):
+        if not len(seen):
             continue
         rank = min(window.rank(full), len(seen) - 1)
         worst = max(worst, math.log(max(1e-9, float(np.sort(seen)[-1 - rank])) / (limit / 1000)))

@@ -58,9 +58,9 @@ class Judge:
     def __init__(self, limits: LatencyLimits, rate: float, plan: ProbePlan) -> None:
         self._rate = rate
         self._plan = plan
-        self._limits: Mapping[str, float] = {
-            name: value for name, value in (("TTFT", limits.ttft_ms), ("TPOT", limits.tpot_ms)) if value is not None
-        }
+        self._limits: Mapping[str, float] = limits.by_name
+        #: The limit that queries meet while they wait.
+        self._waiting = limits.waiting
         self._over = dict.fromkeys(self._limits, 0)
         self._values: dict[str, list[float]] = {name: [] for name in self._limits}
         self._queries = 0
@@ -146,12 +146,16 @@ class Judge:
 
     @property
     def growing(self) -> bool:
-        """True if the time to first token rises steadily, to more than its limit at the end of a full-length run."""
-        limit = self._limits.get("TTFT")
-        means = _part_means(
-            [(query.issued_s, query.ttft_ms) for query in self._known if query.issued_s >= self._plan.warm_up_s], _PARTS
-        )
-        if limit is None or len(means) < _PARTS:
+        """True if the time that queries wait rises steadily, to more than its limit at the end of a full-length run.
+
+        It is the time to first token, or that of the whole answer where that has the limit.
+        """
+        if self._waiting is None:
+            return False
+        name, limit = self._waiting
+        counted = [query for query in self._known if query.issued_s >= self._plan.warm_up_s]
+        means = _part_means([(query.issued_s, _value(query, name) or 0.0) for query in counted], _PARTS)
+        if len(means) < _PARTS:
             return False
         times, values = zip(*means, strict=True)
         slope, intercept = statistics.linear_regression(times, values)
@@ -202,10 +206,10 @@ class Judge:
         if answer.issued_s < self._plan.warm_up_s:
             return
         self._queries += 1
-        for name, value in (("TTFT", answer.ttft_ms), ("TPOT", answer.tpot_ms)):
-            if name in self._limits and value is not None:
+        for name, limit in self._limits.items():
+            if (value := _value(answer, name)) is not None:
                 self._values[name].append(value)
-                self._over[name] += value > self._limits[name]
+                self._over[name] += value > limit
 
     def _is_passing(self, confidence: float = CONFIDENCE) -> bool:
         return all(passes(self._queries, over, confidence=confidence) for over in self._over.values()) and (
@@ -218,7 +222,7 @@ class Judge:
     def _late(self) -> Iterator[tuple[int, int]]:
         """Give for each limit the queries after the warm-up, and how many of them are over it for certain.
 
-        Those that are open count as within it unless their first token is overdue.
+        Those that are open count as within it unless what they wait for is overdue.
         """
         begin, last = self._plan.warm_up_s, self._last
         if last.elapsed_s <= begin:
@@ -226,9 +230,16 @@ class Judge:
         waiting = [answer for _, _, answer in self._ahead if answer.issued_s >= begin]
         queries = max(self._queries + len(waiting), round(last.issued * (1 - begin / last.elapsed_s)))
         for name, over in self._over.items():
-            values = ((query.ttft_ms if name == "TTFT" else query.tpot_ms) or 0.0 for query in waiting)
+            values = (_value(query, name) or 0.0 for query in waiting)
             late = over + sum(value > self._limits[name] for value in values)
-            yield queries, min(queries, late + (last.overdue if name == "TTFT" else 0))
+            overdue = last.overdue if self._waiting and name == self._waiting[0] else 0
+            yield queries, min(queries, late + overdue)
+
+
+def _value(answer: Timed, name: str) -> float | None:
+    """Return what a limit of this name limits, in ms; None for the TPOT of an answer of one token."""
+    values = {"TTFT": answer.ttft_ms, "TPOT": answer.tpot_ms, "latency": answer.latency_ms}
+    return values[name]
 
 
 def probe_record(

@@ -6,9 +6,10 @@ percentiles are not those of the full-length run. Here a simple model of a serve
 both: over the part that the probe saw, where it has to give the latency that was seen there, and then over the whole
 schedule.
 
-For TTFT the model is a queue with one server of constant speed. For TPOT it is a batch whose steps take longer the more
-answers are under way. Both are models of the latency that decides, not of the server: what they say of a rate far from
-the probe's is a guess, and the search probes where they point to.
+For TTFT the model is a queue with one server of constant speed, for the latency of whole answers the same and a time of
+each answer's own. For TPOT it is a batch whose steps take longer the more answers are under way. They are models of the
+latency that decides, not of the server: what they say of a rate far from the probe's is a guess, and the search probes
+where they point to.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ __all__ = ["Point", "Window", "meeting_point", "project"]
 #: Queries from which on a probe says anything.
 _LEAST_QUERIES = 50
 #: Below this share of a limit the model of it is not worth running: the rate that the limit allows is far away.
-_NEAR_TTFT, _NEAR_TPOT = 0.02, 0.5
+_NEAR_TTFT, _NEAR_TPOT, _NEAR_LATENCY = 0.02, 0.5, 0.1
+#: Capacities of the queue that are tried for whole answers, as factors of the probe's rate, and their number.
+_CAPACITIES = (0.7, 3.0, 120)
 #: The factor around a probe's rate within which the models look for the rate of the limit.
 _FURTHEST = 6.0
 #: Points count less by their distance: of the rate from the estimate, and of the rate from what the point says.
@@ -61,6 +64,10 @@ class Window:
     def judged(self) -> npt.NDArray[np.bool_]:
         return self.issued >= self.warm_up
 
+    def values(self, name: str) -> Times:
+        """Return what a limit of this name limits: TTFT, TPOT, or the latency of whole answers."""
+        return {"TTFT": self.ttft, "TPOT": self.tpot, "latency": self.done - self.issued}[name]
+
     def rank(self, full: FullLength) -> int:
         """Return how many latencies are over the one that decides.
 
@@ -85,7 +92,7 @@ def project(window: Window, limits_ms: dict[str, float], full: FullLength) -> di
     """Return for each limit the rate at which a full-length run would just keep it, where the probe tells."""
     if np.count_nonzero(window.judged) < _LEAST_QUERIES:
         return {}
-    models = {"TTFT": _ttft_edge, "TPOT": _tpot_edge}
+    models = {"TTFT": _ttft_edge, "TPOT": _tpot_edge, "latency": _latency_edge}
     edges = {name: models[name](window, limit / 1000, full) for name, limit in limits_ms.items()}
     return {name: edge for name, edge in edges.items() if edge is not None}
 
@@ -140,6 +147,30 @@ def _waits(issued: Times, capacity: float) -> Times:
     served = np.arange(len(issued)) / capacity
     waits: Times = np.maximum.accumulate(issued - served) + served - issued
     return waits
+
+
+# --- whole answers: a queue, and the time that each answer takes by itself --------------------------------------------
+
+
+def _latency_edge(window: Window, limit: float, full: FullLength) -> float | None:
+    """Take from each answer what it waited in the queue whose waits explain most of what differs; the rest is its own.
+
+    Answers differ in length: what is left of each is added again to the waits of the full-length run.
+    """
+    judged, values = window.judged, window.values("latency")
+    if _largest_but(values[judged], window.rank(full)) < _NEAR_LATENCY * limit:
+        return None
+    capacities = window.rate * np.geomspace(*_CAPACITIES)
+    spreads = [float(np.std((values - _waits(window.issued, capacity))[judged])) for capacity in capacities]
+    capacity = float(capacities[int(np.argmin(spreads))])
+    own = (values - _waits(window.issued, capacity))[judged]
+
+    def keeps(rate: float) -> bool:
+        waits = _waits(full.arrivals(rate), capacity)
+        return _largest_but(waits + np.resize(own, len(waits)), full.most_late(rate)) <= limit
+
+    low, high = capacity * 0.3, capacity * 1.3
+    return _boundary(keeps, low, high) if keeps(low) else window.rate / _FURTHEST
 
 
 # --- TPOT: a batch ---------------------------------------------------------------------------------------------------

@@ -83,8 +83,7 @@ class SearchPlan:
 
     @property
     def limits_ms(self) -> dict[str, float]:
-        named = (("TTFT", self.limits.ttft_ms), ("TPOT", self.limits.tpot_ms))
-        return {name: limit for name, limit in named if limit is not None}
+        return self.limits.by_name
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,16 @@ class SearchOutcome:
 
 
 def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
-    """Return the rate, below `capacity` queries/s, at which 1 in 100 queries waits longer than the TTFT limit.
+    """Return the rate, below `capacity` queries/s, at which 1 in 100 queries waits longer than its limit.
+
+    That is the limit of TTFT, or of the whole answer where there is none of TTFT.
 
     The server is taken for an M/D/1 queue of that capacity, whose waiting time exceeds w with a probability of about
     load x exp(-2 (1 - load) capacity w).
     """
-    if limits.ttft_ms is None:
+    if limits.waiting is None:
         return capacity
-    wait = limits.ttft_ms / 1000
+    wait = limits.waiting[1] / 1000
     low, high = 0.0, 1.0
     for _ in range(50):
         load = (low + high) / 2

@@ -19,7 +19,7 @@ from cm4vllm.loadgen.client.connection import Address, Connection
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
-from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
+from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.transcripts import FORM
@@ -52,8 +52,8 @@ AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
 
 
 #: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, or
-#: its labels, and why it ended.
-Completion: TypeAlias = "tuple[int, array[int] | Labelled | int, FinishReason]"
+#: what is logged in their place, and why it ended.
+Completion: TypeAlias = "tuple[int, array[int] | Encoded | int, FinishReason]"
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ class Client:
             connection.idle_since = self._loop.time()
             server.idle.append(connection)
 
-    def complete(self, request: InFlightRequest, tokens: array[int] | Labelled | int, reason: FinishReason) -> None:
+    def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None:
         """Report a whole answer, together with the others of this iteration of the event loop."""
         counts = self.counts
         counts.completed += 1

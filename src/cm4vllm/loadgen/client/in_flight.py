@@ -9,7 +9,7 @@ from typing import Protocol
 from cm4vllm.loadgen.client.connection import Connection
 from cm4vllm.loadgen.client.event_stream import AnswerError, refusal_words
 from cm4vllm.loadgen.client.server_connections import Server
-from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
+from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
 from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason, StreamReader, most_bytes, whole_answer
 
@@ -44,7 +44,7 @@ class Sender(Protocol):
     def sink(self) -> FirstTokenSink: ...
     def release(self, connection: Connection, server: Server) -> None: ...
     def retry(self, request: InFlightRequest) -> None: ...
-    def complete(self, request: InFlightRequest, tokens: array[int] | Labelled | int, reason: FinishReason) -> None: ...
+    def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None: ...
     def fail(self, request: InFlightRequest, cause: str) -> None: ...
 
 
@@ -147,7 +147,7 @@ class InFlightRequest:
         if self.connection is not None:
             self.connection.close()
 
-    def _answer(self, status: int) -> tuple[array[int] | Labelled | int, FinishReason] | None:
+    def _answer(self, status: int) -> tuple[array[int] | Encoded | int, FinishReason] | None:
         """Return the tokens of the whole answer and why it ended; None where the request failed or is sent again."""
         if status != 200:
             message = refusal_words(self._body)
@@ -164,7 +164,7 @@ class InFlightRequest:
             self._client.fail(self, _unreadable(error))
         return None
 
-    def _read(self) -> tuple[array[int] | Labelled | int, FinishReason]:
+    def _read(self) -> tuple[array[int] | Encoded | int, FinishReason]:
         """Read the whole answer. Raises AnswerError when it does not add up."""
         client, reader = self._client, self._reader
         limits, texts = client.limits, client.texts

@@ -14,6 +14,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_wire import TextAnswer
 from cm4vllm.loadgen.records import RunSettings, TextCounts
+from cm4vllm.rules import Logged
 from cm4vllm.serving.records import Dialect, Prompts
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_APART",
-    "Labelled",
+    "Encoded",
     "TextSettings",
     "Texts",
     "added_up",
@@ -36,13 +37,13 @@ MOST_APART = 0.02
 _KEPT, _KEPT_CHARACTERS = 1000, 1 << 22
 
 
-class Labelled:
-    """An answer as the indices of its characters among the labels of a benchmark; its length is that in tokens."""
+class Encoded:
+    """An answer as the bytes that LoadGen logs in the place of token ids; its length is that in tokens."""
 
     __slots__ = ("_tokens", "data")
 
-    def __init__(self, text: str, labels: Mapping[str, int], tokens: int) -> None:
-        self.data = array("q", [labels[letter] for letter in text.lower().strip() if letter in labels]).tobytes()
+    def __init__(self, data: bytes, tokens: int) -> None:
+        self.data = data
         self._tokens = tokens
 
     def __len__(self) -> int:
@@ -52,13 +53,14 @@ class Labelled:
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's settings for reading answers: the dialect, and the file of the tokenizer.
 
-    With `every` the ids of each answer are wanted, as in an accuracy run; otherwise counts alone. With `labels` it is
-    logged by the indices of its characters among these, in lower case, in the place of ids.
+    With `every` each answer is wanted, as in an accuracy run; otherwise counts alone. It is `logged` as its ids, its
+    text, or the indices of its characters among `labels`, in lower case.
     """
 
     dialect: Dialect
     tokenizer: str
     every: bool
+    logged: Logged = Logged.TOKENS
     labels: str = ""
 
 
@@ -71,6 +73,7 @@ def text_settings(settings: RunSettings) -> TextSettings | None:
         dialect=dialect,
         tokenizer=str(settings.model.tokenizer_file),
         every=settings.logs_answers,
+        logged=settings.terms.logged,
         labels=settings.terms.labels,
     )
 
@@ -95,8 +98,8 @@ class Texts:
     def dialect(self) -> Dialect:
         return self._settings.dialect
 
-    def tokens_of(self, answer: TextAnswer) -> array[int] | Labelled | int:
-        """Return the ids of an answer's tokens or its labels; their number where neither is wanted.
+    def tokens_of(self, answer: TextAnswer) -> array[int] | Encoded | int:
+        """Return the ids of an answer's tokens or what is logged in their place; their number where it is not wanted.
 
         Raises AnswerError.
         """
@@ -107,8 +110,8 @@ class Texts:
             return answer.tokens
         ids = self._ids(answer.text)
         self._compare(answer, len(ids))
-        if self._labels:
-            return Labelled(answer.text, self._labels, answer.tokens)
+        if self._settings.logged is not Logged.TOKENS:
+            return Encoded(self._logged(answer.text), answer.tokens)
         if not ids:
             raise AnswerError("the answer has no text, so that it has no token ids")
         return array("i", ids) if self._settings.every else len(ids)
@@ -126,6 +129,13 @@ class Texts:
             server_prompt_tokens=self._prompt_tokens,
             cached_prompt_tokens=self._cached_tokens,
         )
+
+    def _logged(self, text: str) -> bytes:
+        """Return an answer as the reference logs it."""
+        if self._settings.logged is Logged.TEXT:
+            return text.encode()
+        labels = self._labels
+        return array("q", [labels[letter] for letter in text.lower().strip() if letter in labels]).tobytes()
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -209,6 +219,14 @@ def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:
             remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name",
         )
     sent, counted = counts.prompt_tokens, counts.server_prompt_tokens
+    if dialect.prompts is Prompts.PICTURE and counted != sent:
+        raise ServerUnsuitable(
+            f"the server counts other tokens of prompts with pictures than {settings.model.name} has",
+            cause=f"it counts {counted:,} where the chat template and the sizes of the pictures give {sent:,}: it "
+            "reads other prompts, or pictures of other sizes",
+            remedy="give the model that it serves by --vllm_model_name, and serve it without other settings of its "
+            "picture processor",
+        )
     if dialect.prompts is Prompts.TEXT and dialect.usage and abs(counted - sent) > MOST_APART * sent:
         raise ServerUnsuitable(
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",

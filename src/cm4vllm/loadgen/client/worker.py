@@ -24,7 +24,7 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.client.client import SPARE, Client, Completion, Request
 from cm4vllm.loadgen.client.connection import Address, resolve
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
-from cm4vllm.loadgen.client.text_tokens import Labelled, Texts
+from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.wire import FinishReason
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 
@@ -199,14 +199,14 @@ class _RecordSink:
         self._link.write(HEADER.pack(key, kind, len(text)) + text)
 
 
-def _record(key: int, tokens: array[int] | Labelled | int, reason: FinishReason) -> tuple[bytes, ...]:
+def _record(key: int, tokens: array[int] | Encoded | int, reason: FinishReason) -> tuple[bytes, ...]:
     """Return the parts of the record of a whole answer."""
     cut = reason == "length"
     if isinstance(tokens, array):
         return HEADER.pack(key, Kind.DONE_AT_LENGTH if cut else Kind.DONE, len(tokens)), tokens.tobytes()
     if isinstance(tokens, int):
         return (HEADER.pack(key, Kind.COUNTED_AT_LENGTH if cut else Kind.COUNTED, tokens),)
-    kind, size = Kind.LABELLED_AT_LENGTH if cut else Kind.LABELLED, COUNT.size + len(tokens.data)
+    kind, size = Kind.ENCODED_AT_LENGTH if cut else Kind.ENCODED, COUNT.size + len(tokens.data)
     return HEADER.pack(key, kind, size), COUNT.pack(len(tokens)), tokens.data
 
 

@@ -54,9 +54,9 @@ class Kind(IntEnum):
     #: As DONE and COUNTED, of an answer whose finish_reason is `length`.
     DONE_AT_LENGTH = 9
     COUNTED_AT_LENGTH = 10
-    #: A query's answer is whole: the number of its tokens follows as an int32, and its labels.
-    LABELLED = 11
-    LABELLED_AT_LENGTH = 12
+    #: A query's answer is whole: the number of its tokens follows as an int32, and what is logged.
+    ENCODED = 11
+    ENCODED_AT_LENGTH = 12
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

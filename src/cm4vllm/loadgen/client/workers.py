@@ -39,8 +39,8 @@ _FRAME = HEADER.size
 _INT_BYTES = 4
 #: Whole answers whose tokens follow.
 _LISTED = (Kind.DONE, Kind.DONE_AT_LENGTH)
-#: Whole answers whose labels follow.
-_LABELLED = (Kind.LABELLED, Kind.LABELLED_AT_LENGTH)
+#: Whole answers of which what is logged follows.
+_ENCODED = (Kind.ENCODED, Kind.ENCODED_AT_LENGTH)
 _WITH_TEXT = (Kind.READY, Kind.UNREACHABLE, Kind.FAILED, Kind.FAILED_LATE, Kind.STATS)
 
 
@@ -210,9 +210,9 @@ class Workers:
                 firsts.append((key, 0, 0))
             elif kind in (Kind.COUNTED, Kind.COUNTED_AT_LENGTH):
                 answers.append((key, 0, number, kind == Kind.COUNTED_AT_LENGTH, 0))
-            elif kind in _LABELLED:
+            elif kind in _ENCODED:
                 (count,) = COUNT.unpack(text)
-                cut = kind == Kind.LABELLED_AT_LENGTH
+                cut = kind == Kind.ENCODED_AT_LENGTH
                 answers.append((key, address + COUNT.size, count, cut, number - COUNT.size))
             elif kind in (Kind.FAILED, Kind.FAILED_LATE):
                 failures.append((key, text, kind == Kind.FAILED_LATE))
@@ -318,8 +318,8 @@ class _Worker:
                 end, text = begin + number * _INT_BYTES, 0
             else:
                 sized = kind in _WITH_TEXT
-                end = begin + (number if sized or kind in _LABELLED else 0)
-                text = number if sized else COUNT.size if kind in _LABELLED else 0
+                end = begin + (number if sized or kind in _ENCODED else 0)
+                text = number if sized else COUNT.size if kind in _ENCODED else 0
             if end > self._end:
                 break
             yield key, kind, number, self._base + begin, bytes(buffer[begin : begin + text]) if text else b""

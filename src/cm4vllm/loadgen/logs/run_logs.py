@@ -29,6 +29,7 @@ __all__ = [
     "read_accuracy_log",
     "read_label_log",
     "read_performance",
+    "read_text_log",
     "require_whole",
     "seeds",
     "verdict",
@@ -38,7 +39,7 @@ SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
 #: The file beside the logs by which LoadGen overrides its settings for a compliance test.
 AUDIT_CONFIG = "audit.config"
-W = TypeVar("W", np.int32, np.int64)
+W = TypeVar("W", np.uint8, np.int32, np.int64)
 _AGAIN = "remove the run's folder and run it again"
 
 
@@ -51,7 +52,8 @@ class PerformanceResult:
     (loadgen/results.cc).
     It is `valid` when LoadGen says VALID, and neither its own figures nor an error entry speak against it. `reasons`
     says what does, one reason each. `errors` counts LoadGen's error entries.
-    TTFT and TPOT are None in Offline, where LoadGen does not measure them.
+    TTFT and TPOT are None in Offline, where LoadGen does not measure them, and `tokens_per_second` where it counts no
+    tokens.
     `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
     """
 
@@ -61,7 +63,7 @@ class PerformanceResult:
     samples: int
     queries: int
     samples_per_second: SamplesPerSecond
-    tokens_per_second: TokensPerSecond
+    tokens_per_second: TokensPerSecond | None
     scheduled_samples_per_second: SamplesPerSecond | None
     ttft_p99: Milliseconds | None
     ttft_mean: Milliseconds | None
@@ -132,6 +134,23 @@ def read_label_log(path: Path, labels: str) -> Iterator[tuple[int, str, int]]:
                 remedy="write int64 labels to LoadGen",
             )
         yield entry.qsl_idx, "".join(labels[number] for number in numbers), entry.token_count or 0
+
+
+def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
+    """Give each entry of an accuracy log of UTF-8 text: index in the dataset, text, number of tokens.
+
+    Raises RunFailed when the log is truncated, not one, or its answers are no UTF-8.
+    """
+    for entry, data in zip(*_entries(path, np.uint8), strict=True):
+        try:
+            text = data.tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise RunFailed(
+                f"{path} holds answers that are no UTF-8 text",
+                cause=f"sample {entry.qsl_idx}: {error}",
+                remedy="write the text of answers to LoadGen",
+            ) from error
+        yield entry.qsl_idx, text, entry.token_count or 0
 
 
 def _entries(path: Path, width: type[W]) -> tuple[list[AccuracyEntry], list[npt.NDArray[W]]]:
@@ -225,7 +244,7 @@ def _result(log: DetailLog) -> PerformanceResult:
         return Milliseconds(logged[name].value) if name in logged else None
 
     valid, reasons = verdict(log)
-    scheduled = logged.get("scheduled_samples_per_second")
+    scheduled, tokens = logged.get("scheduled_samples_per_second"), logged.get("tokens_per_second")
     return PerformanceResult(
         scenario=scenario,
         valid=valid,
@@ -233,7 +252,7 @@ def _result(log: DetailLog) -> PerformanceResult:
         samples=int(value("samples")),
         queries=int(value("queries")),
         samples_per_second=SamplesPerSecond(value("samples_per_second")),
-        tokens_per_second=TokensPerSecond(value("tokens_per_second")),
+        tokens_per_second=None if tokens is None else TokensPerSecond(tokens.value),
         scheduled_samples_per_second=None if scheduled is None else SamplesPerSecond(scheduled.value),
         ttft_p99=latency("ttft_p99"),
         ttft_mean=latency("ttft_mean"),

@@ -131,8 +131,11 @@ class LiveLatencies:
     def __init__(self, times: SampleTimes, limits: LatencyLimits | None) -> None:
         ttft, tpot, whole = (limits.ttft_ms, limits.tpot_ms, limits.latency_ms) if limits else (None, None, None)
         self._times = times
-        self._limit_ns = math.inf if ttft is None else ttft * _MS
+        waiting = limits.waiting if limits else None
+        self._limit_ns = math.inf if waiting is None else waiting[1] * _MS
         self._tallies = Tally("TTFT", ttft), Tally("TPOT", tpot), Tally("answer", whole)
+        # Answers that come whole have no first token.
+        self._shown = self._tallies[2:] if waiting and waiting[0] == "latency" else self._tallies
         self._open = np.empty(0, _OPEN)
         # A sample's issue may be noted after its first token, since it is noted behind the sending: what comes too
         # early waits for it.
@@ -143,7 +146,7 @@ class LiveLatencies:
 
     def status(self) -> tuple[LatencyStatus, ...]:
         """Return the status of all answers so far."""
-        return tuple(tally.status() for tally in self._tallies if tally.queries)
+        return tuple(tally.status() for tally in self._shown if tally.queries)
 
     def take(self) -> News:
         """Return the latencies since the last call, and the requests that are open now."""

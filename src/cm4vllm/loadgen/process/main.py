@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
-from cm4vllm.assets.audio_dataset import require_clips
+from cm4vllm.assets.media_files import require_media
 from cm4vllm.common.errors import CmError, InstallError, RunFailed
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent, raise_open_files
@@ -38,6 +38,7 @@ from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.loadgen.process.audio_samples import audio_library
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
+from cm4vllm.loadgen.process.picture_samples import picture_library
 from cm4vllm.loadgen.process.sample_library import SampleLibrary, read_rows
 from cm4vllm.loadgen.process.selfcheck import in_words, self_check
 from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
@@ -92,8 +93,8 @@ def _run(
     rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
     if settings.dataset.media_folder:
-        require_clips(Path(settings.dataset.media_folder), rows)
-    require_room(settings, max(_prompt_tokens(row) for row in rows))
+        require_media(Path(settings.dataset.media_folder), rows)
+    require_room(settings, max(_prompt_tokens(settings.terms, row) for row in rows))
     raise_open_files()  # which the workers inherit
     least = needs(demand_of(settings), machine_limits()).workers
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -120,9 +121,11 @@ def _run(
     return Ended(client=client, duration_s=duration, versions=_versions())
 
 
-def _prompt_tokens(row: Mapping[str, Any]) -> int:
-    """Return the tokens of a sample's prompt, without what stands for its media."""
-    return row["prompt_tokens"] if "prompt_tokens" in row else len(row["tok_input"])
+def _prompt_tokens(terms: Terms, row: Mapping[str, Any]) -> int:
+    """Return the tokens of a sample's prompt: those of a picture among them, without what stands for a clip."""
+    if terms.prompt is not None:
+        return int(row["prompt_tokens"][terms.prompt.name])
+    return int(row["prompt_tokens"]) if "prompt_tokens" in row else len(row["tok_input"])
 
 
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
@@ -130,6 +133,8 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
     sampling = sampling_of(settings)
     if settings.terms.media is Media.AUDIO:
         return audio_library(Path(settings.dataset.media_folder), rows, sampling), 0
+    if settings.terms.prompt is not None:
+        return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt), 0
     prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
     if dialect is None:
         stops = _stops(settings, rows)
@@ -260,7 +265,7 @@ def _measures(test: Any, terms: Terms) -> bool:
     if limits is None:
         return counts
     if limits.latency_ms is not None and not terms.token_latencies:
-        return counts and test.server_target_latency == round(limits.latency_ms * 1e6)
+        return counts and test.server_target_latency_ns == round(limits.latency_ms * 1e6)
     if limits.ttft_ms is None or limits.tpot_ms is None:
         return counts
     expected = round(limits.ttft_ms * 1e6), round(limits.tpot_ms * 1e6)

@@ -60,8 +60,9 @@ class Timed(msgspec.Struct, frozen=True, array_like=True):
 class Latencies(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="latencies"):
     """The answers since the last such message, and what is open `elapsed_s` seconds after the first query.
 
-    `issued` counts all queries so far. `overdue` of them wait for their first token for longer than the limit allows.
-    `oldest_open_s` is when the oldest query without its whole answer was issued, None where all are answered.
+    `issued` counts all queries so far. `overdue` of them wait for their first token, or their answer, for longer than
+    the limit allows. `oldest_open_s` is when the oldest query without its whole answer was issued, None where all are
+    answered.
     """
 
     elapsed_s: float

@@ -45,6 +45,8 @@ CLOSED_S = 0.5
 PROMPTS = 64
 #: A share of a processor below this cannot be distinguished from none (the kernel counts in hundredths of a second).
 LEAST_SHARE = 0.01
+#: Tokens of an answer at most: where the rules have no limit, an answer could fill the server's context.
+MOST_TOKENS = 1 << 15
 #: Workers at most where the self-check decides.
 MOST_WORKERS = 8
 #: Seconds after which a check that has not ended has failed.
@@ -129,7 +131,8 @@ def _most_connections() -> int:
 
 def expected_tokens(settings: RunSettings) -> int:
     """Return the tokens to be expected of an answer: as many as the benchmark's model gives, or as many as may be."""
-    return min(settings.max_tokens, round(settings.terms.mean_tokens) or settings.max_tokens)
+    most = settings.max_tokens if settings.terms.generation.max_tokens else min(settings.max_tokens, MOST_TOKENS)
+    return min(most, round(settings.terms.mean_tokens) or most)
 
 
 def _closed(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, _: float) -> float:

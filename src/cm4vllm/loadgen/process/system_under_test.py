@@ -61,7 +61,8 @@ class SystemUnderTest:
         self._send = send
         self.times = SampleTimes()
         terms = settings.terms
-        timed = settings.mode is Mode.PERFORMANCE and (terms.first_token or show_latencies)
+        limited = terms.first_token or (terms.paced and terms.limits is not None)
+        timed = settings.mode is Mode.PERFORMANCE and (limited or show_latencies)
         self._live = LiveLatencies(self.times, terms.limits) if timed else None
         self._shows_latencies = show_latencies
         self._shows_answers = show_answers

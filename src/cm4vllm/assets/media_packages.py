@@ -1,4 +1,4 @@
-"""The packages that benchmarks of speech need beside vLLM's environment and ours, in a folder of their own."""
+"""Packages that benchmarks of media need beside vLLM's environment and ours, in a folder of their own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cm4vllm.common.progress import step
 
 __all__ = ["install"]
 
-#: The size of the folder (250 MiB), and of its packages while they are unpacked.
+#: The size of the largest folder (250 MiB), and of its packages while they are unpacked.
 _SPACE_BYTES = 600 * 2**20
 
 
-def install(folder: Path, lock: Path, python: str = "") -> Path:
+def install(folder: Path, lock: Path, names: str, python: str = "") -> Path:
     """Install what `lock` pins for `python`, ours without, with hashes, into `folder`/packages; return that folder.
 
-    Raises InstallError, DiskFull.
+    `names` says what they are. Raises InstallError, DiskFull.
     """
-    require_space(folder, _SPACE_BYTES, "the packages for speech")
+    require_space(folder, _SPACE_BYTES, names)
     packages = folder / "packages"
-    with step("packages for speech: audio readers and whisper's normaliser"):
+    with step(names):
         done = install_pinned(Path(python or sys.executable), lock, folder / "pip.log", [f"--target={packages}"])
-    checked(done, "the packages for speech cannot be installed")
+    checked(done, f"{names} cannot be installed")
     return packages

@@ -1,0 +1,14 @@
+"""Installs the packages for pictures into the cache entry."""
+
+from pathlib import Path
+from typing import Any
+
+
+def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.assets.media_packages import install
+
+    lock = Path(i["artifact"].path) / "requirements.txt"
+    names = "the packages for pictures: torchvision and Pillow"
+    packages = install(Path.cwd(), lock, names, i["env"].get("CM_VLLM_PYTHON_BIN_WITH_PATH", ""))
+    i["env"]["CM_VISION_PACKAGES"] = str(packages)
+    return {"return": 0}

@@ -1,0 +1,44 @@
+"""Files of samples that carry media: they lie below the dataset's folder, each with its digest in the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.errors import DatasetError
+from cm4vllm.common.files import sha256_of
+
+__all__ = ["most_prompt_tokens", "require_media"]
+
+#: The columns that hold the name of a sample's file, each with the kind of the file.
+_KINDS: Mapping[str, str] = {"audio": "clip", "picture": "picture"}
+
+
+def most_prompt_tokens(row: Mapping[str, Any]) -> int:
+    """Return the tokens of a sample's prompt, of the longest where rounds have prompts of their own."""
+    counts = row["prompt_tokens"]
+    return max(counts.values()) if isinstance(counts, dict) else int(counts)
+
+
+def require_media(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise DatasetError for a file that is missing, or is not that of the dataset's record."""
+    digests: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        column = next(column for column in _KINDS if column in row)
+        name = str(row[column])
+        path = folder / name
+        if name not in digests:
+            if not path.is_file():
+                raise DatasetError(
+                    f"sample {number} has no {_KINDS[column]} {path}",
+                    cause="no such file",
+                    remedy="make the files as the reference does, or download them again",
+                )
+            digests[name] = sha256_of(path)
+        if digests[name] != row["sha256"]:
+            raise DatasetError(
+                f"{path} has changed since the dataset's record was made",
+                cause="its SHA-256 differs",
+                remedy="read it again: cm run script --tags=get,dataset --renew",
+            )

@@ -1,0 +1,79 @@
+"""The stand-ins: tiny models that are trained here, one for each kind of samples, by the variation that makes them.
+
+A new one is an entry of STAND_INS, a variation of get,ml-model, and `stand_in` of its benchmarks in catalogue.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cm4vllm.assets import tiny_model, tiny_vision, tiny_whisper
+from cm4vllm.assets.records import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
+
+__all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_of"]
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A tiny model: `name` is the one under which it is served and published, `source` stands in its record.
+
+    `architecture` is that of its config.json. `sample_bytes` is the size of a sample of the dataset that is made for
+    it, measured. `min_tokens` is 2 for a model that may end its answer at once.
+    """
+
+    name: str
+    architecture: str
+    source: str
+    recipe: Mapping[str, str]
+    train: Callable[[Path, Path], None]
+    sample_bytes: int
+    min_tokens: int = 1
+
+
+#: Each by its variation of get,ml-model, without the underscore.
+STAND_INS: Mapping[str, StandIn] = {
+    "tiny": StandIn(
+        name="cm4vllm-tiny",
+        architecture="LlamaForCausalLM",
+        source=STAND_IN_SOURCE,
+        recipe=tiny_model.RECIPE,
+        train=tiny_model.train,
+        sample_bytes=834,
+        min_tokens=2,
+    ),
+    "tiny-whisper": StandIn(
+        name="cm4vllm-tiny-whisper",
+        architecture="WhisperForConditionalGeneration",
+        source=SPEECH_STAND_IN_SOURCE,
+        recipe=tiny_whisper.RECIPE,
+        train=tiny_whisper.train,
+        sample_bytes=96_255,
+    ),
+    "tiny-vision": StandIn(
+        name="cm4vllm-tiny-vision",
+        architecture="Qwen3VLForConditionalGeneration",
+        source=VISION_STAND_IN_SOURCE,
+        recipe=tiny_vision.RECIPE,
+        train=tiny_vision.train,
+        sample_bytes=505,
+    ),
+}
+
+
+def stand_in_named(name: str) -> str:
+    """Return the variation of the stand-in of this name, empty where it is none's."""
+    return next((variation for variation, stand_in in STAND_INS.items() if stand_in.name == name), "")
+
+
+def variation_of(architecture: str) -> str:
+    """Return the variation of the stand-in of an architecture, of the text benchmarks' for any other."""
+    return next(
+        (variation for variation, stand_in in STAND_INS.items() if stand_in.architecture == architecture), "tiny"
+    )
+
+
+def stand_in_of(architecture: str) -> StandIn:
+    """Return the stand-in of an architecture, that of the text benchmarks for any other."""
+    return STAND_INS[variation_of(architecture)]

@@ -1,0 +1,95 @@
+"""qwen3-vl from the command line: the whole job on the tiny model and the real vLLM, and what a plan refuses."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from cm4vllm.assets import product_pictures
+from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
+from cm4vllm.common.errors import DatasetError, UsageError
+
+#: vLLM's installation and the model's training included, where nothing of it is there yet.
+FIRST_START_S = 1200
+SAMPLES = 48289
+BENCHMARK = "qwen3-vl-235b-a22b"
+
+
+def catalogue(folder):
+    """Write the stand-in's products as the product catalogue, with a white picture in the place of each."""
+    folder.mkdir()
+    made = product_pictures.products(SAMPLES, EVALUATION_SEED, evaluation=True)
+    blank = {size: product_pictures.png(product_pictures.blank(size)) for size in product_pictures.SIZES}
+    rows = [
+        {
+            "product_title": product.title,
+            "product_description": product.description,
+            "product_image": {"bytes": blank[product.size], "path": None},
+            "potential_product_categories": product.categories,
+            "ground_truth_category": product.category,
+        }
+        for product in made
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
+    return folder
+
+
+def job(cm, *flags, tags=",_r6.0"):
+    return cm.main_job(f"--model={BENCHMARK}", "--submitter=Tester", *flags, tags=tags, timeout_s=FIRST_START_S)
+
+
+def f1(folder, scenario="Offline"):
+    scores = json.loads(next(Path(folder).glob(f"test/runs/*/*/{scenario}/accuracy/accuracy.json")).read_text())
+    return scores["values"]["f1"]
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_the_whole_job_and_the_same_with_white_pictures(cm):
+    done = job(cm, "--output_dir=results")
+    assert done.code == 0, done.output
+    out = cm.cwd / "results"
+    assert f1(out) >= 0.8 and f1(out, "Server") >= 0.8
+    run = json.loads(next(out.glob("test/runs/*/*/Server/performance/run.json")).read_text())
+    words = run["settings"]["server"]["argv"]
+    assert words[words.index("--mm-processor-cache-gb") + 1] == "0"
+    assert "--no-enable-prefix-caching" in words
+    assert run["server_metrics"]["media_cache_hits"] == 0
+    counts = run["client"]["text"]
+    assert counts["server_prompt_tokens"] == counts["prompt_tokens"] > 0
+    assert "target_latency = 12000" in next(out.glob("test/runs/*/*/Server/performance/mlperf.conf")).read_text()
+    white = job(
+        cm,
+        f"--dataset_path={catalogue(cm.cwd / 'white')}",
+        "--output_dir=white-results",
+        "--scenario=Offline",
+        tags=",_r6.0,_tiny,_accuracy-only",
+    )
+    assert white.code == 0, white.output
+    assert f1(cm.cwd / "white-results") <= 0.6
+
+
+def test_the_plan_refuses_what_cannot_be_measured(cm):
+    job(cm, "--plan", "--scenario=Interactive", tags="").refused_with(
+        UsageError.exit_code, "48,289 samples in every performance run, and its dataset has 8,000", "MLPerf Endpoints"
+    )
+    job(cm, "--plan", "--vllm_model_name=Qwen/Qwen3-VL-235B-A22B-Instruct").refused_with(
+        DatasetError.exit_code, "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
+    )
+    (cm.cwd / "empty").mkdir()
+    job(cm, "--plan", "--dataset_path=empty", tags=",_r6.0,_tiny").refused_with(
+        DatasetError.exit_code, "not the product catalogue"
+    )
+    job(cm, "--plan", "--vllm_model_name=cm4vllm-tiny").refused_with(
+        UsageError.exit_code, "cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"
+    )
+
+
+def test_the_plan_of_the_stand_in_states_its_packages_and_the_size_of_its_dataset(cm):
+    done = job(cm, "--plan")
+    assert done.code == 0, done.output
+    for word in ("get,vision-packages,_server", "get,ml-model,_tiny-vision", "the dataset of cm4vllm-tiny-vision"):
+        assert word in done.output
