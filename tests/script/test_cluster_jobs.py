@@ -66,7 +66,7 @@ def test_a_rehearsal_over_two_nodes_makes_a_checked_tree(cluster, cm, job):
     assert description["number_of_nodes"] == "2"
     assert description["system_name"].startswith("2-nodes-of-")
     records = [json.loads(path.read_text()) for path in results.glob("runs/*/*/*/*/run.json")]
-    assert {record["settings"]["scenario"] for record in records} == {"Offline", "Server"}
+    assert {record["settings"]["terms"]["scenario"] for record in records} == {"Offline", "Server"}
     assert all(record["client"]["failed"] == 0 and len(record["node_loads"]) == 2 for record in records)
     tree = [path for path in (results / "submission").rglob("*") if path.is_file()]
     assert tree and not [path for path in tree for node in cluster.nodes if node.encode() in path.read_bytes()]
