@@ -186,7 +186,11 @@ def killed_once(python, folder, victim, seed, *, launcher="local", nodes="2") ->
     assert any(line == "ready\n" for line in owner.stdout), f"seed {seed}: not ready"
     record = read_record(folder / "server.json", ServerRecord)
     port = record.endpoint.rpartition(":")[2]
-    head, worker = sorted(peers(port), key=lambda process: "--headless" in process.cmdline())
+    deadline = time.monotonic() + 10
+    while len(found := peers(port)) < 2:  # the head may be ready before the other has begun
+        assert time.monotonic() < deadline, f"seed {seed}: {found}"
+        time.sleep(0.05)
+    head, worker = sorted(found, key=lambda process: "--headless" in process.cmdline())
     launchers = [psutil.Process(node.supervisor_pid) for node in record.nodes]
     begin = time.time()
     {"head": head, "worker": worker, "launcher": launchers[seed % 2], "cm": psutil.Process(owner.pid)}[victim].kill()

@@ -45,7 +45,8 @@ def test_the_tests_of_launchers_pass_over_ssh(tmp_path):
     with namespace_cluster(tmp_path, "ssh") as cluster:
         env = {**os.environ, **cluster.env, "CLUSTER_NODES": ",".join(cluster.nodes)}
         done = subprocess.run(TESTS, env=env, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S, check=False)
-        assert passed(done.stdout), done.stdout
+        output = done.stdout
+        assert passed(output), output
         cluster.wait_until_empty()
 
 
@@ -55,7 +56,8 @@ def test_the_tests_of_launchers_pass_in_an_allocation_of_slurm(tmp_path):
         env = {**os.environ, **cluster.env, "CLUSTER_NODES": "2"}
         job = ["sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}", f"--wrap={shlex.join(TESTS)}"]
         subprocess.run(job, env=env, cwd=ROOT, capture_output=True, timeout=TESTS_S, check=False)
-        assert passed(log.read_text()), log.read_text()
+        output = log.read_text()
+        assert passed(output), output
         cluster.wait_until_empty()
 
 
