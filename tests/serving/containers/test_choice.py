@@ -51,6 +51,13 @@ def test_a_missing_engine_is_refused(tmp_path, monkeypatch):
     require_usable({})
 
 
+def test_a_daemon_that_does_not_respond_is_refused(engine):
+    engine("docker", "echo no daemon; exit 1")
+    with pytest.raises(InstallError, match="does not respond") as raised:
+        require_usable({**IMAGE, "CM_VLLM_CONTAINER_ENGINE": "docker"})
+    assert raised.value.exit_code == 42
+
+
 def test_a_missing_hook_is_refused(engine, monkeypatch):
     monkeypatch.setattr(choice, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device))
     with pytest.raises(InstallError, match="no NVIDIA GPU") as raised:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cm4vllm.common.containers import engine_for, missing_hook
+from cm4vllm.common.containers import engine_for, missing_hook, require_ready
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.gpu import detect_gpus
@@ -21,7 +21,7 @@ _SYSTEM = "system"
 def require_container(env: Mapping[str, Any]) -> None:
     """Refuse an image that cannot be run here, and flags without one.
 
-    Raises InstallError for an engine or a hook that is missing, UsageError.
+    Raises InstallError for an engine or a hook that is missing and a daemon that does not respond, UsageError.
     """
     settings = read_settings(ImageSettings, env)
     if not settings.image:
@@ -33,6 +33,7 @@ def require_container(env: Mapping[str, Any]) -> None:
         raise UsageError(f"--container={settings.image} is not the name of an image")
     container_options(settings.options)
     engine, device = engine_for(settings.engine), asked_device(env)
+    require_ready(engine)
     if (hook := missing_hook(engine, device)) is not None:
         raise InstallError(
             f"{engine.name} gives a container no {VENDORS[device]} GPU on this machine",
