@@ -36,12 +36,12 @@ def flags(host, cm):
         f"--container_args={made.options}",
         "--output_dir=results",
         "--submitter=Tester",
-        "--scenario=Offline",
     )
 
 
 def test_a_rehearsal_to_the_tree(host, flags, cm):
     made, _ = host
+    flags = (*flags, "--scenario=Offline")
     plan = cm.main_job(*flags, "--plan")
     assert plan.code == 0, plan.output
     assert f"{made.image}: on this machine, sha256:" in plan.output
@@ -58,7 +58,7 @@ def test_a_rehearsal_to_the_tree(host, flags, cm):
     (system,) = (out / "submission/open/Tester/systems").glob("*.json")
     for key in (digest, version):
         assert key in json.loads(system.read_text())["sw_notes"]
-    (readme,) = out.glob("submission/open/Tester/measurements/*/*/Offline/README.md") or [None]
+    (readme,) = out.glob("submission/open/Tester/results/*/*/Offline/README.md")
     assert digest in readme.read_text()
     assert "podman run --rm" in readme.read_text()
     assert made.containers() == []
