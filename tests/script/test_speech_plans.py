@@ -6,7 +6,7 @@ import pytest
 from tests.script.speech import SAMPLES, entry, job, write_clip
 
 from cm4vllm.assets import tone_speech
-from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 
 
 def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(cm):
@@ -78,3 +78,16 @@ def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_anoth
     job(cm, "--plan", f"--dataset_path={path}", *flags).refused_with(
         UsageError.exit_code, "dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"
     )
+
+
+def test_storage_of_mlcommons_that_cannot_be_reached_is_named_with_what_to_give_instead(cm, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    done = cm("run", "script", "--tags=get,dataset,_mlcommons", "--model=whisper", "--quiet")
+    done.refused_with(
+        DownloadError.exit_code,
+        "whisper-dataset.uri cannot be read",
+        "md5:898743fc5b2522db2bc39e9ceb4a4da6",
+        "--dataset_path",
+    )
+    done = cm("run", "script", "--tags=get,ml-model,_mlcommons.whisper-large-v3", "--quiet")
+    done.refused_with(DownloadError.exit_code, "whisper-model.uri cannot be read", "_path")
