@@ -56,5 +56,6 @@ def test_a_job_that_is_killed_in_both_phases_finishes_with_the_same_command(cm, 
     assert {path.name for path in folder.parent.iterdir()} == {"performance", SESSION}
     assert SIMULATED in (results / "summary.html").read_text() and not list(results.glob("submission*"))
     again = start().finish(120)
-    assert again.code == 0 and "power preflight" in again.output, again.output
+    assert again.code == 0 and "Offline performance: kept" in again.output, again.output
+    assert "power session without a measurement" in done.output and "power session" not in again.output
     assert PowerSession(folder).client == session.client  # kept, with its session
