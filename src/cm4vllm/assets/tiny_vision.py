@@ -1,4 +1,4 @@
-"""The tiny vision-language model: a Qwen3-VL of half a million parameters, trained here in about two minutes.
+"""The tiny vision-language model: a Qwen3-VL of half a million parameters, trained here in three to five minutes.
 
 It makes every part of a run of pictures real on a machine without GPU and without a model hub: the colour in its
 answers is right only where the picture has arrived. It is no benchmark's model.
@@ -35,5 +35,5 @@ def train(python: Path, folder: Path) -> None:
             data=data,
             seed=SEED,
             name="the tiny vision-language model",
-            duration="about two minutes",
+            duration="three to five minutes",
         )

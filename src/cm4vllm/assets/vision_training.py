@@ -34,7 +34,7 @@ POSITIONS = 2048
 PATCH, MERGE = 16, 2
 LEAST_PIXELS, MOST_PIXELS = 32 * 32, 512 * 512
 BATCH = 16
-EXAMPLES, STEPS = 6000, 1200
+EXAMPLES, STEPS = 6000, 1500
 TEXT = {
     "hidden_size": 64,
     "intermediate_size": 192,

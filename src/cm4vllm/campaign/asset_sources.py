@@ -247,7 +247,7 @@ def _require_dummies(benchmark: str, stand_in: str) -> None:
         raise UsageError(
             f"random weights cannot stand for the model of {benchmark}",
             cause="the folder that is made for them has no reader of media",
-            remedy=f"leave _dummy out: {stand_in} is trained here in a minute",
+            remedy=f"leave _dummy out: {stand_in} is trained here in minutes",
         )
 
 
