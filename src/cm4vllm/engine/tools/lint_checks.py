@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,11 +103,11 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
                 yield Finding(f"input_changes of {flag!r}: unknown key {key!r}; {hint}", ("input_changes", flag, key))
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
     for number, example in enumerate(script.examples):
-        tags, *flags = example.split(" --")
+        tags, *flags = shlex.split(example)
         names, _, variations, _ = parse_tags(tags)
         if not set(names) <= set(script.tags) or not known(script, variations):
             yield Finding(f"example {example!r} does not name this script", ("examples", number))
-        for flag in (word.partition("=")[0] for word in flags):
+        for flag in (word[2:].partition("=")[0] for word in flags if word.startswith("--")):
             if flag not in typed:
                 yield Finding(
                     f"example {example!r}: unknown input --{flag}; {nearest_choice(flag, typed)}", ("examples", number)
