@@ -36,7 +36,11 @@ def manifest(folder, *, silent):
 
 
 def entry(name, text, seconds=0.1):
-    return {"transcript": text, "files": [{"fname": name, "speed": 1, "duration": seconds}], "original_duration": seconds}
+    return {
+        "transcript": text,
+        "files": [{"fname": name, "speed": 1, "duration": seconds}],
+        "original_duration": seconds,
+    }
 
 
 def sound_of(text):

@@ -21,7 +21,7 @@ from namespace_cluster import namespace_cluster
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.xdist_group("cluster"),
+    pytest.mark.xdist_group("vllm-cluster"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers of vLLM's CPU backend need two cores"),
 ]
 #: Seconds that a whole job may take: vLLM over two nodes starts in one to three minutes on two cores.

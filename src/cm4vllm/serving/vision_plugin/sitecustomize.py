@@ -12,10 +12,10 @@ class _BeforeTorchvision:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
         if name == "torchvision":
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             import cm4vllm_vision  # type: ignore[import-not-found]
 
             cm4vllm_vision.register()
 
 
-sys.meta_path.insert(0, _BeforeTorchvision())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _BeforeTorchvision())
