@@ -162,7 +162,7 @@ REFUSED = [
     (RUN, {"scenario": "Srver"}, "did you mean 'Server'?"),
     (RUN, {"mode": "performance", "target_qps": "0"}, "target_qps=0.0 is not usable"),
     (RUN, {"round": "v9.9"}, "v9.9"),
-    (RUN, {"model": "qwen3-vl-235b-a22b"}, "cannot be run yet"),
+    (RUN, {"model": "qwen3.6-27b"}, "cannot be run yet"),
     (RUN, {"num_workers": "65"}, "num_workers=65"),
     (RUN, {"max_model_len": "5"}, "--max_model_len=5 is too short"),
     (RUN, {"output_dir": "/proc/x"}, "cannot write to /proc/x"),

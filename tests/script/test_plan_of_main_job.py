@@ -234,7 +234,7 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
     with pytest.raises(CmError) as of_run:
         executed(monkeypatch, request)
     assert str(of_run.value) == str(of_plan.value)
-    given = asked(tmp_path, "_vllm", {"device": device, "api_server": "http://127.0.0.1:1"}, files)
+    given = asked(tmp_path, "_vllm", {"device": device, "api_server": "http://127.0.0.1:1", "env": TRAINS}, files)
     planned(tmp_path, given)
     envs = [env for _, env in executed(monkeypatch, given)]
     assert not any("CM_VLLM_VARIANT" in env for env in envs)

@@ -72,7 +72,7 @@ class DatasetSettings(Record, frozen=True, kw_only=True):
     model_record: input_types.ModelRecordPath = ""
     calibration: Annotated[bool, Key("CM_DATASET_CALIBRATION")] = False
     performance: Annotated[bool, Key("CM_DATASET_PERFORMANCE")] = False
-    vision_packages: Annotated[str, Key("CM_VISION_PACKAGES")] = ""
+    vision_packages: input_types.VisionPackages = ""
     test: Annotated[str, Key("CM_DATASET_TEST")] = ""
 
 

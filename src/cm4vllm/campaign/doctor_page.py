@@ -287,7 +287,7 @@ def _page(
     ):
         yield from _wrapped(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"
-    none = f"none of {', '.join(engines())} can be used: vLLM cannot be taken from an image"
+    none = f"none of {', '.join(engines())} can be used: no vLLM from an image"
     yield f"  engines for containers: {', '.join(containers) or none}"
     yield f"\nWhat it can run: round {round_name}, open division"
     yield "  every benchmark as a rehearsal with the stand-in model, which needs no download"

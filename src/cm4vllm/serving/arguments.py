@@ -88,7 +88,7 @@ class ServerSettings(Record, frozen=True, kw_only=True):
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
     speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
-    vision_packages: Annotated[str, Key("CM_VISION_PACKAGES")] = ""
+    vision_packages: input_types.VisionPackages = ""
     container: input_types.ContainerImage = ""
     required: dict[str, str] = {}
 

@@ -187,10 +187,10 @@ def killed_once(python, folder, victim, seed, *, launcher="local", nodes="2") ->
     record = read_record(folder / "server.json", ServerRecord)
     port = record.endpoint.rpartition(":")[2]
     deadline = time.monotonic() + 10
-    while len(found := peers(port)) < 2:  # the head may be ready before the other has begun
-        assert time.monotonic() < deadline, f"seed {seed}: {found}"
+    while len(processes := peers(port)) < 2:  # the head may be ready before the other has begun
+        assert time.monotonic() < deadline, f"seed {seed}: {processes}"
         time.sleep(0.05)
-    head, worker = sorted(found, key=lambda process: "--headless" in process.cmdline())
+    head, worker = sorted(processes, key=lambda process: "--headless" in process.cmdline())
     launchers = [psutil.Process(node.supervisor_pid) for node in record.nodes]
     begin = time.time()
     {"head": head, "worker": worker, "launcher": launchers[seed % 2], "cm": psutil.Process(owner.pid)}[victim].kill()

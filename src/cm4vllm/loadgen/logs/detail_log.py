@@ -142,11 +142,16 @@ class DetailLog:
     def require_end(self, key: str) -> None:
         """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""
         wanted = [key]
-        if key.startswith("result_") and self._version() >= _COUNTS_ERRORS:
+        if key.startswith("result_") and self.counts_errors:
             wanted.append("num_errors")
         missing = [name for name in wanted if name not in self.values]
         if missing:
             raise RunFailed(f"{self.path} is not whole", cause=f"it ends before {missing[0]}", remedy=_AGAIN)
+
+    @property
+    def counts_errors(self) -> bool:
+        """True where the log of a performance run that ended has the number of errors as its last entry."""
+        return self._version() >= _COUNTS_ERRORS
 
     def _version(self) -> tuple[int, ...]:
         words = self.text("loadgen_version").partition(" ")[0].split(".")

@@ -245,6 +245,8 @@ def _result(log: DetailLog) -> PerformanceResult:
 
     valid, reasons = verdict(log)
     scheduled, tokens = logged.get("scheduled_samples_per_second"), logged.get("tokens_per_second")
+    if not log.counts_errors:
+        value("tokens_per_second")  # nothing else tells a whole log of these versions from one that was cut
     return PerformanceResult(
         scenario=scenario,
         valid=valid,
