@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ class AnswerError(Exception):
     """An answer that cannot be counted; the text says why, the same for all answers with the same fault."""
 
 
-class EventStream:
+class EventStream(ABC):
     """The bytes of one stream, whatever pieces they come in, read as events line by line.
 
     What is wrong with them is raised at the end of the stream.
@@ -53,9 +54,9 @@ class EventStream:
             else:
                 self._add(data)
 
+    @abstractmethod
     def _add(self, data: bytes) -> None:
         """Take up the document of one event. Raises AnswerError."""
-        raise NotImplementedError
 
     def _require_whole(self, *, done: bool = True) -> None:
         """Take up what is left. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
