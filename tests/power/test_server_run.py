@@ -70,9 +70,10 @@ environment = server_run.official_environment
 server_run.official_environment = lambda folder: {**environment(folder), "MLPP_DEBUG": "1"}  # shorter pauses
 simulated_site._raise_loopback()
 threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
-import os, signal, subprocess
+import os, signal, subprocess, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 def run_client():
+    time.sleep(3)  # a process that is started while the server looks for its port would hold that port for a moment
     client = subprocess.run(sys.argv[3:])
     os.kill(os.getpid(), signal.SIGTERM) if client.returncode == 0 else os._exit(client.returncode)
 threading.Thread(target=run_client, daemon=True).start()
@@ -95,11 +96,10 @@ def test_the_official_client_makes_a_session_with_the_server_that_the_recipe_run
     (tmp_path / "measure.py").write_text(MEASURE)
     words = [sys.executable, f"{source}/{CLIENT}", "-a", "127.0.0.1", "-p", "4999", "-n", "127.0.0.1"]
     words += ["-w", f"{sys.executable} measure.py", "-L", "logs", "-o", "session", "--no-timestamp-path"]
-    waiting = ["/bin/sh", "-c", 'sleep 3; exec "$@"', "-", *words]
     ptd = simulated_program(tmp_path)
     env = {**official_environment(tmp_path), "MLPP_DEBUG": "1", "PATH": os.environ["PATH"]}
     begin = time.monotonic()
-    command = ["unshare", "-Urn", sys.executable, "-c", SERVE, str(source), str(ptd), *waiting]
+    command = ["unshare", "-Urn", sys.executable, "-c", SERVE, str(source), str(ptd), *words]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 143, done.stdout + done.stderr  # ended as `cm` is, which raises at a signal
     assert not [
