@@ -29,12 +29,13 @@ def test_the_options_of_sbatch_are_those_that_are_asked_for():
         "--output=cm4vllm-%j.log",
         "--signal=B:TERM@60",
         "--exclusive",
+        "--mem=0",
         "--qos=high",
     ]
 
 
 def test_the_shell_runs_the_main_job_with_the_words_that_were_given(tmp_path):
-    job = """--tp_size=2 --extra_args='--hf-overrides {"a": 1}' --output_dir='/data/my results'"""
+    job = """--tp_size=2 --extra_args='--hf-overrides {"a": 1} --dtype float32' --output_dir='/data/my results'"""
     settings = SlurmJobSettings(nodes="2", job=job)
     program = tmp_path / "bin folder" / "cm"
     program.parent.mkdir()
@@ -49,7 +50,7 @@ def test_the_shell_runs_the_main_job_with_the_words_that_were_given(tmp_path):
         "<script>",
         "<--tags=run-mlperf,inference,_vllm>",
         "<--tp_size=2>",
-        '<--extra_args=--hf-overrides {"a": 1}>',
+        '<--extra_args=--hf-overrides {"a": 1} --dtype float32>',
         "<--output_dir=/data/my results>",
         "<--nodes=2>",
         "<--quiet>",

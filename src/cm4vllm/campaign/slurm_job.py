@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cm4vllm.common import input_types
-from cm4vllm.common.command_lines import stored_command
+from cm4vllm.common.command_lines import shell_line
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder, write_text
 from cm4vllm.common.records import Record
+from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key
 
 __all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_batch_file"]
@@ -62,7 +63,7 @@ def job_words(settings: SlurmJobSettings) -> list[str]:
 def batch_text(settings: SlurmJobSettings, *, folder: Path, program: Path, environ: Mapping[str, str]) -> str:
     """Return the file: it runs `program`, a `cm`, in `folder`. Raises UsageError for options that cannot be written."""
     kept = [f"export {name}={shlex.quote(environ[name])}" for name in _KEPT if environ.get(name)]
-    command = stored_command(["cm", "run", "script", *job_words(settings)]).replace(" --", " \\\n    --")
+    command = shell_line(redacted_words(["cm", "run", "script", *job_words(settings)]))
     return "\n".join(
         [
             "#!/bin/bash",
@@ -87,7 +88,10 @@ def write_batch_file(settings: SlurmJobSettings, text: str) -> Path:
 
 
 def _options(settings: SlurmJobSettings) -> list[str]:
-    """Return the options of sbatch. The nodes are the job's alone: others on them would change what is measured."""
+    """Return the options of sbatch. The nodes are the job's alone: others on them would change what is measured.
+
+    `--exclusive` takes all processors of a node, but of its memory only what the partition gives by default.
+    """
     names = _names(settings)
     own = {
         "job-name": settings.name,
@@ -105,7 +109,7 @@ def _options(settings: SlurmJobSettings) -> list[str]:
     for word in words:
         if re.search(r"\s", word):
             raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
-    return [*words, "--exclusive", *_further(settings.options)]
+    return [*words, "--exclusive", "--mem=0", *_further(settings.options)]
 
 
 def _further(text: str) -> Sequence[str]:
