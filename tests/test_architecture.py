@@ -140,7 +140,7 @@ def test_the_checks_find_what_they_look_for():
 
 #: A module of rules/ by its own name, or the tables behind it; what others may ask is what the package itself offers.
 INSIDE_THE_RULES = re.compile(
-    r"cm4vllm\.rules\.\w|cm4vllm\.rules import (?:tables|vocabulary)\b|rules/data|files\(.cm4vllm\.rules"
+    r"cm4vllm\.rules\.\w|cm4vllm\.rules import (?:tables|entries|vocabulary)\b|rules/data|files\(.cm4vllm\.rules"
 )
 
 

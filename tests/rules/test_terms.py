@@ -18,7 +18,8 @@ from cm4vllm.rules import (
     round_terms,
     terms,
 )
-from cm4vllm.rules.tables import Entry, families, matching, round_entries, scenario_entries, sources
+from cm4vllm.rules.entries import Entry
+from cm4vllm.rules.tables import families, matching, round_entries, scenario_entries, sources
 from offenders import offenders
 
 BENCHMARKS = [(round_name, name) for round_name in round_names() for name in benchmark_names(round_name)]

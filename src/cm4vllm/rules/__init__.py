@@ -30,6 +30,17 @@ from cm4vllm.rules.endpoints import (
     regions,
     seed_set,
 )
+from cm4vllm.rules.entries import (
+    Arrivals,
+    Checker,
+    LoadGenWheel,
+    Logged,
+    Media,
+    PowerPrograms,
+    RateUse,
+    RoundTerms,
+    Seeds,
+)
 from cm4vllm.rules.layouts import TreeLayout, layout_of_round, layout_of_tree, tree_layout, tree_layouts
 from cm4vllm.rules.records import (
     AccuracyTarget,
@@ -41,17 +52,6 @@ from cm4vllm.rules.records import (
     RequiredScenarios,
     StopSequence,
     Terms,
-)
-from cm4vllm.rules.tables import (
-    Arrivals,
-    Checker,
-    LoadGenWheel,
-    Logged,
-    Media,
-    PowerPrograms,
-    RateUse,
-    RoundTerms,
-    Seeds,
 )
 from cm4vllm.rules.terms import (
     accuracy_targets,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.tables import DivisionRule, division_rule_entries, matching, sources
+from cm4vllm.rules.entries import DivisionRule
+from cm4vllm.rules.tables import division_rule_entries, matching, sources
 from cm4vllm.rules.terms import family_of
 from cm4vllm.rules.vocabulary import Category, Division, Scenario
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cm4vllm.common.records import Record
-from cm4vllm.rules.tables import Arrivals, LoadGenWheel, Logged, Media, RateUse, Seeds
+from cm4vllm.rules.entries import Arrivals, LoadGenWheel, Logged, Media, RateUse, Seeds
 from cm4vllm.rules.vocabulary import Category, Mode, Scenario
 
 __all__ = [

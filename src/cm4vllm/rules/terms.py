@@ -10,6 +10,17 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.rules.compliance import Audit
+from cm4vllm.rules.entries import (
+    Arrivals,
+    BenchmarkEntry,
+    Family,
+    GenerationEntry,
+    LengthsEntry,
+    Logged,
+    LoggedEntry,
+    PromptEntry,
+    RoundTerms,
+)
 from cm4vllm.rules.records import (
     AccuracyTarget,
     BenchmarkTerms,
@@ -22,15 +33,6 @@ from cm4vllm.rules.records import (
     Terms,
 )
 from cm4vllm.rules.tables import (
-    Arrivals,
-    BenchmarkEntry,
-    Family,
-    GenerationEntry,
-    LengthsEntry,
-    Logged,
-    LoggedEntry,
-    PromptEntry,
-    RoundTerms,
     division_rule_entries,
     equal_issue_entries,
     families,
