@@ -22,11 +22,12 @@ from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.launch import end, launch, use_words
 from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, death_reason
+from cm4vllm.serving.server import SERVER_FILE
 
 #: Reads the words that vLLM would get, and becomes a peer of that name on that port.
 PYTHON = f"""#!{sys.executable}

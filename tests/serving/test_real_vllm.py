@@ -16,12 +16,13 @@ from tokenizers.models import WordLevel
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.given_options import typed_value
 from cm4vllm.serving.options import read_options, stored_options
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, death_reason
+from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.verification import CONFIG
@@ -37,7 +38,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.server import start
+from cm4vllm.serving.server import (start)
 start(Path(sys.argv[1]), ServerSettings(model=sys.argv[2], name="m", enforce_eager=True,
       max_num_seqs=4, max_model_len=64, load_format="dummy"), Path(sys.argv[3]))
 print("READY", flush=True)

@@ -11,8 +11,9 @@ import peer
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.server import SERVER_FILE, death_reason, start, stop
+from cm4vllm.serving.server import SERVER_FILE, start, stop
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 

@@ -18,8 +18,9 @@ from tests.serving.launched import PEER, STUBBORN, family, gone, launch
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server as module
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, death_reason, stop
+from cm4vllm.serving.server import SERVER_FILE, stop
 
 
 def test_orphans_that_ignore_sigterm_end_too(tmp_path, monkeypatch):
@@ -46,7 +47,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.server import start
+from cm4vllm.serving.server import (start)
 record = start(Path(sys.executable), ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]), argv=sys.argv[3:])
 print("READY", flush=True)
 time.sleep(600)

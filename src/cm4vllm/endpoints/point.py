@@ -30,8 +30,8 @@ from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import death_reason
 
 __all__ = ["PointInputs", "PointSetup", "earlier_point", "measure_point", "point_setup", "require_dataset_file"]
 

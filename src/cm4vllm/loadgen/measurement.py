@@ -36,8 +36,8 @@ from cm4vllm.rules import (
     terms,
     terms_of_test,
 )
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import death_reason
 
 __all__ = [
     "Earlier",

@@ -13,6 +13,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.serving import server
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
@@ -159,7 +160,7 @@ def wait_in_foreground(path: str, benchmark: str) -> None:
     say("it runs until Ctrl-C. From another terminal:")
     say_text(use_words(record, benchmark))
     try:
-        while (reason := server.death_reason(record)) is None:
+        while (reason := death_reason(record)) is None:
             time.sleep(_LOOK_S)
     except KeyboardInterrupt as stop:
         if type(stop) is not KeyboardInterrupt:

@@ -14,6 +14,7 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
+from cm4vllm.serving.death_reasons import LOG_FILE
 from cm4vllm.serving.orphans import supervisor_spec, supervisors
 from cm4vllm.serving.own_supervisors import end_supervisors
 from cm4vllm.serving.records import ServerRecord
@@ -67,7 +68,7 @@ def status_text(servers: Iterable[RunningServer]) -> str:
 
 
 def _described(running: RunningServer) -> str:
-    log = running.folder / server.LOG_FILE
+    log = running.folder / LOG_FILE
     if running.record is None:
         return f"starting for {running.age_s:.0f} s\n  log         {log}\n  supervisor  {running.supervisor}"
     record = running.record

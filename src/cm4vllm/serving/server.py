@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,45 +21,41 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
-from cm4vllm.serving.clusters.node_processes import ended_since, node_cause, node_reports, start_on_node
+from cm4vllm.serving.clusters.node_processes import node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.leftovers import remove_leftovers
 from cm4vllm.serving.containers.server_container import removal_words, server_container, supervised_words
+from cm4vllm.serving.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
 from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, say_ready
+from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, say_ready
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.records import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
-from cm4vllm.serving.supervisor import OWN_END, start_supervised
+from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = ["LOG_FILE", "SERVER_FILE", "NodesStart", "death_reason", "start", "start_all", "stop"]
+__all__ = ["SERVER_FILE", "NodesStart", "start", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
-LOG_FILE = "server.log"
-STATE_FILE = "supervisor.json"
 _SPEC_FILE = "supervisor-spec.json"
 
 #: A server on two busy cores was ready after 45 s; large models load for many minutes and may be given more.
 READY_TIMEOUT_S = 900.0
 #: A server that answers, but not with a completion as it must be, gets this long to come to it.
 REFUSING_S = 30.0
-#: Seconds that the rest of a server that has ended gets to write the cause into its log.
-SAYING_S = 0.5
 _LOOK_S = 0.1
 
 #: The memory of the GPUs in use before each server, by its supervisor.
@@ -103,8 +97,8 @@ class _Starting:
     def cause_of_end(self) -> str | None:
         """Return why it ends, None while it is up."""
         if self.nodes:
-            return _cause_on_nodes(self.nodes)
-        return _cause(self.folder) if self.supervisor.poll() is not None else None
+            return reason_on_nodes(self.nodes)
+        return reason_in(self.folder) if self.supervisor.poll() is not None else None
 
 
 def start(
@@ -285,31 +279,6 @@ def stop(record: ServerRecord) -> None:
         wait_until_freed(before)
 
 
-def death_reason(record: ServerRecord) -> str | None:
-    """Return why a server started here has ended, with lines of its log; None while it runs or was not started here.
-
-    The supervisor notes the end of the server and ends its remaining processes. Of several servers the first is meant.
-    """
-    if record.owned and record.nodes:
-        if (cause := _cause_on_nodes(record.nodes)) is not None:
-            return cause
-    elif record.owned and record.supervisor_pid is not None:
-        folder = Path(record.log).parent
-        if not runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
-            return _cause(folder)
-    return next(
-        (
-            f"the server at {member.endpoint}: {reason}"
-            for member in record.members
-            if (reason := death_reason(member)) is not None
-        ),
-        None,
-    )
-
-
-# --- start -----------------------------------------------------------------------------------------------------------
-
-
 def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -> list[float]:
     """Return the seconds after which each was ready; end all and raise the error of the first that fails."""
     count, name = len(starting), starting[0].settings.name
@@ -384,36 +353,3 @@ def _died(starting: _Starting, cause: str) -> CmError:
         cause=cause,
         remedy=f"{failure.remedy}; {whole}" if failure else whole,
     )
-
-
-def _cause_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
-    """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
-    pids = {node.name: node.supervisor_pid or 0 for node in nodes}
-    since = {node.name: ended_since(node, runs=runs(pids[node.name])) for node in nodes}
-    ended = [node for node in nodes if since[node.name] is not None]
-    if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
-        return None
-    return node_cause(nodes, ended)
-
-
-def _cause(folder: Path) -> str:
-    state = _state(folder)
-    how, status = state.get("reason") or "its supervisor was killed", state.get("status")
-    if isinstance(status, int) and how == OWN_END:  # otherwise the status is only how we ended it
-        how += f": {exit_in_words(status)}"
-    return "\n".join(part for part in (how, telling_lines(folder / LOG_FILE)) if part)
-
-
-def _noted_since(folder: Path) -> float:
-    """Return for how many seconds the supervisor has known why the server ends, 0 while it does not."""
-    state = _state(folder)
-    noted_at_s = state.get("noted_at_s")  # by the monotonic clock, which all processes share
-    return time.monotonic() - noted_at_s if state.get("reason") and isinstance(noted_at_s, float) else 0.0
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    try:
-        value = json.loads((folder / STATE_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -25,9 +25,10 @@ from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.launch_settings import require_usable
 from cm4vllm.serving.records import NodeRecord, ServerRecord
-from cm4vllm.serving.server import NodesStart, death_reason, start_all, stop
+from cm4vllm.serving.server import NodesStart, start_all, stop
 
 ARGV = [sys.executable, str(Path(node_peer.__file__)), "{port}"]
 

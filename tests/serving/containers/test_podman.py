@@ -20,8 +20,9 @@ from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.containers.image import ImageSettings, VllmImage, known_image, vllm_image
 from cm4vllm.serving.containers.leftovers import remove_leftovers
 from cm4vllm.serving.containers.server_container import container_options
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ContainerRecord
-from cm4vllm.serving.server import death_reason, start_all, stop
+from cm4vllm.serving.server import start_all, stop
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.supervisor import descendants, title_of
 from host_container import host_container

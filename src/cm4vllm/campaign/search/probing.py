@@ -36,7 +36,7 @@ from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
 from cm4vllm.rules import LatencyLimits, Terms
-from cm4vllm.serving.server import death_reason
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server_metrics import ServerMetrics, look
 from cm4vllm.serving.server_requests import sites_of
 

@@ -41,8 +41,9 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import death_reason, stop
+from cm4vllm.serving.server import stop
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate", "paced_score"]

@@ -19,7 +19,8 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.ssh import SshLauncher
 from cm4vllm.serving.clusters.node_layout import node_layout
-from cm4vllm.serving.server import NodesStart, death_reason, start_all, stop
+from cm4vllm.serving.death_reasons import death_reason
+from cm4vllm.serving.server import NodesStart, start_all, stop
 from namespace_cluster import namespace_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timing]

@@ -1,0 +1,80 @@
+"""The reason why a server that was started here has ended: its supervisor's state, and lines of its log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
+from cm4vllm.serving.logs import telling_lines
+from cm4vllm.serving.own_supervisors import runs
+from cm4vllm.serving.records import NodeRecord, ServerRecord
+from cm4vllm.serving.supervisor import OWN_END
+
+__all__ = ["LOG_FILE", "STATE_FILE", "death_reason", "reason_in", "reason_on_nodes"]
+
+#: The names of the log of a server and of the state of its supervisor, in the server's folder.
+LOG_FILE = "server.log"
+STATE_FILE = "supervisor.json"
+#: Seconds that the rest of a server that has ended gets to write the cause into its log.
+SAYING_S = 0.5
+
+
+def death_reason(record: ServerRecord) -> str | None:
+    """Return why a server started here has ended, with lines of its log; None while it runs or was not started here.
+
+    The supervisor notes the end of the server and ends its remaining processes. Of several servers the first is meant.
+    """
+    if record.owned and record.nodes:
+        if (reason := reason_on_nodes(record.nodes)) is not None:
+            return reason
+    elif record.owned and record.supervisor_pid is not None:
+        folder = Path(record.log).parent
+        if not runs(record.supervisor_pid) or _noted_since(folder) > SAYING_S:
+            return reason_in(folder)
+    return next(
+        (
+            f"the server at {member.endpoint}: {reason}"
+            for member in record.members
+            if (reason := death_reason(member)) is not None
+        ),
+        None,
+    )
+
+
+def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
+    """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
+    pids = {node.name: node.supervisor_pid or 0 for node in nodes}
+    since = {node.name: ended_since(node, runs=runs(pids[node.name])) for node in nodes}
+    ended = [node for node in nodes if since[node.name] is not None]
+    if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
+        return None
+    return node_cause(nodes, ended)
+
+
+def reason_in(folder: Path) -> str:
+    """Return why the server in a folder has ended, whose supervisor has noted it or was killed."""
+    state = _state(folder)
+    how, status = state.get("reason") or "its supervisor was killed", state.get("status")
+    if isinstance(status, int) and how == OWN_END:  # otherwise the status is only how we ended it
+        how += f": {exit_in_words(status)}"
+    return "\n".join(part for part in (how, telling_lines(folder / LOG_FILE)) if part)
+
+
+def _noted_since(folder: Path) -> float:
+    """Return for how many seconds the supervisor has known why the server ends, 0 while it does not."""
+    state = _state(folder)
+    noted_at_s = state.get("noted_at_s")  # by the monotonic clock, which all processes share
+    return time.monotonic() - noted_at_s if state.get("reason") and isinstance(noted_at_s, float) else 0.0
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
