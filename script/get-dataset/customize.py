@@ -5,7 +5,8 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.datasets import DatasetSettings, reads_pictures
+    from cm4vllm.assets.dataset_files import DatasetSettings
+    from cm4vllm.assets.datasets import reads_pictures
     from cm4vllm.common.settings import read_settings
 
     if reads_pictures(read_settings(DatasetSettings, i["env"])):
@@ -14,7 +15,8 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.datasets import DatasetSettings, check
+    from cm4vllm.assets.dataset_files import DatasetSettings
+    from cm4vllm.assets.datasets import check
     from cm4vllm.common.settings import read_settings
 
     check(read_settings(DatasetSettings, i["env"]))
@@ -22,7 +24,8 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings, provide
+    from cm4vllm.assets.dataset_files import DatasetSettings
+    from cm4vllm.assets.datasets import DATASET_FILE, provide
     from cm4vllm.common.settings import read_settings
 
     env = i["env"]
@@ -30,15 +33,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     record = provide(settings, Path.cwd())
     if settings.source == "path":
         env["CM_GET_DEPENDENT_CACHED_PATH"] = str(Path(settings.location).expanduser())
-    kind = (
-        "CM_CALIBRATION_DATASET"
-        if settings.calibration
-        else "CM_PERFORMANCE_DATASET"
-        if settings.performance
-        else "CM_COMPLIANCE_DATASET"
-        if settings.test
-        else "CM_DATASET"
-    )
+    kind = "CM_CALIBRATION_DATASET" if settings.calibration else f"CM_{settings.kind.upper()}"
     env[f"{kind}_PATH"] = record.path
     env[f"{kind}_RECORD"] = str(Path.cwd() / DATASET_FILE)
     return {"return": 0}

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from cm4vllm.assets import dummy
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.datasets import DatasetSettings
+from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check, provide

@@ -10,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cm4vllm.assets import quantization
-from cm4vllm.assets.datasets import DATASET_FILE, DatasetSettings
+from cm4vllm.assets.dataset_files import DatasetSettings
+from cm4vllm.assets.datasets import DATASET_FILE
 from cm4vllm.assets.datasets import provide as provide_dataset
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.quantization import QuantizationSettings, quantize

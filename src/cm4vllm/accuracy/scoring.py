@@ -33,7 +33,7 @@ from cm4vllm.accuracy.metric_families import (
 from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
-from cm4vllm.assets.datasets import rows_of
+from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of, write_text

@@ -6,16 +6,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.assets.published_formats import write_rows
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of
 
-__all__ = ["most_prompt_tokens", "require_media"]
+__all__ = ["media_record", "require_media"]
 
 #: The columns that hold the name of a sample's file, each with the kind of the file.
 _KINDS: Mapping[str, str] = {"audio": "clip", "picture": "picture"}
 
 
-def most_prompt_tokens(row: Mapping[str, Any]) -> int:
+def media_record(
+    rows: list[dict[str, Any]], files: Path, path: Path, *, source: str, source_sha256: str = "", recipe: dict[str, str]
+) -> DatasetRecord:
+    """Write the rows of media, whose files lie in the folder `files`, to `path`, and return the dataset's record."""
+    write_rows(path, rows)
+    return DatasetRecord(
+        name=path.name.partition(".")[0],
+        path=str(path),
+        source=source,
+        sha256=sha256_of(path),
+        source_sha256=source_sha256,
+        samples=len(rows),
+        max_input_tokens=max(map(_most_prompt_tokens, rows)),
+        media_folder=str(files),
+        recipe=recipe,
+    )
+
+
+def _most_prompt_tokens(row: Mapping[str, Any]) -> int:
     """Return the tokens of a sample's prompt, of the longest where rounds have prompts of their own."""
     counts = row["prompt_tokens"]
     return max(counts.values()) if isinstance(counts, dict) else int(counts)

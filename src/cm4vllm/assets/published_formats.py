@@ -6,15 +6,16 @@ published row a scorer may need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.bounded_tables import rows_apart, unpacked
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.common.files import json_of
+from cm4vllm.common.files import json_of, write_text
 
-__all__ = ["COLUMNS", "read_published", "require_file", "rows_of"]
+__all__ = ["COLUMNS", "read_published", "require_file", "rows_of", "write_rows"]
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")
@@ -61,6 +62,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             remedy=f"each record has {', '.join(COLUMNS)}, as in cnn_eval.json",
         )
     return rows
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as a file of our format."""
+    write_text(path, json.dumps(rows, separators=(",", ":")) + "\n")
 
 
 def _from_columns(path: Path, columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
-from cm4vllm.assets.datasets import rows_of
 from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.models import MODEL_FILE, check_unchanged
+from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest

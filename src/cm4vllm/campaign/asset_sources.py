@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
-from cm4vllm.assets.datasets import CALIBRATION_SAMPLES
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
+from cm4vllm.assets.stand_in_datasets import CALIBRATION_SAMPLES
 from cm4vllm.assets.stand_ins import STAND_INS, stand_in_named
 from cm4vllm.campaign.steps import Brings
 from cm4vllm.common import input_types

@@ -9,7 +9,7 @@ from typing import Any
 from cm4vllm.accuracy.graders.catalogue import grader
 from cm4vllm.accuracy.graders.problems import require_problem_files
 from cm4vllm.accuracy.sentences import check_given
-from cm4vllm.assets.datasets import Wanted, check_file
+from cm4vllm.assets.dataset_files import Requirements, check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published_formats import require_file
 from cm4vllm.campaign.ledger import LOCK_FILE
@@ -93,7 +93,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     """
     require_given_datasets(env, job.benchmark)
     if name := env.get(_CALIBRATION):
-        check_file(Path(name), Wanted())
+        check_file(Path(name), Requirements())
     check_source(job.sources.model, job.settings.dummy_layers)
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
         open_source(Path(name))
@@ -109,9 +109,9 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
 def require_given_datasets(env: Mapping[str, Any], benchmark: BenchmarkTerms) -> None:
     """Read the dataset files that the flags name. Raises DatasetError."""
     if name := env.get(_DATASET):
-        check_file(Path(name), Wanted.evaluation(benchmark))
+        check_file(Path(name), Requirements.evaluation(benchmark))
     if name := env.get(_PERFORMANCE):
-        check_file(Path(name), Wanted.performance(benchmark))
+        check_file(Path(name), Requirements.performance(benchmark))
 
 
 def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
