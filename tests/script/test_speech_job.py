@@ -12,17 +12,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.script.by_hand import server_by_hand
 from tests.script.speech import FIRST_START_S, SAMPLES, entry, job, manifest, sound_of, write_clip
 
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable
-from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
 from cm4vllm.rules import Mode, Scenario, terms
-from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_probe import Site
 from cm4vllm.serving.transcripts import FORM, transcription_form
 from cm4vllm.submission.checker_explanations import codes_of
@@ -124,14 +123,8 @@ def test_with_silence_in_place_of_the_clips_the_score_falls_and_a_changed_clip_i
 @pytest.fixture(scope="module")
 def by_hand(start_cm):
     """A whisper that run,vllm-server has started, as its record."""
-    cm = start_cm()
-    server = cm.start("run", "script", "--tags=run,vllm-server", "--model=whisper", "--quiet")
-    server.wait_for("it runs until Ctrl-C", FIRST_START_S)
-    assert "--model=whisper" in server.output()
-    yield read_record(cm.cwd / "vllm-server" / SERVER_FILE, ServerRecord)
-    os.killpg(server.process.pid, signal.SIGINT)
-    assert server.finish().code == 0, server.output()
-    server.no_orphans()
+    with server_by_hand(start_cm(), "whisper", FIRST_START_S) as record:
+        yield record
 
 
 @pytest.mark.e2e

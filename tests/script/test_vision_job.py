@@ -6,10 +6,16 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from tests.script.by_hand import server_by_hand
 
 from cm4vllm.assets import product_pictures
+from cm4vllm.assets.chat_templates import ChatTokens
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.rules import chat_prompts
+from cm4vllm.serving.picture_chats import picture_chat
+from cm4vllm.serving.records import Api
+from cm4vllm.serving.server_requests import Site, ask
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.
 FIRST_START_S = 1200
@@ -70,6 +76,43 @@ def test_the_whole_job_and_the_same_with_white_pictures(cm):
     )
     assert white.code == 0, white.output
     assert f1(cm.cwd / "white-results") <= 0.6
+
+
+#: Below the least pixels of the stand-in's processor, at its grid and beside it, long, wide, and above its most pixels.
+SIZES = [
+    (20, 20),
+    (64, 64),
+    (100, 70),
+    (97, 193),
+    (31, 900),
+    (1500, 20),
+    (512, 512),
+    (530, 500),
+    (640, 480),
+    (2048, 1365),
+]
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(start_cm):
+    prompt = next(prompt for prompt in chat_prompts() if prompt.name == "v6.0")
+    product = next(product_pictures.products(1, EVALUATION_SEED, evaluation=True))
+    row = {"title": product.title, "description": product.description, "categories": product.categories}
+    system, user = prompt.messages(row)
+    counted = {}
+    with server_by_hand(start_cm(), BENCHMARK, FIRST_START_S) as record:
+        folder = Path(record.argv[record.argv.index("serve") + 1])
+        expected = ChatTokens(folder).count([(system, user, size) for size in SIZES])
+        for size in SIZES:
+            data = product_pictures.png(product_pictures.blank(size))
+            body = picture_chat(record.model_name, user, data, "PNG", {"max_tokens": 1}, system=system)
+            status, answer = ask(Site(record.endpoint), "POST", Api.PICTURES.path, body, 120)
+            assert status == 200, (size, answer)
+            counted[size] = json.loads(answer)["usage"]["prompt_tokens"]
+    assert counted == dict(zip(SIZES, expected, strict=True))
+    assert len(set(counted.values())) > 5, counted
 
 
 def test_the_plan_refuses_what_cannot_be_measured(cm):

@@ -126,6 +126,18 @@ def test_the_benchmark_is_that_of_the_profile():
         rehearsal_env({**asked, "CM_MLPERF_MODEL": "mixtral-8x7b"})
 
 
+def test_pictures_are_not_simulated_not_even_by_a_profile_of_ones_own(tmp_path):
+    refusal = "qwen3-vl-235b-a22b cannot be rehearsed on a simulated server"
+    asked = {"CM_MLPERF_REHEARSE": NAME, "CM_MLPERF_MODEL": "qwen3-vl-235b-a22b"}
+    with pytest.raises(UsageError, match=refusal):
+        rehearsal_env(asked)
+    own = tmp_path / "pictures.yaml"
+    text = (files("cm4vllm.campaign.rehearsal") / "profiles" / f"{NAME}.yaml").read_text()
+    own.write_text(text.replace("\nbenchmark: llama2-70b-99.9\n", "\nbenchmark: qwen3-vl-235b-a22b\n"))
+    with pytest.raises(UsageError, match=refusal):
+        rehearsal_env({"CM_MLPERF_REHEARSE": str(own), "CM_MLPERF_MODEL": "llama3.1-8b"})
+
+
 def test_a_rehearsed_job_scores_nothing_makes_no_tree_and_describes_no_machine_of_its_own():
     job = Job.of(CampaignSettings(rehearse=NAME, model="llama2-70b-99.9"))
     names, tags = {step.name for step in schedule(job)}, {step.tags for step in schedule(job)}

@@ -22,7 +22,8 @@ from cm4vllm.common.settings import GREATEST, Key, env_keys, read_settings, requ
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.launch_settings import LaunchSettings
-from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described
+from cm4vllm.serving.media_apis import MEDIA_APIS
+from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, media_of
 from cm4vllm.serving.records import Api, Simulation
 from cm4vllm.serving.server import SERVER_FILE
 
@@ -31,6 +32,8 @@ __all__ = ["PROFILE", "act", "rehearsal_env", "require_rehearsal", "simulation_o
 #: The environment key of --rehearse.
 PROFILE = "CM_MLPERF_REHEARSE"
 _START = Path(__file__).with_name("start.py")
+#: What a simulated server answers (server.py) beside text.
+_MEDIA_APIS = frozenset({Api.TRANSCRIPTIONS})
 _MODEL, _DEFAULT_MODEL = "CM_MLPERF_MODEL", "llama3.1-8b"
 #: Options of a server that a simulated one has, too.
 _KNOWN = ("model", "name", "port", "max_num_seqs", "max_num_batched_tokens")
@@ -143,6 +146,8 @@ def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
     if not (name := str(env.get(PROFILE) or "")):
         return {}
     profile, asked = read_profile(name), str(env.get(_MODEL) or _DEFAULT_MODEL)
+    for benchmark in (asked, profile.benchmark):
+        _require_simulated(benchmark, env)
     changed = {} if profile.name == name else {PROFILE: str(typed_path(name).absolute())}
     models = {catalogue().benchmark(benchmark).model for benchmark in (profile.benchmark, asked) if benchmark}
     if asked == _DEFAULT_MODEL:
@@ -154,6 +159,17 @@ def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
             remedy=f"leave --model out, or write a profile for {asked} (docs/rehearse.md)",
         )
     return changed
+
+
+def _require_simulated(benchmark: str, env: Mapping[str, Any]) -> None:
+    """Raise UsageError for a benchmark whose samples carry media that no simulated server takes."""
+    media = media_of(replace(read_settings(LaunchSettings, env), benchmark=benchmark))
+    if media and (api := MEDIA_APIS[media].api) not in _MEDIA_APIS:
+        raise UsageError(
+            f"{benchmark} cannot be rehearsed on a simulated server",
+            cause=f"its samples carry media ({media}), and a simulated server has no {api.path}",
+            remedy="leave --rehearse out: a tiny model is trained here in minutes and served by vLLM",
+        )
 
 
 def require_rehearsal(env: Mapping[str, Any]) -> None:
