@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 from tests.report.parsed_page import LOADING, Page, traced
 
@@ -16,6 +17,7 @@ from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.formatting import ms, number, rate
+from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.published_rank import place, places_of
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import MAX_BYTES, render, summary_html
@@ -260,6 +262,15 @@ def test_scores_of_a_part_of_the_dataset_say_so(out: Path, change: Change) -> No
     for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
         change(path, AccuracyRecord, sentences="punkt_tab")
     assert "64 of 13,368 samples" in Page(summary_html(out)).text
+
+
+@pytest.mark.parametrize("name", ["punkt_tab", ""])
+def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out: Path, change: Change, name: str) -> None:
+    for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
+        change(path, AccuracyRecord, sentences=name)
+    assert ("sentences: punkt_tab" in Page(summary_html(out)).text) is bool(name)
+    for text in (Page(summary_html(out)).text, *measurement_readmes(out).values()):
+        assert ("sentences:" in text) is bool(name)
 
 
 def test_the_page_shows_the_places_that_were_given_and_nothing_without(real_runs: Path, neural_magic: Path) -> None:
