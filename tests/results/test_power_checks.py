@@ -220,6 +220,8 @@ def test_what_names_the_simulated_analyzer_is_found_wherever_it_stands(session: 
     assert "POWER-SIMULATED" in found_in(session)
     shutil.rmtree(session / "power")
     assert {"POWER-SIMULATED", "POWER-FILES"} <= found_in(session)
+    (session / "run_1" / "spl.txt").rename(session / "run_1" / "renamed.txt")  # what is left of it is ranging/
+    assert {"POWER-SIMULATED", "POWER-FILES"} <= found_in(session)
 
 
 def test_every_check_of_power_is_shown_by_a_change() -> None:

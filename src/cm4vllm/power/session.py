@@ -87,7 +87,8 @@ def session_beside(run: Path) -> PowerSession | None:
 
 def is_power_session(performance: Path) -> bool:
     """Return True if a performance folder holds a power session, whole or not."""
-    return (performance / "power").is_dir() or (performance / "run_1" / SAMPLES).is_file()
+    folders = (performance / name for name in ("power", Phase.RANGING))
+    return any(folder.is_dir() for folder in folders) or (performance / Phase.TESTING / SAMPLES).is_file()
 
 
 class PowerSession:
