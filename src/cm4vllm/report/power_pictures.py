@@ -34,8 +34,8 @@ def power_pictures(part: Performance) -> Iterator[Picture]:
     canvas = Canvas.over([0.0, *(at for at, _ in points)], [watts for _, watts in points], from_zero=True, rows=1)
     canvas.zone(max(begin, 0.0), min(end, points[-1][0]))
     canvas.axes("time, s", "W")
-    canvas.line(points, "line-1")
     canvas.level(power.mean.value, "line-2", f"mean of the run {power.mean.value:,.1f} W")
+    canvas.line(points, "line-1")
     yield Picture(
         "Power",
         f"{power_words(power)}; the measured window is shaded",
