@@ -66,12 +66,13 @@ def test_a_job_whose_power_cannot_be_measured_is_refused(tmp_path: Path) -> None
             "CM_MLPERF_POWER": "yes",
             "CM_MLPERF_POWER_SERVER_ADDRESS": "127.0.0.1",
             "CM_MLPERF_POWER_NTP_SERVER": "127.0.0.1",
+            "CM_MLPERF_POWER_SERVER_PORT": str(free.getsockname()[1]),  # bound, and no one listens
             "CM_MLPERF_POWER_SETTINGS": str(page),
             "CM_MLPERF_POWER_WIRING": str(page),
         }
         for key, words in (
-            ("CM_MLPERF_POWER_SERVER_ADDRESS", "--power needs --power_server"),
-            ("CM_MLPERF_POWER_NTP_SERVER", "--power needs --ntp_server"),
+            ("CM_MLPERF_POWER_SERVER_ADDRESS", "a power session needs --power_server"),
+            ("CM_MLPERF_POWER_NTP_SERVER", "a power session needs --ntp_server"),
             ("CM_MLPERF_POWER_SETTINGS", "settings of the measured system must be stated"),
             ("CM_MLPERF_POWER_WIRING", "wiring must be stated"),
         ):

@@ -17,7 +17,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.power.making import Site, make_session, require_reachable
+from cm4vllm.power.making import Site, make_session, require_hosts, require_reachable
 from cm4vllm.power.samples import SIMULATED, mean_watts
 from cm4vllm.power.session import Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
@@ -75,10 +75,7 @@ def require_settings(settings: ClientSettings) -> None:
     kept = not settings.preflight and not settings.timestamp
     if kept and (folder := given_path(settings.log_dir)).exists():
         raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
-    if not settings.simulated:
-        for value, flag in ((settings.power_server, "--power_server"), (settings.ntp_server, "--ntp_server")):
-            if not value:
-                raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
+    require_hosts(site_of(settings))
 
 
 def make(settings: ClientSettings) -> Path:

@@ -21,10 +21,10 @@ from cm4vllm.common.settings import Key, read_settings
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.power.making import OUTPUT, Site, make_session, require_reachable, several_analyzers
+from cm4vllm.power.making import OUTPUT, Site, make_session, require_hosts, require_reachable, several_analyzers
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
-from cm4vllm.rules import round_terms
+from cm4vllm.rules import round_names, round_terms
 
 __all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
 
@@ -41,7 +41,7 @@ class PowerInputs(Record, frozen=True, kw_only=True):
 
     power: input_types.Power = "no"
     under_power: Annotated[str, Key(UNDER_POWER)] = ""
-    round: input_types.Round = "v6.1"
+    round: input_types.Round = round_names()[-1]
     source: input_types.PowerSource = ""
     power_server: input_types.PowerServer = ""
     ntp_server: input_types.NtpServer = ""
@@ -73,10 +73,8 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
         return
     if asked.num_analyzers != 1:
         raise several_analyzers(asked.num_analyzers)
+    require_hosts(asked.site)
     if asked.power == "yes":
-        for value, flag in ((asked.power_server, "--power_server"), (asked.ntp_server, "--ntp_server")):
-            if not value:
-                raise UsageError(f"--power needs {flag}", remedy=f"give {flag}=HOST; there is no default")
         for value, flag, title in (
             (asked.settings_file, "--power_settings", "the settings of the measured system"),
             (asked.wiring_file, "--power_wiring", "the analyzer's wiring"),

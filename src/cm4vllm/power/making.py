@@ -31,7 +31,7 @@ from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
 from cm4vllm.rules import PowerPrograms
 
-__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_reachable", "several_analyzers"]
+__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_hosts", "require_reachable", "several_analyzers"]
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
@@ -102,6 +102,13 @@ def several_analyzers(count: int | str) -> UsageError:
     )
 
 
+def require_hosts(site: Site) -> None:
+    """Raise UsageError where a server is not named that the session needs; a simulated site has its own."""
+    for value, flag in ((site.host, "--power_server"), (site.ntp_server, "--ntp_server")):
+        if not value and not site.simulated:
+            raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
+
+
 def require_reachable(site: Site) -> None:
     """Raise ServerUnreachable where one of the two servers does not answer, UsageError for a wrong clock.
 
@@ -136,10 +143,8 @@ def preflight_run(folder: Path, *, seconds: float) -> None:
 
 def _client_words(site: Site, folder: Path) -> list[str]:
     """Return the command line of the client, on a simulated site that of all of it."""
+    require_hosts(site)
     host, ntp = (LOOPBACK, LOOPBACK) if site.simulated else (site.host, site.ntp_server)
-    for value, flag in ((host, "--power_server"), (ntp, "--ntp_server")):
-        if not value:
-            raise UsageError(f"a power session needs {flag}", remedy=f"give {flag}=HOST; there is no default")
     words = ["-a", host, "-p", str(site.port), "-w", COMMAND, "-L", str(folder / "loadgen")]
     words += ["-o", str(folder / "session"), "-n", ntp, "--no-timestamp-path"]
     python = [sys.executable, "-m"]
@@ -202,7 +207,7 @@ def _make_run(folder: Path, relay: Relay, make_run: Run) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
     make_run(folder)
-    relay.answer(0)
+    relay.answer()
 
 
 def _require_measured(session: PowerSession, status: int, output: str) -> None:
