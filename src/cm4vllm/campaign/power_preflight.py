@@ -86,7 +86,7 @@ def require_publishable(session: PowerSession, words: Sequence[PrivateWord]) -> 
 def _private(line: str, words: Sequence[PrivateWord]) -> str:
     """Return the private part of a line in words; empty where nothing is private."""
     if word := first_private(line, words):
-        return f"this machine's {word.kind}" if word.kind != "secret" else "a secret"
+        return f"this machine's {word.kind} {word.shown}" if word.kind != "secret" else "a secret"
     if vault().clean(line) != line:
         return "a secret"
     home = _HOME.search(line)

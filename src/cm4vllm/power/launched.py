@@ -1,4 +1,4 @@
-"""A Python program that ends with the process that started it: what it starts itself, too, where that is the same."""
+"""Runs a Python program that is killed when the process that started it ends, however that ends."""
 
 from __future__ import annotations
 
