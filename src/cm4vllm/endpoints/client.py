@@ -102,16 +102,31 @@ def run_client(
     log.unlink(missing_ok=True)
     argv = [client.python, "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
-    state = folder / f"{wanted.folder}.state.json"
-    supervisor = start_supervised(
-        argv,
-        environment,
-        spec=folder / f"{wanted.folder}.spec.json",
-        log=log,
-        state=state,
-        grace_s=_GRACE_S,
-        cwd=folder,
-    )
+    status = _followed(argv, wanted, folder, environment, alive, facts)
+    faults = faults_of(target, wanted, client.commit)
+    if faults or status != 0:
+        _require_server(alive)
+    if not _was_cut_short(target, wanted):
+        _require_status(status, log)
+    if faults:
+        raise RunIncomplete(
+            f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
+        )
+    return _counts(json.loads((target / SUMMARY).read_text(encoding="utf-8")))
+
+
+def _followed(
+    argv: list[str],
+    wanted: ClientRun,
+    folder: Path,
+    environment: Mapping[str, str],
+    alive: Callable[[], str | None],
+    facts: Callable[[int, int, float], object],
+) -> int | None:
+    """Run the client's program with a supervisor until it ends, and return its exit status."""
+    log, state = folder / f"{wanted.folder}.log", folder / f"{wanted.folder}.state.json"
+    spec = folder / f"{wanted.folder}.spec.json"
+    supervisor = start_supervised(argv, environment, spec=spec, log=log, state=state, grace_s=_GRACE_S, cwd=folder)
     try:
         with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
             _follow(supervisor, log, shown, alive, facts)
@@ -120,16 +135,7 @@ def run_client(
             supervisor.stdin.close()
         supervisor.wait()
         end_orphans()
-    faults = faults_of(target, wanted, client.commit)
-    if faults or _status(state) != 0:
-        _require_server(alive)
-    if not _was_cut_short(target, wanted):
-        _require_status(_status(state), log)
-    if faults:
-        raise RunIncomplete(
-            f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
-        )
-    return _counts(json.loads((target / SUMMARY).read_text(encoding="utf-8")))
+    return _status(state)
 
 
 def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:

@@ -138,18 +138,22 @@ def system_document(
     `stated` wins over what is derived. Counts that the description does not state as whole numbers are left out.
     Raises SubmissionError where what the official builder needs of a node is not known.
     """
-    cores, sockets = _count(description, "host_processor_core_count"), _count(description, "host_processors_per_node")
     node = {
         "system_node_ensemble_id": 1,
-        "number_of_nodes": _count(description, "number_of_nodes"),
+        **{key: _count(description, key) for key in _NODE_COUNTS},
         "host_processor_model_name": description["host_processor_model_name"],
-        "host_processors_per_node": sockets,
-        "host_processor_core_count": cores,
         **{key: description[key] for key in _NODE_TEXTS if description.get(key)},
         "accelerator_info": _accelerators(description),
         "inference_backend": framework,
         **detected,
+        **stated.get("node", {}),
     }
+    if missing := missing_of_node(node, REQUIRED_OF_NODE):
+        raise SubmissionError(
+            f"the system's description lacks {', '.join(missing)}",
+            cause="the official builder needs them of each node, and they were not detected on this machine",
+            remedy="state them as keys of `node` in a file for --submitter_file",
+        )
     document = {
         "submitter_org_names": description["submitter"],
         "system_name": description["system_name"],
@@ -161,13 +165,6 @@ def system_document(
         "division": division,
         **parallel,
     }
-    node |= stated.get("node", {})
-    if missing := missing_of_node(node, REQUIRED_OF_NODE):
-        raise SubmissionError(
-            f"the system's description lacks {', '.join(missing)}",
-            cause="the official builder needs them of each node, and they were not detected on this machine",
-            remedy="state them as keys of `node` in a file for --submitter_file",
-        )
     document |= {key: value for key, value in stated.items() if key not in ("node", "power")}
     return _given(document) | {"node_types": [_given(node)]}
 
@@ -183,6 +180,7 @@ def missing_of_node(node: Mapping[str, Any], required: Sequence[str]) -> list[st
 #: What the checker's model of a node requires, and the keys of which it requires one.
 REQUIRED_OF_NODE = ("host_memory_configuration", "host_network_card_count", "driver", "filesystem")
 _PROCESSORS = ("host_processor_core_count", "host_processor_vcpu_count")
+_NODE_COUNTS = ("number_of_nodes", "host_processors_per_node", "host_processor_core_count")
 _NODE_TEXTS = (
     "host_memory_capacity",
     "host_memory_configuration",

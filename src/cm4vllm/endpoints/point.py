@@ -121,10 +121,17 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
         run_client(planned.client, planned.run, folder, environment, alive=alive, facts=status.after)
     else:
         run_client(planned.client, planned.run, folder, environment, alive=alive)
-    wall = time.monotonic() - began
+    wall_s = round(time.monotonic() - began, 3)
     summary = json.loads((target / SUMMARY).read_text(encoding="utf-8"))
-    duration = summary["duration_ns"] / _NS
-    record = PointRecord(
+    record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
+    write_record(target / POINT_FILE, record)
+    _say_result(record, summary)
+    return record, target / POINT_FILE
+
+
+def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, duration_s: float) -> PointRecord:
+    """Return the record of a run in `target`."""
+    return PointRecord(
         benchmark=planned.benchmark,
         terms=planned.terms,
         curve=planned.curve,
@@ -137,15 +144,12 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
         client_commit=planned.client.commit,
         identity=planned.identity,
         started_at=started,
-        wall_s=round(wall, 3),
-        duration_s=duration,
-        samples_per_second=planned.run.samples / duration,
+        wall_s=wall_s,
+        duration_s=duration_s,
+        samples_per_second=planned.run.samples / duration_s,
         steady_state=_steady_state(target, planned),
         node=_node(planned),
     )
-    write_record(target / POINT_FILE, record)
-    _say_result(record, summary)
-    return record, target / POINT_FILE
 
 
 def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:

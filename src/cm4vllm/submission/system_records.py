@@ -120,18 +120,21 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
     for hint in hints(description):
         say(f"system description: please check: {hint}")
-    for path in folder.glob(NODE_FILES):
-        path.unlink()
-    for number, machine in enumerate((facts, *others), 1):
-        write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
+    _write_machines(folder, [facts, *others])
     write_record(folder / SOFTWARE_FILE, detect_software(server))
     write_json(folder / SYSTEM_FILE, description)
-    blank = None
-    if not settings.system_file:
-        blank = folder / _TEMPLATE
-        if not blank.exists():
-            write_text(blank, template(description))
+    blank = None if settings.system_file else folder / _TEMPLATE
+    if blank is not None and not blank.exists():
+        write_text(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
+
+
+def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
+    """Write the facts of each machine, in the place of those that an earlier description has left."""
+    for path in folder.glob(NODE_FILES):
+        path.unlink()
+    for number, machine in enumerate(machines, 1):
+        write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
 
 
 def _machines(reports: Sequence[NodeReport]) -> list[MachineFacts]:
