@@ -124,11 +124,7 @@ def _runs(job: Job) -> Iterator[Step]:
 
 def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
     """Give the short run of its own that measures the server's rate, where no accuracy run before gives it."""
-    condition = None
-    if all(keeps_target(job, scenario) for scenario in scenarios):
-        condition = Condition(
-            need=Need.NO_EARLIER_RESULT, of=tuple(run_place(scenario, Mode.PERFORMANCE) for scenario in scenarios)
-        )
+    condition = _without_earlier(job, scenarios)
     at_once = next(scenario for scenario in job.benchmark.scenarios if is_at_once(job, scenario))
     mode = Mode.PERFORMANCE if job.sources.performance else Mode.ACCURACY
     inputs = {**_run(at_once, mode, str(job.out / "rate")), **NO_TARGET, "CM_MLPERF_RUN_STYLE": "test"}
@@ -144,11 +140,17 @@ def _rate(job: Job, scenarios: list[Scenario]) -> Iterator[Step]:
     )
 
 
+def _without_earlier(job: Job, scenarios: list[Scenario]) -> Condition | None:
+    """Return the condition that an earlier result, whose target would be kept, is missing in one of the scenarios."""
+    if not all(keeps_target(job, scenario) for scenario in scenarios):
+        return None
+    places = tuple(run_place(scenario, Mode.PERFORMANCE) for scenario in scenarios)
+    return Condition(need=Need.NO_EARLIER_RESULT, of=places)
+
+
 def _latency(job: Job, scenario: Scenario) -> Iterator[Step]:
     """Give the short run of its own that measures the mean latency, from which LoadGen computes how long a run is."""
-    condition = None
-    if keeps_target(job, scenario):
-        condition = Condition(need=Need.NO_EARLIER_RESULT, of=(run_place(scenario, Mode.PERFORMANCE),))
+    condition = _without_earlier(job, [scenario])
     folder = f"latency/{scenario}"
     inputs = {
         **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
@@ -224,9 +226,7 @@ def _compliance(job: Job, scenario: Scenario, test: str, target: Mapping[str, st
 
 def _search(job: Job, scenario: Scenario, rate: str) -> Iterator[Step]:
     """Give the search for the highest rate that keeps the scenario's limits, from the rate on that `rate` measures."""
-    condition = None
-    if keeps_target(job, scenario):
-        condition = Condition(need=Need.NO_EARLIER_RESULT, of=(run_place(scenario, Mode.PERFORMANCE),))
+    condition = _without_earlier(job, [scenario])
     folder = f"search/{scenario}"
     inputs: dict[str, str | MeasuredTarget] = {
         **_run(scenario, Mode.PERFORMANCE, str(job.out / folder)),
