@@ -2,11 +2,10 @@
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from media_server import MediaServer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from cm4vllm.assets.picture_dataset import write_products
@@ -29,7 +28,7 @@ ANSWER = '{"category": "é > b", "brand": "c", "is_secondhand": false}'
 PICTURE_TOKENS = 4
 
 
-class Peer:
+class Peer(MediaServer):
     """A server of conversations: its answer is ANSWER; it counts the tokens that `prompts` has of a picture's bytes."""
 
     def __init__(self, prompts=(), *, status=200, usage=True, counted=0, reads=True):
@@ -48,33 +47,10 @@ class Peer:
             document["usage"] = {"prompt_tokens": prompt, "completion_tokens": len(ANSWER.split()) + 1}
         return json.dumps(document).encode()
 
-    def __enter__(self):
-        peer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answers = self.path == "/v1/chat/completions" and peer.status == 200
-                sent = peer.answer(body) if answers else b'{"error":{"message":"no image input"}}'
-                self.send_response(200 if answers else peer.status)
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def answered(self, path, headers, body):
+        if path != "/v1/chat/completions" or self.status != 200:
+            return self.status, b'{"error":{"message":"no image input"}}'
+        return 200, self.answer(json.loads(body))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,11 @@
 
 import json
 import re
-import threading
 import wave
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from media_server import MediaServer
 from msgspec.structs import replace
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -30,7 +29,7 @@ SAMPLES = 24
 TEXTS = [text.capitalize() for text in tone_speech.sentences(SAMPLES, 1, evaluation=True)]
 
 
-class Peer:
+class Peer(MediaServer):
     """A server of transcripts: it knows clips by their bytes, and counts a token for each word and one for the end."""
 
     def __init__(self, known, *, status=200, usage=True, counted=0, most=1 << 30):
@@ -48,35 +47,11 @@ class Peer:
             events.append({"choices": [], "usage": {"prompt_tokens": 304, "completion_tokens": count}})
         return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
 
-    def __enter__(self):
-        peer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                form = self.headers["Content-Type"].startswith("multipart/form-data; boundary=")
-                path = self.path == "/v1/audio/transcriptions"
-                answers = form and path and peer.status == 200 and len(peer.forms) < peer.most
-                sent = peer.answer(body) if answers else b'{"detail":"Not Found"}'
-                self.send_response(200 if answers else 404)
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+    def answered(self, path, headers, body):
+        form = headers["Content-Type"].startswith("multipart/form-data; boundary=")
+        if not form or path != "/v1/audio/transcriptions" or self.status != 200 or len(self.forms) >= self.most:
+            return 404, b'{"detail":"Not Found"}'
+        return 200, self.answer(body)
 
 
 @pytest.fixture(scope="module")
