@@ -13,15 +13,10 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
+    from cm4vllm.assets.models import model_env
     from cm4vllm.assets.quantization import QuantizationSettings, quantize
     from cm4vllm.common.settings import read_settings
 
-    env = i["env"]
-    record = quantize(read_settings(QuantizationSettings, env), Path.cwd())
-    env["CM_ML_MODEL_NAME"] = record.name
-    env["CM_ML_MODEL_PATH"] = record.path
-    env["CM_ML_MODEL_RECORD"] = str(Path.cwd() / MODEL_FILE)
-    env["CM_ML_MODEL_SHA256"] = record.sha256
-    env["CM_ML_MODEL_TOKENIZER_SHA256"] = tokenizer_sha256(record)
+    record = quantize(read_settings(QuantizationSettings, i["env"]), Path.cwd())
+    i["env"].update(model_env(record, Path.cwd()))
     return {"return": 0}

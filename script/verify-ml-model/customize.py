@@ -6,7 +6,7 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.model_identity import identified
-    from cm4vllm.assets.models import MODEL_FILE, tokenizer_sha256
+    from cm4vllm.assets.models import MODEL_FILE, model_env
     from cm4vllm.assets.records import ModelRecord
     from cm4vllm.common.errors import UsageError
     from cm4vllm.common.records import read_record, write_record
@@ -22,7 +22,5 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     )
     path = Path.cwd() / MODEL_FILE
     write_record(path, record)
-    env["CM_ML_MODEL_IDENTITY_RECORD"] = env["CM_ML_MODEL_RECORD"] = str(path)
-    env["CM_ML_MODEL_NAME"], env["CM_ML_MODEL_PATH"] = record.name, record.path
-    env["CM_ML_MODEL_SHA256"], env["CM_ML_MODEL_TOKENIZER_SHA256"] = record.sha256, tokenizer_sha256(record)
+    env.update({"CM_ML_MODEL_IDENTITY_RECORD": str(path), **model_env(record, Path.cwd())})
     return {"return": 0}

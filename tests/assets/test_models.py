@@ -4,11 +4,12 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, provide, tokenizer_sha256
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings, check_unchanged, model_env, provide
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.assets.training import STAND_IN
@@ -35,7 +36,9 @@ def test_a_local_folder_is_described_and_recorded(model, entry):
     assert record.path == str(model)
     assert record.sha256 == sha256_of_tree(model)
     assert (record.parameters, record.weight_data_types, record.min_tokens) == (42, "bf16", 1)
-    assert tokenizer_sha256(record) == hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()
+    env = model_env(record, entry)
+    assert read_record(Path(env["CM_ML_MODEL_RECORD"]), ModelRecord) == record
+    assert env["CM_ML_MODEL_TOKENIZER_SHA256"] == hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()
 
 
 def test_a_snapshot_of_the_hubs_cache_has_the_models_name(model, entry):

@@ -25,7 +25,7 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.rules import benchmark_names
 
-__all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "provide", "tokenizer_sha256"]
+__all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "model_env", "provide"]
 
 #: The name of the record's file.
 MODEL_FILE = "model.json"
@@ -109,9 +109,15 @@ def check_source(variation: str, layers: int | None = None) -> None:
         _hosted(where)
 
 
-def tokenizer_sha256(record: ModelRecord) -> str:
-    """Return the digest of the model's tokenizer.json."""
-    return sha256_of(Path(record.path) / "tokenizer.json")
+def model_env(record: ModelRecord, folder: Path) -> dict[str, str]:
+    """Return the environment keys of a model whose record is in `folder`."""
+    return {
+        "CM_ML_MODEL_NAME": record.name,
+        "CM_ML_MODEL_PATH": record.path,
+        "CM_ML_MODEL_RECORD": str(folder / MODEL_FILE),
+        "CM_ML_MODEL_SHA256": record.sha256,
+        "CM_ML_MODEL_TOKENIZER_SHA256": sha256_of(Path(record.path) / "tokenizer.json"),
+    }
 
 
 def check_unchanged(record: ModelRecord) -> None:
