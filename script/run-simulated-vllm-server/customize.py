@@ -17,11 +17,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def postprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.launch import attend
-    from cm4vllm.serving.launch_settings import LaunchSettings
 
-    attend(read_settings(LaunchSettings, i["env"]), i["env"].get("CM_VLLM_SERVER_RECORD", ""))
+    attend(i["env"])
     return {"return": 0}
 
 

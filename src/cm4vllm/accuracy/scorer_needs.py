@@ -9,9 +9,8 @@ from typing import Any
 from cm4vllm.accuracy.graders.records import GraderRecord
 from cm4vllm.accuracy.scoring import graders_of, scorer_of
 from cm4vllm.accuracy.sentences import TRAINED
-from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord, given_run_folder
 
 __all__ = ["FOLDER", "accuracy_folder", "ready_graders", "score_needs"]
 
@@ -25,15 +24,12 @@ _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
 def accuracy_folder(env: Mapping[str, Any]) -> Path:
     """Return the folder of the run that is scored. Raises UsageError where it holds no run."""
-    folder = Path(env[FOLDER]).absolute()
-    if not (folder / RUN_FILE).is_file():
-        raise UsageError(
-            f"{folder} holds no run",
-            cause=f"no {RUN_FILE} in it",
-            remedy="--tags=process,mlperf,accuracy --result_dir=FOLDER, that of a run with --mode=accuracy of "
-            "app,mlperf,inference,vllm",
-        )
-    return folder
+    return given_run_folder(
+        env,
+        FOLDER,
+        "--tags=process,mlperf,accuracy --result_dir=FOLDER, that of a run with --mode=accuracy of "
+        "app,mlperf,inference,vllm",
+    )
 
 
 def score_needs(env: Mapping[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.compliance.run_verdict import LoggedRun, Verdict
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord, given_run_folder
 from cm4vllm.rules import VerifiedFile, audit, compliance_rules, compliance_test_names
 
 __all__ = ["FOLDER", "compliance_folder", "require_passed", "verified_tests", "verify_run"]
@@ -98,15 +98,12 @@ def _verifiable(folder: Path) -> RunRecord:
 
 def compliance_folder(env: Mapping[str, Any]) -> Path:
     """Return the folder of the run that is verified. Raises UsageError where it holds no run."""
-    folder = Path(env[FOLDER]).absolute()
-    if not (folder / RUN_FILE).is_file():
-        raise UsageError(
-            f"{folder} holds no run",
-            cause=f"no {RUN_FILE} in it",
-            remedy="--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
-            "app,mlperf,inference,vllm",
-        )
-    return folder
+    return given_run_folder(
+        env,
+        FOLDER,
+        "--tags=process,mlperf,compliance --test_dir=FOLDER, that of a run with --compliance_test of "
+        "app,mlperf,inference,vllm",
+    )
 
 
 def require_passed(record: ComplianceRecord) -> None:

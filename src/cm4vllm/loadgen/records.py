@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.hardware.counted_energy import RunEnergy
@@ -26,6 +31,7 @@ __all__ = [
     "SelfCheck",
     "Spread",
     "TextCounts",
+    "given_run_folder",
 ]
 
 #: The name of the record's file in a run's folder.
@@ -348,3 +354,11 @@ class RunRecord(Record, frozen=True, kw_only=True):
                 "between queries"
             )
         return tuple(filter(None, (fault, reused)))
+
+
+def given_run_folder(env: Mapping[str, Any], key: str, remedy: str) -> Path:
+    """Return the folder of a run that the environment names. Raises UsageError where it holds no run."""
+    folder = Path(env[key]).absolute()
+    if not (folder / RUN_FILE).is_file():
+        raise UsageError(f"{folder} holds no run", cause=f"no {RUN_FILE} in it", remedy=remedy)
+    return folder
