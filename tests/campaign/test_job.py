@@ -12,13 +12,13 @@ from cm4vllm.campaign.computed_targets import target_of
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord
 from cm4vllm.campaign.schedule import schedule
-from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, SearchRecord
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values
 from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
+from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, SearchRecord
 from cm4vllm.serving.records import ServerRecord
 
 

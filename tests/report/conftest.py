@@ -38,7 +38,6 @@ from tests.report.parsed_page import Page
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
-from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
@@ -48,6 +47,7 @@ from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.report.summary import summary_html
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun

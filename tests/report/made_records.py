@@ -8,11 +8,11 @@ from pathlib import Path
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.campaign.search.records import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.common.files import sha256_of, write_json
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs.run_logs import loadgen_version, read_performance
 from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, ProcessRecord, RunRecord, RunSettings, SelfCheck, Spread
+from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import Division, Mode, Scenario, Terms, terms
 from cm4vllm.serving.records import Api, ServerRecord
 

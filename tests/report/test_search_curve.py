@@ -6,14 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.campaign.search.records import SEARCH_FILE
-from cm4vllm.report import search_curve
 from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.summary import summary_html
-
-
-def test_the_record_is_that_of_the_search() -> None:
-    assert search_curve.SEARCH_FILE == SEARCH_FILE
+from cm4vllm.results.rate_search_record import SEARCH_FILE
 
 
 def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path) -> None:

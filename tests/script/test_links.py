@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
-from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 from cm4vllm.engine.format.meta import load_script
@@ -19,6 +17,8 @@ from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
+from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cm4vllm.campaign.kept_results import result_folder
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
-from cm4vllm.campaign.search.records import SEARCH_FILE
 from cm4vllm.campaign.steps import key_of
 from cm4vllm.loadgen.process.kept_answers import file_of
+from cm4vllm.results.rate_search_record import SEARCH_FILE
 
 __all__ = ["forget_answers", "set_aside"]
 

@@ -11,7 +11,6 @@ from typing import Any
 from cm4vllm import __version__
 from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
 from cm4vllm.campaign.schedule import schedule
-from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.step_values import Values
 from cm4vllm.common.errors import CmError, InvalidResult
@@ -24,6 +23,7 @@ from cm4vllm.report.published_rank import places_of
 from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.summary import write_summary
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE
 from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["run"]

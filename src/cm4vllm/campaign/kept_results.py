@@ -14,9 +14,7 @@ from msgspec.structs import replace
 from cm4vllm import __version__
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.campaign.powered_run import lacks_session
-from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
-from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, SettingsRecord
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
@@ -30,6 +28,8 @@ from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
+from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
+from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
 
 __all__ = ["KeptResult", "kept_result", "result_folder"]
 

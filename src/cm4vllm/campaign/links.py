@@ -25,7 +25,6 @@ from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
 from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
-from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import searched_envs
 from cm4vllm.campaign.step_checks import CHECKS
@@ -40,6 +39,7 @@ from cm4vllm.compliance.audit import audit_config
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
+from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.rules import Division, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cm4vllm.campaign.computed_targets import REHEARSAL_SEARCH_S, SEARCH_RUNS
 from cm4vllm.campaign.search.search_space import Space
-from cm4vllm.campaign.search.settings_records import SETTINGS_FILE, STEP
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Duration, Product, Step
+from cm4vllm.results.settings_search_record import SETTINGS_FILE, STEP
 from cm4vllm.rules import Mode, Scenario
 
 __all__ = ["FOUND_BY_SEARCH", "search_duration", "settings_search"]

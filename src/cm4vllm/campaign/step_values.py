@@ -9,7 +9,6 @@ from pathlib import Path
 from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
 from cm4vllm.campaign.schedule import FOLDER, common_inputs
-from cm4vllm.campaign.search.records import SEARCH_FILE, SearchRecord
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step
 from cm4vllm.common.progress import say
@@ -18,6 +17,7 @@ from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.power.session import session_beside
+from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.rules import Mode
 
 __all__ = ["Values"]

@@ -1,50 +1,19 @@
-"""The picture of a search for the target rate: p99 of each limit over the rate of its probes.
-
-The search's own record is read by its fields, as any reader of search.json would: it is written by a package above.
-"""
+"""The picture of a search for the target rate: p99 of each limit over the rate of its probes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import read_record
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.formatting import ms, percent, qps
+from cm4vllm.results.rate_search_record import SEARCH_FILE, LimitRecord, ProbeRecord, SearchRecord
 
-__all__ = ["SEARCH_FILE", "search_curves"]
+__all__ = ["search_curves"]
 
-SEARCH_FILE = "search.json"
 #: Percent of a limit above which a percentile stands at the edge of the picture; its table has the number.
 MOST = 400.0
-
-
-class _Limit(msgspec.Struct, frozen=True):
-    name: str
-    limit_ms: float
-    p99_ms: float | None = None
-
-
-class _Probe(msgspec.Struct, frozen=True):
-    rate: float
-    queries: int
-    verdict: str
-    limits: list[_Limit]
-
-
-class _Interval(msgspec.Struct, frozen=True):
-    low: float
-    high: float
-
-
-class _Search(msgspec.Struct, frozen=True):
-    scenario: str
-    rate: float
-    stopped: str
-    probes: list[_Probe]
-    interval: _Interval | None = None
-    drift: str = ""
 
 
 def search_curves(out: Path, scenario: str) -> list[Picture]:
@@ -52,8 +21,8 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
     curves = []
     for path in sorted(out.glob(f"search/**/{SEARCH_FILE}")):
         try:
-            record = msgspec.json.decode(bytes_of(path), type=_Search)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+            record = read_record(path, SearchRecord)
+        except CmError:
             continue  # one under way, or of another version
         points = [(probe, limit) for probe in record.probes for limit in probe.limits if limit.p99_ms is not None]
         if record.scenario == scenario and points:
@@ -61,7 +30,7 @@ def search_curves(out: Path, scenario: str) -> list[Picture]:
     return curves
 
 
-def _curve(record: _Search, points: list[tuple[_Probe, _Limit]], file: str) -> Picture:
+def _curve(record: SearchRecord, points: list[tuple[ProbeRecord, LimitRecord]], file: str) -> Picture:
     """Draw p99 as a part of its limit, so that the limits of TTFT and TPOT are one line."""
     names = list(dict.fromkeys(limit.name for _, limit in points))
     shares = [100 * (limit.p99_ms or 0.0) / limit.limit_ms for _, limit in points]

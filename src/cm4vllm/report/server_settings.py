@@ -1,62 +1,19 @@
-"""The table of the server settings that a search tried.
-
-The search's own record is read by its fields, as any reader of settings.json would: it is written by a package above.
-"""
+"""The table of the server settings that a search tried."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import read_record
 from cm4vllm.report.formatting import number, rate
+from cm4vllm.results.settings_search_record import SETTINGS_FILE, Evaluation, Score, SettingsRecord
 
 __all__ = ["SETTINGS_PATH", "TriedSettings", "tried_settings"]
 
 #: The record's place below the results.
-SETTINGS_PATH = "search/server-settings/settings.json"
-
-
-class _Score(msgspec.Struct, frozen=True):
-    scenario: str
-    value: float
-    unit: str
-    low: float | None = None
-    high: float | None = None
-
-
-class _Evaluation(msgspec.Struct, frozen=True):
-    number: int
-    round: int
-    options: dict[str, int | float]
-    seconds: float
-    start_s: float
-    scenarios: list[_Score]
-    score: float | None
-    failure: str
-
-
-class _Rival(msgspec.Struct, frozen=True):
-    number: int
-    standing: str
-
-
-class _Record(msgspec.Struct, frozen=True):
-    search: str
-    minutes: float
-    scenarios: list[str]
-    candidates: int
-    untried: int
-    chosen: dict[str, int | float]
-    words: str
-    gain: float | None
-    cost_s: float
-    starts: int
-    evaluations: list[_Evaluation]
-    rivals: list[_Rival] = []
-    evidence: str = ""
+SETTINGS_PATH = f"search/server-settings/{SETTINGS_FILE}"
 
 
 @dataclass(frozen=True)
@@ -72,8 +29,8 @@ class TriedSettings:
 def tried_settings(out: Path) -> TriedSettings | None:
     """Return the settings that a search over server settings tried; None where no search can be read."""
     try:
-        record = msgspec.json.decode(bytes_of(out / SETTINGS_PATH), type=_Record)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        record = read_record(out / SETTINGS_PATH, SettingsRecord)
+    except CmError:
         return None
     standing = {rival.number: rival.standing for rival in record.rivals}
     last = {
@@ -92,7 +49,7 @@ def tried_settings(out: Path) -> TriedSettings | None:
     )
 
 
-def _words(record: _Record) -> str:
+def _words(record: SettingsRecord) -> str:
     gain = (
         f", which did {record.gain:.3f} times as much as the server as it is" if record.gain and record.chosen else ""
     )
@@ -107,7 +64,7 @@ def _words(record: _Record) -> str:
     )
 
 
-def _value(score: _Score) -> str:
+def _value(score: Score) -> str:
     """Return a value with its interval: the bracket of a rate that was searched for, else that of its parts."""
     bracket = ""
     if score.low is not None and score.high is not None:
@@ -115,7 +72,7 @@ def _value(score: _Score) -> str:
     return f"{rate(score.value)} {score.unit}{bracket}"
 
 
-def _row(record: _Record, evaluation: _Evaluation, standing: str) -> tuple[str, ...]:
+def _row(record: SettingsRecord, evaluation: Evaluation, standing: str) -> tuple[str, ...]:
     scores = {score.scenario: _value(score) for score in evaluation.scenarios}
     options = " ".join(f"--{name}={value}" for name, value in evaluation.options.items()) or "as without the search"
     state = "chosen" if evaluation.options == record.chosen and evaluation.score is not None else standing

@@ -3,7 +3,6 @@
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.search.records import Verdict
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
 from cm4vllm.loadgen.process.run_status import (
@@ -15,6 +14,7 @@ from cm4vllm.loadgen.process.run_status import (
     ServerStatus,
     TimeLeft,
 )
+from cm4vllm.results.rate_search_record import Verdict
 
 
 def step(name, state, took_s=None, **fields):

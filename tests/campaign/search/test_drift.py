@@ -1,7 +1,7 @@
 """A server that is slower or faster than in the probes before."""
 
 from cm4vllm.campaign.search.drift import drift_words
-from cm4vllm.campaign.search.records import ProbeRecord, Verdict
+from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 from cm4vllm.serving.step_times import Speed
 
 

@@ -11,7 +11,6 @@ from cm4vllm.campaign.search import probing
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
 from cm4vllm.campaign.search.rate_search import SearchOutcome, SearchPlan
-from cm4vllm.campaign.search.records import SEARCH_FILE, Boundary, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen import measurement
@@ -21,6 +20,7 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.user_conf import user_conf
+from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.rules import ExecutionMode
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cm4vllm.campaign.search.rate_interval import rate_interval
-from cm4vllm.campaign.search.records import ProbeRecord, Verdict
+from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 
 
 def probe(number, rate, seconds=600.0, **projected):

@@ -17,8 +17,8 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.rate_search import Prober
-from cm4vllm.campaign.search.records import ProbeRecord, Verdict
 from cm4vllm.common.errors import InvalidResult
+from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["Bracket", "bracket"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from cm4vllm.campaign.search.records import ProbeRecord
+from cm4vllm.results.rate_search_record import ProbeRecord
 from cm4vllm.serving.step_times import Speed
 
 __all__ = ["drift_words"]

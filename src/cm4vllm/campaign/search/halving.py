@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cm4vllm.campaign.search.search_space import Candidate
-from cm4vllm.campaign.search.settings_records import TRIAL, Evaluation
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.results.settings_search_record import TRIAL, Evaluation
 
 __all__ = ["Bench", "Chosen", "HalvingPlan", "halve"]
 

@@ -21,7 +21,6 @@ from cm4vllm.campaign.search.missed_limits import cause_words
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchOutcome, SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.records import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.campaign.search.search_status import LiveSearch
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
@@ -35,6 +34,7 @@ from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
+from cm4vllm.results.rate_search_record import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server_metrics import ServerMetrics, look

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 from cm4vllm.campaign.search.projection import Point, meeting_point
-from cm4vllm.campaign.search.records import Interval, ProbeRecord
+from cm4vllm.results.rate_search_record import Interval, ProbeRecord
 
 __all__ = ["predicted_rate", "rate_interval"]
 

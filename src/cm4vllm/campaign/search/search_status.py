@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.records import ProbeRecord, Verdict
 from cm4vllm.common.progress import Step
 from cm4vllm.common.records import Record
+from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 
 __all__ = ["LiveSearch", "SearchStatus", "TriedRate"]
 

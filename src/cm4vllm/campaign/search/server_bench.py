@@ -22,7 +22,6 @@ from cm4vllm.campaign.search.bracketing import Bracket, bracket
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
 from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
 from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
-from cm4vllm.campaign.search.settings_records import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.common.errors import (
     InvalidResult,
     LimitTooLow,
@@ -41,6 +40,7 @@ from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
+from cm4vllm.results.settings_search_record import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import stop

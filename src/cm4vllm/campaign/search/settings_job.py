@@ -19,7 +19,6 @@ from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Candidate, Space, shown, words_of
 from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBench, Start
-from cm4vllm.campaign.search.settings_records import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
@@ -27,6 +26,7 @@ from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.loadgen.measurement import RunInputs, require_given
+from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.campaign.search.records import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.results.rate_search_record import Boundary, LimitRecord, ProbeRecord, SearchRecord, Verdict
 
 
 def made(*, queries, rehearsal, confirmed=True):
