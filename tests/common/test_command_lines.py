@@ -39,6 +39,7 @@ def run_in_bash(line: str, **env: str) -> list[str]:
         ),
         ("--ray_address=gpu07.lab.example:6379", "--ray_address=${RAY_ADDRESS:?}"),
         ("--nodes=gpu07.lab.example,GPU08", "--nodes=${NODES:?}"),
+        ("--volume=/srv/x:/y:ro", "--volume=${VOLUME:?}:${VOLUME_2:?}:ro"),
         ("/srv/models/m", "${FILE:?}"),
         ("--extra_args=--chat-template /srv/t.jinja", "--extra_args=--chat-template ${EXTRA_ARGS:?}"),
         ("--env.HF_TOKEN=s3cr", "--env.HF_TOKEN=${HF_TOKEN:?}"),

@@ -56,6 +56,7 @@ def job(cluster, cm):
 def test_a_rehearsal_over_two_nodes_makes_a_checked_tree(cluster, cm, job):
     done = job("--tp_size=2", "--scenario=Offline,Server").finish(JOB_S)
     assert done.code == 0, done.output
+    assert re.search("starting vLLM with cm4vllm-tiny: (?!its process|done)", done.output)  # what the head's log says
     results = cm.cwd / "results/test"
     left_out = {state.last.step for state in read_ledger(results).of_last_run if state.last.state is not State.DONE}
     assert left_out <= (set() if INFERENCE else {"checker source", "checkers"})

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.campaign.ledger import State, read_ledger
 from host_container import host_container
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.xdist_group("vllm-3")]
 
 FIRST_START_S = 900
+INFERENCE = os.environ.get("INFERENCE_GIT", "")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,7 @@ def flags(host, cm):
         f"--container_args={made.options}",
         "--output_dir=results",
         "--submitter=Tester",
+        *([f"--inference_src={INFERENCE}"] if INFERENCE else []),
     )
 
 
@@ -60,7 +63,11 @@ def test_a_rehearsal_to_the_tree(host, flags, cm):
         assert key in json.loads(system.read_text())["sw_notes"]
     (readme,) = out.glob("submission/open/Tester/results/*/*/Offline/README.md")
     assert digest in readme.read_text()
-    assert "podman run --rm" in readme.read_text()
+    published = readme.read_text().replace(" \\\n    ", " ")  # a command has one flag a line
+    assert "podman run --rm" in published
+    assert '--volume="${VOLUME:?}:${VOLUME:?}:ro"' in published
+    left_out = {state.last.step for state in read_ledger(out).of_last_run if state.last.state is not State.DONE}
+    assert left_out <= (set() if INFERENCE else {"checker source", "checkers"})
     assert made.containers() == []
     again = cm.main_job(*flags, timeout_s=300)
     assert again.code == 0, again.output

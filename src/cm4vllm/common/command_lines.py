@@ -17,8 +17,8 @@ __all__ = ["published_command", "published_words", "shell_line", "shell_word", "
 
 #: An absolute path, or one below a home folder, as a word or in one: after =, a comma, file://, or _path. of a tag.
 _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.))(?P<path>~?/(?!/)[^\s,;:\"')\]}@]*)")
-#: A value that is a path as a whole, with any characters.
-_LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -).)*", re.DOTALL)
+#: A value that is a path as a whole, with any characters, and not several of them, as a mount has.
+_LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -|:/).)*", re.DOTALL)
 #: A URL up to its path.
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)", re.IGNORECASE

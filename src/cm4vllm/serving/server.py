@@ -291,7 +291,7 @@ def _wait_until_all_are_ready(starting: Sequence[_Starting], timeout_s: float) -
                 if not left:
                     break
                 ready_count = f"{count - len(left)} of {count} are ready; " if count > 1 else ""
-                progress.update(ready_count + progress_line(left[0].folder / LOG_FILE))
+                progress.update(ready_count + progress_line(left[0].log))
                 wait(ready, _LOOK_S, FIRST_EXCEPTION)
             return [future.result() for future in failed or ready]
         except BaseException:
