@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm.campaign import power_client
 from cm4vllm.campaign.power_client import ClientSettings, require_settings
 from cm4vllm.campaign.power_preflight import make_preflight, require_publishable, require_wiring
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values
-from cm4vllm.campaign.steps import Condition
+from cm4vllm.campaign.steps import Step
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.settings import read_settings
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
 from cm4vllm.power.session import SESSION, Phase, PowerSession
@@ -99,8 +101,8 @@ def test_a_published_session_names_a_home_folder(published_power: Path) -> None:
         require_publishable(PowerSession(published_power / GATEOVERFLOW), [])
 
 
-def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(
-    own_network: None, power_dev: Path, tmp_path: Path
+def test_a_simulated_session_before_the_runs_takes_seconds_and_is_refused_before_a_tree_alone(
+    own_network: None, power_dev: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = round_terms(round_names()[-1]).power
     source = provide(programs, power_dev, tmp_path / "source")
@@ -109,27 +111,39 @@ def test_a_simulated_session_before_the_runs_takes_seconds_and_finds_nothing(
         Site(source=str(source), programs=programs, simulated=True), tmp_path / "made", private_words()
     )
     assert session.simulated and time.monotonic() - begin < 30
+    monkeypatch.setattr(power_client, "make_preflight", lambda *_: session)
+    given = ClientSettings(preflight=True, simulated=True)
+    assert power_client.make(given) == Path.cwd()
+    with pytest.raises(SubmissionError, match="simulated"):
+        power_client.make(replace(given, before_tree=True))
 
 
 def job(out: Path, **settings: object) -> Job:
-    return Job.of(replace(CampaignSettings(), power="simulated", scenario="Offline", output_dir=str(out), **settings))
+    given = {"power": "simulated", "scenario": "Offline", "output_dir": str(out), **settings}
+    return Job.of(replace(CampaignSettings(), **given))
 
 
-def preflight_condition(made: Job) -> Condition | None:
-    return next(step.condition for step in schedule(made) if step.name == "power preflight")
+def preflight_step(made: Job) -> Step:
+    return next(step for step in schedule(made) if step.name == "power preflight")
+
+
+def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
+    for power, made in (("yes", True), ("simulated", False)):
+        inputs = preflight_step(job(tmp_path, power=power)).inputs
+        assert read_settings(ClientSettings, inputs).before_tree is made
 
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
     made = job(tmp_path)
-    condition, values = preflight_condition(made), Values(made, {})
+    condition, values = preflight_step(made).condition, Values(made, {})
     assert condition is not None and values.holds(condition)
     run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
     copied(published_power, SINGLE, run.with_name(SESSION))
     assert values.holds(condition)
     shutil.copytree(run.with_name(SESSION) / Phase.TESTING, run)
     assert not values.holds(condition)
-    assert preflight_condition(job(tmp_path, rerun="offline.performance")) is None
-    assert preflight_condition(job(tmp_path, rerun="power.preflight")) is None
+    assert preflight_step(job(tmp_path, rerun="offline.performance")).condition is None
+    assert preflight_step(job(tmp_path, rerun="power.preflight")).condition is None
 
 
 def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:

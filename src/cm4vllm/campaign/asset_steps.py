@@ -41,6 +41,7 @@ def steps_before(job: Job) -> Iterator[Step]:
                 seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
             ),
             condition=None if again else Condition(need=Need.NO_SESSION, of=places),
+            inputs={} if job.no_tree else {"CM_MLPERF_POWER_BEFORE_TREE": "yes"},
         )
     for name in job.graders:
         yield Step(

@@ -21,6 +21,7 @@ from cm4vllm.power.making import Site, make_session, require_hosts, require_reac
 from cm4vllm.power.samples import SIMULATED, mean_watts
 from cm4vllm.power.session import Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
+from cm4vllm.submission.power_files import require_analyzer
 from cm4vllm.submission.privacy import private_words
 from cm4vllm.submission.privacy_check import words_of
 
@@ -30,7 +31,8 @@ __all__ = ["ClientSettings", "make", "require_settings", "site_of"]
 class ClientSettings(Record, frozen=True, kw_only=True):
     """The settings of a session: its servers, the command, the folder of its logs, and that of the session.
 
-    `results_dir` is the folder of the job whose session it is. The ranges are known for their refusal.
+    `results_dir` is the folder of the job whose session it is; with `before_tree` that job makes a
+    submission, and the simulated PTDaemon is refused. The ranges are known for their refusal.
     """
 
     source: input_types.PowerSource = ""
@@ -42,6 +44,7 @@ class ClientSettings(Record, frozen=True, kw_only=True):
     loadgen_logs: Annotated[str, Key("CM_MLPERF_LOADGEN_LOGS_DIR")] = "loadgen_logs"
     log_dir: Annotated[str, Key("CM_MLPERF_POWER_LOG_DIR")] = "logs"
     preflight: Annotated[bool, Key("CM_MLPERF_POWER_PREFLIGHT")] = False
+    before_tree: Annotated[bool, Key("CM_MLPERF_POWER_BEFORE_TREE")] = False
     simulated: Annotated[bool, Key("CM_MLPERF_POWER_SIMULATED")] = False
     timestamp: Annotated[bool, Key("CM_MLPERF_POWER_TIMESTAMP")] = False
     max_amps: Annotated[str, Key("CM_MLPERF_POWER_MAX_AMPS")] = ""
@@ -86,7 +89,10 @@ def make(settings: ClientSettings) -> Path:
     if settings.preflight:
         words = words_of(Path(settings.results_dir)) if settings.results_dir else private_words()
         with step("power session without a measurement"), scratch_folder("cm4vllm-preflight-") as folder:
-            _say(make_preflight(site, folder / "performance", words))
+            made = make_preflight(site, folder / "performance", words)
+            if settings.before_tree:
+                require_analyzer(made)
+            _say(made)
         return Path.cwd()
     target = given_path(settings.log_dir)
     with step("power session: ranging, then testing"):

@@ -13,7 +13,7 @@ from cm4vllm.power.session import FILES, SESSION, Phase, PowerSession, session_b
 from cm4vllm.power.supplies import SUPPLIES
 from cm4vllm.submission.tree_writer import TreeWriter
 
-__all__ = ["copy_power", "copy_supplies"]
+__all__ = ["copy_power", "copy_supplies", "require_analyzer"]
 
 _STATED = ("analyzer_table.*", "power_settings.*")
 
@@ -53,13 +53,18 @@ def copy_supplies(writer: TreeWriter, run: Path, target: Path) -> None:
         writer.bytes(target, bytes_of(stated))
 
 
-def _require_publishable(session: PowerSession) -> None:
+def require_analyzer(session: PowerSession) -> None:
+    """Raise SubmissionError for a session of the simulated PTDaemon."""
     if session.simulated:
         raise SubmissionError(
             "the power was simulated, and not measured",
-            cause=f"{session.folder / session.simulated[0]} says so",
-            remedy="measure it with an analyzer: --power --power_server=HOST --ntp_server=HOST",
+            cause=f"{session.simulated[0]} of the power session says so",
+            remedy="start the power server with SPEC's PTDaemon and an analyzer, and measure again with --power=yes",
         )
+
+
+def _require_publishable(session: PowerSession) -> None:
+    require_analyzer(session)
     if reasons := unmeasured(session):
         raise SubmissionError(
             f"the power session in {session.folder} is not whole", cause="\n".join(reasons), remedy="measure again"
