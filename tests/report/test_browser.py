@@ -26,6 +26,7 @@ FRAME = """<!DOCTYPE html><title>-</title>
 <iframe src="page.html" style="width:{width}px;height:4000px;border:0"></iframe>
 <script>addEventListener("load", () => {{
   const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  page.querySelectorAll("details").forEach(one => one.open = true);
   const wide = [...page.querySelectorAll("body *")].filter(
     one => !one.closest("{scrolls} svg, .notice") && one.getBoundingClientRect().right > root.clientWidth + 1);
   const broken = [...page.querySelectorAll(".whole")].filter(one => {{
@@ -33,6 +34,15 @@ FRAME = """<!DOCTYPE html><title>-</title>
     words.selectNodeContents(one);
     return words.getClientRects().length > 1 && (one.closest("pre") || one.textContent.length < 25);
   }});
+  for (const head of page.querySelectorAll(".numbers th")) {{
+    const split = [...head.textContent.matchAll(/[a-z0-9]+/gi)].some(word => {{
+      const letters = page.createRange();
+      letters.setStart(head.firstChild, word.index);
+      letters.setEnd(head.firstChild, word.index + word[0].length);
+      return letters.getClientRects().length > 1;
+    }});
+    if (split) broken.push(head);
+  }}
   const crossed = [], letters = one => {{ // without the space above and below them
     const {{x, y, width, height}} = one.getBBox();
     return [one.textContent, {{left: x, right: x + width, top: y + height / 4, bottom: y + 3 * height / 4}}];

@@ -8,7 +8,7 @@ from cm4vllm import SIMULATED_POWER_NOTICE
 from cm4vllm.power.samples import SAMPLES
 from cm4vllm.power.session import Phase
 from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import percent, rate
+from cm4vllm.report.formatting import rate
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power
 
@@ -54,16 +54,10 @@ def _figures(power: RecordedPower) -> Iterator[tuple[str, str]]:
         yield "work for a joule", f"{rate(power.efficiency.value)} {power.efficiency.unit}"
     yield "samples above zero in the window", f"{power.samples:,} in {power.window.seconds:,.1f} s"
     yield "greatest sample", f"{power.peak:,.3f} W"
-    yield "before and after the window", "not known" if power.idle is None else f"{power.idle:,.3f} W"
-    if power.ranging is None:
-        yield "mean of ranging", "not known"
-    else:
-        change = power.mean.value / power.ranging - 1
-        yield (
-            "mean of ranging",
-            f"{power.ranging:,.3f} W; testing is {percent(abs(change))} " + ("higher" if change >= 0 else "lower"),
-        )
-    if power.uncertainty is None:
-        yield "uncertainty", "not stated"
-    else:
-        yield "uncertainty", "{:.2f} % in the mean, {:.2f} % at most".format(*power.uncertainty)
+    yield "mean before and after the window", "not known" if power.idle is None else f"{power.idle:,.3f} W"
+    yield "mean of ranging", "not known" if power.ranging is None else f"{power.ranging:,.3f} W"
+    if power.ranging is not None:
+        yield "testing against ranging", f"{power.mean.value / power.ranging - 1:+.1%}"
+    mean, greatest = power.uncertainty or (None, None)
+    yield "uncertainty, mean", "not stated" if mean is None else f"{mean:.2f}%"
+    yield "uncertainty, greatest", "not stated" if greatest is None else f"{greatest:.2f}%"
