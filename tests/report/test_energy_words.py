@@ -81,9 +81,12 @@ def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs: Path) -
 def test_no_sensor_is_not_measured_and_an_older_record_says_nothing(runs: Path) -> None:
     part = with_energy(runs, NONE)
     assert energy_words(part) == [f"{LABEL}: not measured"] and energy_figures(part) == []
-    assert energy_notes(part) == ["Not measured: GPU board: no GPU.", "Not measured: CPU package: no counter."]
+    assert energy_notes(part) == [
+        "Energy not measured: GPU board: no GPU.",
+        "Energy not measured: CPU package: no counter.",
+    ]
     page = render(load(runs))
-    assert f"{LABEL}: not measured" in page and "Not measured: GPU board: no GPU." in page
+    assert f"{LABEL}: not measured" in page and "Energy not measured: GPU board: no GPU." in page
     assert LABEL not in final_table(load(runs), stream=io.StringIO())
     part = with_energy(runs, None)
     assert energy_words(part) == [] and energy_table(part) is None and energy_notes(part) == []

@@ -55,7 +55,7 @@ def energy_notes(part: Performance) -> list[str]:
     resets = [counter.name for counter in energy.counters if counter.resets]
     return [
         *([_NOT_INCLUDED] if energy.counters else []),
-        *(f"Not measured: {why}." for why in energy.not_measured),
+        *(f"Energy not measured: {why}." for why in energy.not_measured),
         *(f"{name} began at 0 again in the run: what it had counted just before is missing." for name in resets),
     ]
 
