@@ -130,7 +130,8 @@ def preflight_step(made: Job) -> Step:
 def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
     for power, made in (("yes", True), ("simulated", False)):
         inputs = preflight_step(job(tmp_path, power=power)).inputs
-        assert read_settings(ClientSettings, inputs).before_tree is made
+        settings = read_settings(ClientSettings, inputs)
+        assert settings.before_tree is made and settings.source == "<<<CM_MLPERF_POWER_SOURCE>>>"  # taken once
 
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:

@@ -41,7 +41,10 @@ def steps_before(job: Job) -> Iterator[Step]:
                 seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
             ),
             condition=None if again else Condition(need=Need.NO_SESSION, of=places),
-            inputs={} if job.no_tree else {"CM_MLPERF_POWER_BEFORE_TREE": "yes"},
+            inputs={
+                "CM_MLPERF_POWER_SOURCE": "<<<CM_MLPERF_POWER_SOURCE>>>",
+                "CM_MLPERF_POWER_BEFORE_TREE": "" if job.no_tree else "yes",
+            },
         )
     for name in job.graders:
         yield Step(
