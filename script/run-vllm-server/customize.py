@@ -5,9 +5,10 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.links import completed_server
+    from cm4vllm.serving.launch_settings import node_notes
 
     i["env"].update(completed_server(i["env"]))
-    return {"return": 0}
+    return {"return": 0, "notes": node_notes(i["env"])}
 
 
 def values(i: dict[str, Any]) -> dict[str, Any]:

@@ -245,3 +245,13 @@ def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, f
     planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
     with pytest.raises(CmError, match="4096 cores"):
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
+
+
+def test_the_nodes_of_a_server_are_shown(files, tmp_path, capsys):
+    given = {"nodes": "2", "launcher": "local", "tp_size": "2", "device": "cpu"}
+    planned(tmp_path, asked(tmp_path, "_vllm", given, files))
+    output = capsys.readouterr()
+    shown = " ".join((output.out + output.err).split())
+    assert "one server over 2 nodes, by local: node1, node2; of 1 worker each" in shown
+    assert "on node1: --nnodes 2 --node-rank 0 --master-addr HEAD" in shown
+    assert "on node2: --headless --nnodes 2 --node-rank 1" in shown

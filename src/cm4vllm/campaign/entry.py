@@ -30,6 +30,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
+from cm4vllm.serving.launch_settings import node_notes
 
 __all__ = ["as_plan", "command_line", "durations", "input_values", "plan_job", "prepared", "run_job"]
 
@@ -69,7 +70,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *needed)), changed
+    return replace(job, notes=(*job.notes, *node_notes(env), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:

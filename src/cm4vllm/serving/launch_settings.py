@@ -29,6 +29,7 @@ __all__ = [
     "LaunchSettings",
     "asked_options",
     "chosen_server",
+    "node_notes",
     "nodes_start",
     "require_access",
     "require_installed",
@@ -173,6 +174,24 @@ def nodes_start(
     count = len(launcher.nodes)
     layout = node_layout(count, tp_size=sizes[0], pp_size=sizes[1], dp_size=sizes[2], options=options)
     return NodesStart(launcher, layout, settings.install_on_nodes)
+
+
+def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the notes of a plan on the nodes of a server that is started; none for this machine alone."""
+    settings = read_settings(LaunchSettings, env)
+    if settings.action != "start" or settings.api_server:
+        return ()
+    if (nodes := nodes_start(settings, chosen_server(env), on_cpu=False)) is None:
+        return ()
+    launcher, layout = nodes.launcher, nodes.layout
+    first, second, *more = launcher.nodes
+    names = [first, second, *(["..."] if more[1:] else []), *more[-1:]]
+    head, other = (" ".join(layout.options(rank, "HEAD", ("PORT", "PORT"))) for rank in (0, 1))
+    return (
+        f"one server over {len(launcher.nodes)} nodes, by {launcher.name}: {', '.join(names)}; of {layout.workers} "
+        f"worker{'s' * (layout.workers != 1)} each",
+        f"vLLM's options for that on {first}: {head}; on {second}: {other}",
+    )
 
 
 def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
