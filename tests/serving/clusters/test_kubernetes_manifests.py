@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from cm4vllm.common.errors import SourceUnavailable, UsageError
+from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.common.settings import read_settings
 from cm4vllm.serving.clusters.kubernetes_manifests import PodSettings, manifests, write_manifests
 from cm4vllm.serving.clusters.kubernetes_schemas import check_objects
@@ -53,7 +54,7 @@ def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
 def test_a_token_goes_into_no_manifest():
     with pytest.raises(UsageError, match="a token in --extra_args") as caught:
         objects(CM_VLLM_SERVER_EXTRA_ARGS="--hf-token s3cret-1")
-    assert "--hf_token_secret" in caught.value.remedy and "s3cret" not in str(caught.value)
+    assert "--hf_token_secret_name" in caught.value.remedy and "s3cret" not in str(caught.value)
 
 
 def test_a_service_finds_the_pods():
@@ -164,10 +165,11 @@ def test_a_model_on_a_volume_is_mounted_and_asks_no_hub():
 
 def test_the_token_is_a_reference(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    env = {**GIVEN, "CM_KUBERNETES_HF_TOKEN_SECRET": "hub", "HF_TOKEN": "hf_secret"}
+    env = {**GIVEN, "CM_KUBERNETES_HF_TOKEN_SECRET_NAME": "hub", "HF_TOKEN": "hf_secret"}
     text = write_manifests(read_settings(PodSettings, env), env, tmp_path).read_text()
     assert "hf_secret" not in text
     assert "secretKeyRef" in text
+    assert not is_secret_name("hf_token_secret_name")  # it names a Secret; the word is not hidden where it is met
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_the_token_is_a_reference(monkeypatch, tmp_path):
         ({"CM_VLLM_SERVER_MODEL_NAME": "/models/llama"}, "cannot access"),
         ({"CM_VLLM_SERVER_MODEL_NAME": "pvc://"}, "claim"),
         ({"CM_KUBERNETES_REPLICAS": "0"}, "replicas"),
-        ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET": "hub"}, "service account"),
+        ({"CM_KUBERNETES_KIND": "llm-d", "CM_KUBERNETES_HF_TOKEN_SECRET_NAME": "hub"}, "service account"),
         ({"CM_KUBERNETES_KIND": "swarm"}, "CM_KUBERNETES_KIND"),
     ],
 )

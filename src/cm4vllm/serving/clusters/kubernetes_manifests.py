@@ -64,7 +64,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
     gpu_resource: Annotated[str, Key("CM_KUBERNETES_GPU_RESOURCE")] = "nvidia.com/gpu"
     cpu: Annotated[str, Key("CM_KUBERNETES_CPU")] = ""
     memory: Annotated[str, Key("CM_KUBERNETES_MEMORY")] = ""
-    hf_token_secret: Annotated[str, Key("CM_KUBERNETES_HF_TOKEN_SECRET")] = ""
+    hf_token_secret_name: Annotated[str, Key("CM_KUBERNETES_HF_TOKEN_SECRET_NAME")] = ""
     start_timeout_s: input_types.ReadyTimeout = None
 
     @property
@@ -108,7 +108,7 @@ def manifests(pod: PodSettings, env: Mapping[str, str]) -> list[dict[str, Any]]:
         raise UsageError(
             "a token in --extra_args",
             cause="it would be readable in the manifest",
-            remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret=NAME",
+            remedy="put it into a Secret under the key HF_TOKEN, and name that: --hf_token_secret_name=NAME",
         )
     words = server_argv(Path("python"), server, PORT)
     arguments = words[words.index("serve") + 1 :]
@@ -133,7 +133,7 @@ def _check(pod: PodSettings) -> None:
     for title, value in (
         ("name", pod.object_name),
         ("namespace", pod.namespace),
-        ("hf_token_secret", pod.hf_token_secret),
+        ("hf_token_secret_name", pod.hf_token_secret_name),
         ("claim of --vllm_model_name", pod.claim[0]),
     ):
         if value and not _LABEL.fullmatch(value):
@@ -154,9 +154,9 @@ def _check(pod: PodSettings) -> None:
             cause="the result has to state which vLLM was measured",
             remedy="--image=REGISTRY/NAME:TAG, for example vLLM's own image of a release",
         )
-    if pod.kind == "llm-d" and pod.hf_token_secret:
+    if pod.kind == "llm-d" and pod.hf_token_secret_name:
         raise UsageError(
-            "--hf_token_secret has no effect with _llm-d",
+            "--hf_token_secret_name has no effect with _llm-d",
             cause="KServe fetches the model itself, with the token of its own service account",
             remedy="attach the Secret to that service account and leave the input out",
         )
@@ -207,8 +207,8 @@ def _environment(pod: PodSettings) -> list[dict[str, Any]]:
     ]
     if pod.claim[0]:
         return [*settings, {"name": "HF_HUB_OFFLINE", "value": "1"}]
-    if pod.hf_token_secret:
-        secret = {"secretKeyRef": {"name": pod.hf_token_secret, "key": "HF_TOKEN"}}
+    if pod.hf_token_secret_name:
+        secret = {"secretKeyRef": {"name": pod.hf_token_secret_name, "key": "HF_TOKEN"}}
         return [*settings, {"name": "HF_TOKEN", "valueFrom": secret}]
     return settings
 
