@@ -54,6 +54,14 @@ def test_mig_parts_are_found_with_their_own_memory():
     assert len({part.uuid for part in gpu.mig_devices} | {gpu.uuid}) == 3
 
 
+def test_an_h200_is_described_as_its_driver_does():
+    (gpu,) = nvidia_gpus(replayed("h200-passthrough"))
+    assert (gpu.name, gpu.memory_bytes, gpu.memory_bus_bits) == ("NVIDIA H200", 150754820096, 6016)
+    assert (gpu.driver, gpu.cuda, gpu.compute_capability) == ("580.159.04", "13.0", "9.0")
+    assert (gpu.ecc, gpu.mig, gpu.power_limit_w, gpu.links) == (True, False, 700, {})
+    assert gpu.virtualisation == "passthrough"
+
+
 def test_what_a_driver_does_not_tell_is_left_open():
     (gpu,) = nvidia_gpus(replayed("t4-passthrough"))
     assert gpu.memory_bus_bits is None

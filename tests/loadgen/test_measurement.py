@@ -156,7 +156,7 @@ def test_a_run_is_kept_where_it_is_whole_and_its_settings_are_the_same(env, tmp_
         settings = settings_of(asked)
         assert earlier_run(folder, settings) == Earlier(record)
         other = msgspec.structs.replace(settings, max_in_flight=3)
-        assert "its settings have changed: max_in_flight: 512, now 3" in earlier_run(folder, other).why_not
+        assert "its settings have changed: max_in_flight: 2048, now 3" in earlier_run(folder, other).why_not
         for older in (b'{"schema": 0}', b'{"notice": "written before records named a schema"}'):
             whole = path.read_bytes()
             path.write_bytes(older)
@@ -214,7 +214,7 @@ def test_our_own_server_is_watched(env, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "requests"), [({"max-num-seqs": 128}, 256), ({"max-num-seqs": True}, 512), ({}, 512)]
+    ("options", "requests"), [({"max-num-seqs": 128}, 256), ({"max-num-seqs": True}, 2048), ({}, 2048)]
 )
 def test_the_server_is_kept_busy_with_twice_its_batch(options, requests):
     assert in_flight_of(options) == requests

@@ -7,7 +7,7 @@ from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
-from cm4vllm.loadgen.settings import DEFAULT_IN_FLIGHT, in_flight_of, run_settings
+from cm4vllm.loadgen.settings import in_flight_of, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.given_options import given_options
@@ -38,11 +38,12 @@ def test_random_weights_answer_with_the_mean_length_that_the_rules_publish(datas
 @pytest.mark.parametrize(
     ("words", "in_flight"),
     [
-        ([], DEFAULT_IN_FLIGHT),
+        ([], 2048),
         (["--max-num-seqs", "64"], 128),
         (["--max_num_seqs=64"], 128),
         (["--max-num-seqs=256", "--max_num_seqs=64"], 128),
-        (["--max-num-seqs=0"], DEFAULT_IN_FLIGHT),
+        (["--max-num-seqs=0"], 2048),
+        (["--max-num-seqs=64", "-dp=4"], 512),
     ],
 )
 def test_the_client_keeps_two_requests_in_flight_for_each_sequence_of_the_server(words, in_flight):

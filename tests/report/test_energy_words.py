@@ -64,7 +64,7 @@ def test_joules_and_tokens_for_a_joule_stand_under_their_own_name(runs: Path) ->
     assert "2,001.0 J, " in lines[0] and lines[0].endswith("tokens/J (2 GPU boards)")
     table = energy_table(part)
     assert table is not None and len(table.rows) == 4 and "not counted" in table.rows[2][0]
-    assert table.rows[0][1:5] == ("GPU board", "composed for this test", "1,000.000", "100.000")
+    assert table.rows[0][1:5] == ("GPU board", "composed for this test", "1,000.0", "100.00")
     assert energy_notes(part)[0].startswith("Not included: fans")
 
 

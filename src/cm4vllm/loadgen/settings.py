@@ -29,11 +29,12 @@ __all__ = [
     "sampling_of",
 ]
 
-#: Requests in flight Offline where the server's batch size is not known: enough to fill vLLM's usual 256 sequences
-#: twice, so that the next request is always at hand when a sequence ends.
-DEFAULT_IN_FLIGHT = 512
-#: Requests in flight for each sequence the server runs at a time.
+#: Requests in flight Offline for each sequence that the server runs at a time, so that the next request is at hand when
+#: a sequence ends.
 IN_FLIGHT_PER_SEQUENCE = 2
+#: The sequences of a server that was given no number: the most that vLLM takes by itself, on GPUs of 70 GiB and more.
+#: Elsewhere it takes 256 (0.26.0 and 0.32.0, engine/arg_utils.py); the requests that are too many for it wait in it.
+DEFAULT_SEQUENCES = 1024
 
 #: Client processes that can be asked for; one carries some 50,000 tokens/s.
 MOST_WORKERS = 64
@@ -207,9 +208,9 @@ def _at_full_speed(server: ServerRecord) -> ServerRecord:
 
 
 def in_flight_of(options: Mapping[str, OptionValue]) -> int:
-    """Return how many requests keep a server with these options busy: a multiple of the sequences that it runs."""
-    sequences = whole_number(options, "max-num-seqs")
-    return IN_FLIGHT_PER_SEQUENCE * sequences if sequences else DEFAULT_IN_FLIGHT
+    """Return how many requests keep a server with these options busy: a multiple of what its engines run at a time."""
+    sequences = whole_number(options, "max-num-seqs") or DEFAULT_SEQUENCES
+    return IN_FLIGHT_PER_SEQUENCE * sequences * (whole_number(options, "data-parallel-size") or 1)
 
 
 def require_room(settings: RunSettings, longest: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cm4vllm.hardware.counted_energy import CountedEnergy, Scope
 from cm4vllm.report.canvas import Table
 from cm4vllm.report.formatting import rate
@@ -63,6 +65,15 @@ def energy_notes(part: Performance) -> list[str]:
 def _row(energy: CountedEnergy, seconds: float) -> tuple[str, ...]:
     name = energy.name if energy.serves else f"{energy.name} (the server did not compute on it: not counted)"
     within = (
-        f"1 of the counter is {energy.unit_j:g} J; both ends of the window together within {energy.within_j:,.3f} J"
+        f"1 of the counter is {energy.unit_j:g} J; both ends of the window together within "
+        f"{_rounded(energy.within_j, energy.within_j)} J"
     )
-    return (name, str(energy.scope), energy.method, f"{energy.joules:,.3f}", f"{energy.joules / seconds:,.3f}", within)
+    joules = _rounded(energy.joules, energy.within_j)
+    watts = _rounded(energy.joules / seconds, energy.within_j / seconds)
+    return (name, str(energy.scope), energy.method, joules, watts, within)
+
+
+def _rounded(value: float, within: float) -> str:
+    """Return a value with the digits, three decimals at most, that its resolution `within` leaves."""
+    decimals = min(3, max(0, -math.floor(math.log10(within)))) if within > 0 else 3
+    return f"{value:,.{decimals}f}"

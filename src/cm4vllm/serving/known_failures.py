@@ -177,7 +177,8 @@ KNOWN_FAILURES = (
     KnownFailure(
         "installation",
         (r"ModuleNotFoundError", r"ImportError", r"cannot open shared object", r"undefined symbol"),
-        "install vLLM again: cm run script --tags=install,vllm,_cpu --renew",
+        "install what it lacks where it is a vLLM of your own (--vllm_python); else install it again: "
+        "cm run script --tags=install,vllm,_VARIANT --renew, with _cpu, _cuda or _rocm",
     ),
     KnownFailure(
         "instruction",
