@@ -17,7 +17,7 @@ from cm4vllm.rules import Mode, Scenario, terms
 
 COMMIT = "b66003e1"
 DEEPSEEK, GPT_OSS = (f"language/{name}/eval_accuracy.py" for name in ("deepseek-r1", "gpt-oss-120b"))
-#: Answers are made of these: announcements in many spellings, and what the scripts treat apart.
+#: Answers are made of these parts: announcements in many spellings, and texts that the scripts treat differently.
 PARTS = [
     "Answer:",
     "ANSWER",

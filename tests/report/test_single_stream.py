@@ -1,4 +1,4 @@
-"""A result whose queries follow one another: its figure is a latency, and what LoadGen was given is one, too."""
+"""A result whose queries follow one another: its figure is a latency, and so is the target that LoadGen was given."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class PairScores:
 
 
 class PairScorer:
-    """Scores texts as they are, sentences and all; what it learns of words it keeps."""
+    """Scores whole texts, which it splits into sentences; it keeps the stems of the words that it has seen."""
 
     def __init__(self, sentences: Sentences) -> None:
         self._split = sentences.splitter()
@@ -154,7 +154,7 @@ def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
 
 
 class _Here(Executor):
-    """Does at once, in this process, what is submitted."""
+    """An executor that runs each submitted call at once, in this process."""
 
     def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()

@@ -67,7 +67,7 @@ def division_faults(job: Job, env: Mapping[str, Any], root: Path = Path("/")) ->
 
 
 def require_division_rules(job: Job, faults: tuple[Fault, ...]) -> None:
-    """Raise UsageError for a result that the rules of its division forbid; a rehearsal is none.
+    """Raise UsageError for a result that the rules of its division forbid. A rehearsal is not a result.
 
     What a rehearsal cannot stand in for is refused in one, too: a system that is none of the division's kind.
     """

@@ -148,7 +148,7 @@ def durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
 
 
 def as_plan(step: Step, before: Step | None) -> dict[str, Any]:
-    """Return a step in the form of the engine's hook `plan`; what it has in common with that `before` is said there."""
+    """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
     measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]
     unknown = {name: f"the step {value.step}" for key, value in measured.items() for name in (key, TARGET_SOURCE)}

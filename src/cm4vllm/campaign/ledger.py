@@ -302,7 +302,7 @@ _DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="",
 
 
 def _entry(line: bytes, out: Path) -> Entry | None:
-    """Return the entry of a line, None for one that is none, or of a version that is not read."""
+    """Return the entry of a line; None for a line without one, or of a version that cannot be read."""
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
         schema = fields.pop(_SCHEMA, None)

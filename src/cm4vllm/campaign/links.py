@@ -278,7 +278,7 @@ def _check_server(env: Mapping[str, Any]) -> None:
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the lock of a run's folder: beside it, since that one appears whole."""
+    """Return the lock of a run's folder. It lies beside the folder, which appears only when the run is whole."""
     return folder.with_name(f".{folder.name}.lock")
 
 

@@ -85,7 +85,7 @@ class OwnServer:
             self._take(self.step, self._inputs)
 
     def end(self, env: Mapping[str, str]) -> None:
-        """End it where it runs: another takes its place."""
+        """End the server if it runs, since another one is used in its place."""
         if not self._waits:
             stop(read_record(Path(env[_RECORD]), ServerRecord))
 

@@ -114,7 +114,7 @@ class _Namer:
 
 
 def _host_of(value: str) -> str:
-    """Return the host of a HOST:PORT; no host's name where it is none."""
+    """Return the host of HOST:PORT, and a name that no host has for any other text."""
     address = re.fullmatch(r"\[?([^\s/,=\]]+)\]?:\d+", value)
     return address[1].lower() if address else "/"
 

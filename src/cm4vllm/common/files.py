@@ -47,7 +47,7 @@ __all__ = [
 
 
 def typed_path(text: str | os.PathLike[str]) -> Path:
-    """Return a path that somebody typed, with a home folder in the place of ~. Raises UsageError where it is none."""
+    """Return a path that a user typed, with the home folder in the place of ~. Raises UsageError for no valid path."""
     from pathlib import Path
 
     if "\0" in os.fspath(text):
@@ -149,7 +149,7 @@ def bytes_of(path: Path) -> bytes:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file in UTF-8, with a mark in the place of what is none. Raises OSError as `bytes_of`."""
+    """Return the text of a file in UTF-8; invalid bytes become U+FFFD. Raises OSError as `bytes_of`."""
     return bytes_of(path).decode(errors="replace")
 
 

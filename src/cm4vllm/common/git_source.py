@@ -22,7 +22,7 @@ _FETCH_S = 300.0
 
 
 def git_directory(path: Path) -> Path | None:
-    """Return the git directory of a checkout, or of what is one itself; None where there is none."""
+    """Return the git directory of a checkout, or the path itself if it is one; None for any other path."""
     if (path / "objects").is_dir() and (path / "HEAD").is_file():
         return path
     return path / ".git" if (path / ".git").exists() else None

@@ -171,7 +171,7 @@ class _Cleaning:
             self._gone(error)
 
     def _gone(self, error: OSError) -> None:
-        """Go on without a reader, or a terminal: what a run makes does not depend on who watches it."""
+        """Go on where the reader or the terminal has gone: the results of a run do not depend on them."""
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise error
         with suppress(OSError, ValueError):

@@ -40,12 +40,12 @@ class LoggedAnswer:
 
 
 def read_answers(path: Path) -> list[LoggedAnswer]:
-    """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed where it is none."""
+    """Read a whole mlperf_log_accuracy.json of 32-bit tokens. Raises RunFailed for any other file."""
     return _read(path, _answer)
 
 
 def logged_data(path: Path) -> list[tuple[int, bytes]]:
-    """Return sample and bytes of each answer in mlperf_log_accuracy.json. Raises RunFailed where it is none."""
+    """Return sample and bytes of each answer in mlperf_log_accuracy.json. Raises RunFailed for any other file."""
     return _read(path, lambda entry: (entry.qsl_idx, bytes.fromhex(entry.data)))
 
 

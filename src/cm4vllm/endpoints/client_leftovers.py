@@ -1,7 +1,7 @@
-"""Folders of the reference client in shared memory that its supervisor did not note: it was killed in its first second.
+"""Folders of a reference client in shared memory whose supervisor was killed before it had noted them.
 
-It keeps its event log and its sockets below /dev/shm while it runs (commands/benchmark/execute.py, zmq/context.py); all
-others its supervisor removes (serving.ipc_files).
+The client keeps its event log and its sockets below /dev/shm while it runs (commands/benchmark/execute.py,
+zmq/context.py). The supervisor removes those that it has noted (serving.ipc_files).
 """
 
 from __future__ import annotations

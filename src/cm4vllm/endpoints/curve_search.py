@@ -90,7 +90,7 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
 
 
 def earlier_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord | None, str]:
-    """Return the record of a curve that was made from the same inputs, else None and why it is none."""
+    """Return the record of a curve that was made from the same inputs, else None and the reason."""
     path = Path(inputs.output_dir).absolute() / CURVE_FILE
     if not path.exists():
         return None, ""
@@ -100,7 +100,7 @@ def earlier_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord 
 
 
 def given_points(text: str) -> tuple[int, ...]:
-    """Return the concurrencies of --points, in their order. Raises UsageError for what is none."""
+    """Return the concurrencies of --points, in their order. Raises UsageError for other texts."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if not part.isdecimal() or part == "0"]:
         raise UsageError(f"--points={text} names {wrong[0]!r}", remedy="give whole numbers of requests in flight")

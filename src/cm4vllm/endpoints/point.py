@@ -153,7 +153,7 @@ def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, du
 
 
 def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
-    """Return the record of a whole run in the point's folder that is the same, else None and why it is none."""
+    """Return the record of a whole run with the same inputs in the point's folder, else None and the reason."""
     planned, target = point_setup(inputs), Path(inputs.output_dir).absolute()
     if not target.exists():
         return None, ""

@@ -92,7 +92,7 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_submitter_file(path: Path | None) -> SubmitterFile:
-    """Return what a submitter file states, nothing without one. Raises UsageError for what is none."""
+    """Return the statements of a submitter file, none without a file. Raises UsageError for any other file."""
     if path is None:
         return SubmitterFile()
     try:

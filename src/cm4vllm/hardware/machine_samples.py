@@ -56,7 +56,7 @@ def processor_seconds() -> tuple[float, float] | None:
 
 
 def read_machine_samples(path: Path) -> list[MachineSample]:
-    """Return the samples of a file, oldest first. Lines that are none, as of a login shell, are left out."""
+    """Return the samples of a file, oldest first. Other lines, such as those of a login shell, are left out."""
     samples = []
     for line in bytes_of(path).splitlines() if path.exists() else []:
         with contextlib.suppress(msgspec.DecodeError):

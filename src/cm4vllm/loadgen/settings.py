@@ -160,7 +160,7 @@ def _lengths(terms: Terms, model: ModelRecord, server: ServerRecord, longest_pro
 
 
 def longest_answer(terms: Terms, *, fixed: bool) -> int:
-    """Return the most tokens of an answer; where all have one `fixed` length, as those of random weights, that one.
+    """Return the most tokens of an answer, or the `fixed` length of all answers, as those of random weights have.
 
     It is the mean length that the rules publish of the benchmark's own model, and the longest where they have none.
     """

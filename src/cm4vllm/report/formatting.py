@@ -51,7 +51,7 @@ _METRICS = {
 
 
 class Named(Protocol):
-    """A figure: what it is of, and its unit."""
+    """A figure: its title and its unit."""
 
     @property
     def name(self) -> str: ...

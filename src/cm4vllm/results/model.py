@@ -321,7 +321,7 @@ class Result:
 
     @property
     def run(self) -> RunRecord:
-        """Our run that stands for both; what they share is checked."""
+        """Our record of one of the two runs; a check compares the fields that both share."""
         return self.runs[0]
 
 

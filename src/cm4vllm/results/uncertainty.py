@@ -166,7 +166,7 @@ def with_intervals(part: Performance) -> Figures:
 
 
 def _from_log(figure: Figure, figures: Figures, samples: int) -> Interval | None:
-    """Return the interval of a percentile by the other percentiles of the log; None for a figure that is none."""
+    """Return the interval of a percentile by the other percentiles of the log; None for other figures."""
     kind, share = _split_name(figure.name)
     known = {part: figures[f"{kind}_{word}"].value for part, word in _SHARES.items() if f"{kind}_{word}" in figures}
     return from_percentiles(float(figure.value), known, samples, share) if share else None

@@ -58,7 +58,7 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
 
 
 def whole_number(options: Mapping[str, OptionValue], name: str) -> int | None:
-    """Return the value of an option that is a whole number; None where it is not given, or is none."""
+    """Return the value of an option as a whole number; None where the option or such a value is missing."""
     value = options.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 

@@ -125,7 +125,7 @@ def require_access(settings: LaunchSettings) -> Access:
 
 
 def require_usable(env: Mapping[str, Any]) -> None:
-    """Refuse settings that no server can have, a given address that is none, and servers that have no room here.
+    """Refuse settings that no server can have, a malformed address, and servers that have no room on this machine.
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """

@@ -52,7 +52,7 @@ def supervisors() -> Iterator[int]:
 
 
 def supervisor_spec(pid: int) -> Path | None:
-    """Return the specification that a supervisor was started with, None for a process that is none."""
+    """Return the specification that a supervisor was started with, None for any other process."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if _MODULE in words[:-1]:

@@ -11,7 +11,7 @@ CALIBRATION_TITLE = "# Calibration and quantisation"
 
 
 def calibration_page(model: ModelRecord, notice: str = "") -> str:
-    """Return one model's part of the page: what was done here, or what is known of what was done before."""
+    """Return one model's part of the page: the quantisation made here, or the known facts of an earlier one."""
     lines = [f"> **{notice}**", ""] if notice else []
     made, source = model.quantization, without_folder(model.source, model.path)
     if made is not None:

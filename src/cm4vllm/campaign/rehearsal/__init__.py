@@ -1,1 +1,1 @@
-"""A job rehearsed for a machine that one does not have: a simulated server takes the place of vLLM."""
+"""The rehearsal of a job for another machine: a simulated server takes the place of vLLM."""

@@ -12,7 +12,7 @@ from cm4vllm.common.errors import UsageError
 
 __all__ = ["FAULT_FILE", "Faults", "Kind"]
 
-#: The environment variable that names a file whose words are the present faults, for tests of what a job does then.
+#: The environment variable with the name of a file that lists the present faults: tests see how a job reacts to them.
 FAULT_FILE = "CM4VLLM_FAULT_FILE"
 
 _WORD = re.compile(r"([a-z]+)@(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")

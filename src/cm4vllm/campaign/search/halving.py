@@ -136,7 +136,7 @@ class _Halving:
         return known
 
     def _going(self, numbers: Sequence[int], round_: int) -> list[int]:
-        """Return who goes on: the best third, and the server as it is."""
+        """Return the candidates of the next round: the best third, and the server as it is."""
         done = self.by_round.get(round_, {})
         scores = {number: evaluation.score for number, evaluation in done.items() if evaluation.score is not None}
         best = sorted((number for number in numbers if number in scores), key=lambda number: -scores[number])

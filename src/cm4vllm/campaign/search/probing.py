@@ -64,7 +64,7 @@ _IDLE_S = 30.0
 
 
 def plan_of(settings: RunSettings) -> SearchPlan:
-    """Return how much is spent on the search for a run's rate: for a rehearsal's, what a rehearsal affords."""
+    """Return the lengths of probes and the time of the search for a run's rate, which are shorter in a rehearsal."""
     if settings.rehearsal:
         return SearchPlan(_limits(settings), probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
     return SearchPlan(_limits(settings))

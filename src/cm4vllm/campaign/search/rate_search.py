@@ -251,7 +251,7 @@ class _Search:
         return min(rate, self._failing.rate) if self._failing else rate
 
     def _below_what_failed(self, rate: float) -> float:
-        """Return a rate as it is, or one below a probe that failed too soon to say where the limit is.
+        """Return the rate, or a lower one after a probe that failed too soon to say where the limit is.
 
         What other probes say of another limit does not count there.
         """

@@ -129,7 +129,7 @@ def _confirmed(entries: Sequence[Stored]) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove an entry; without its meta, which goes first, what a kill leaves is none."""
+    """Remove an entry. Its meta is removed first: files that a kill leaves behind are then no entry."""
     with translated_os_errors("remove", folder):
         for name in ("_cm.json", "_cm.yaml"):
             (folder / name).unlink(missing_ok=True)

@@ -91,7 +91,7 @@ def _read(path: Path) -> Any:
 
 
 def _take_over(own: dict[str, Any], on_disk: Mapping[str, Any]) -> None:
-    """Add the cache entries that another run made since this one read the index; what it removed has no folder."""
+    """Add the entries that another run made since this one read the index; those that it removed have no folder."""
     for automation in _CACHE:
         known = own.setdefault(automation, {})
         for name, artifact in on_disk.get(automation, {}).items():

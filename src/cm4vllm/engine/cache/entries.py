@@ -200,7 +200,7 @@ class Cache:
 
     @contextmanager
     def renewed_folder(self, entry: Entry) -> Iterator[str]:
-        """Give the folder of an entry, emptied; what was there comes back when the block fails. With the lock held."""
+        """Give the emptied folder of an entry; its files come back when the block fails. The caller holds the lock."""
         folder, old = entry.folder, _aside(entry.folder)
         with translated_os_errors("renew a cache entry in", self.root, "CM_REPOS"):
             _remove(old)

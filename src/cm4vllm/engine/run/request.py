@@ -177,7 +177,7 @@ class Task(Value):
         return task.of_version(wanted)
 
     def of_version(self, wanted: Wanted) -> Task:
-        """Return this task when `wanted` is asked for: what the meta says of that version is its last layer."""
+        """Return this task for the version `wanted`; the part of the meta for that version is its last layer."""
         layers = (self.script.layer, *(variation.layer for variation in self.variations.layers))
         version = self.script.version(wanted.version)
         return self.but(wanted=wanted, layers=layers if version is None else (*layers, version))
@@ -195,7 +195,7 @@ class Task(Value):
 
     @property
     def adr(self) -> tuple[Amendment, ...]:
-        """Changes that are passed down; the caller's come last: what is said on the command line wins."""
+        """Changes that are passed down to all dependencies; those of the command line come last and win."""
         return tuple(amendment for layer in self.layers for amendment in layer.adr) + self.request.adr
 
     @property

@@ -171,7 +171,7 @@ class DetailLog:
 
 
 def time_of(text: object) -> datetime | None:
-    """Return a time as LoadGen writes it, and PTDaemon too, which is UTC; None where it is none."""
+    """Return a time, in UTC, as LoadGen and PTDaemon write it; None for another text."""
     try:
         return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
     except ValueError:

@@ -37,7 +37,7 @@ SYNC_S = 2.0
 
 @dataclass(frozen=True)
 class Answer:
-    """One whole answer: what LoadGen logs of it, its number of tokens, and whether it ended at its greatest length."""
+    """One whole answer: the bytes that LoadGen logs, its number of tokens, and whether it has the greatest length."""
 
     data: bytes
     tokens: int
@@ -247,7 +247,7 @@ def _begin(line: bytes) -> _Begin | None:
 
 
 def _answer(line: bytes) -> _Line | None:
-    """Return the answer of a line; None for one that is none, or whose digest is another."""
+    """Return the answer of a line; None for a line without one, or with another digest."""
     try:
         answer = msgspec.json.decode(line, type=_Line)
         return answer if answer.digest == _digest(answer.sample, answer.answer) else None

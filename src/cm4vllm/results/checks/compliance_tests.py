@@ -72,7 +72,7 @@ def unknown(submission: Submission) -> Iterator[Fault]:
 
 
 def test_folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
-    """Return the folder of a test, of several the one with its verification; None where there is none."""
+    """Return the folder of a test, or None; of several folders, the one with the verification."""
     places = compliance_folders(submission.home, submission.root / result.folder)
     folders = [folder for place in places if (folder := place / wanted.test).is_dir()]
     return max(folders, key=lambda folder: sum((folder / file.name).is_file() for file in wanted.files), default=None)

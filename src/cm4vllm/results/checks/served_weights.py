@@ -151,7 +151,7 @@ def digests(submission: Submission) -> Iterator[Fault]:
         transformed = str(stated.get("weight_transformations", "")).strip().lower() not in _NONE
         known = {Path(name).name: digest for name, digest in published[1].items()} if published else {}
         if not known or transformed:
-            continue  # nothing is published of weights that were made from the reference's
+            continue  # no digests are published of weights that were transformed
         unknown = [path.name for path in weights.files if path.name not in known]
         others = [
             path.name

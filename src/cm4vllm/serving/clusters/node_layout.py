@@ -20,7 +20,7 @@ ADDRESS_OPTIONS = ("--master-addr", "--master-port", "--data-parallel-address", 
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """`engines`, each of `group` workers, over `nodes`."""
+    """The distribution of a server over `nodes`: it has `engines`, each of `group` workers."""
 
     nodes: int
     group: int

@@ -122,7 +122,7 @@ class Channel:
         return message
 
     def ask(self, action: str, seconds: float | None = None, **arguments: Any) -> Any:
-        """Have the other process do something, and return its result; what it raised is raised here again."""
+        """Have the other process do an action, and return its result; an exception of it is raised here again."""
         self.send({"do": action, **arguments})
         reply = self.receive(seconds)
         if "error" in reply:
@@ -142,7 +142,7 @@ def _taken(fd: int) -> int:
 
 
 def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
-    """Do what the judging process asks for, until it has ended; what a program raises is its answer."""
+    """Do the actions that the judging process asks for, until it has ended; the answer to some is an exception."""
     channel = Channel(_taken(0))
     for fd in (1, 2):
         _taken(fd)
