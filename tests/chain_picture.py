@@ -5,17 +5,14 @@ An arrow goes from a recipe to one that its `_cm.yaml` names as a dependency, in
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cm4vllm.campaign.steps import RECIPES
 from cm4vllm.engine.format.dependency import Dependency
-from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.plan.chain import dependencies_of, plain_tags
 from cm4vllm.engine.run.request import parse_tags
 from layered_picture import Look, drawn, floors, routed
+from recipes import recipes
 
-FOLDER = Path(__file__).resolve().parents[1] / "script"
-SCRIPTS = {path.parent.name: load_script(str(path.parent), "cm4vllm") for path in sorted(FOLDER.glob("*/_cm.yaml"))}
 #: Dependencies of nearly all recipes, which would hide the others.
 LEFT_OUT = {"get-generic-python-lib", "get-python3", "detect-os"}
 LOOK = Look(
@@ -28,14 +25,14 @@ LINE, ROW = 25, 7
 def answering(tags: tuple[str, ...]) -> list[str]:
     """Return the recipes that tags name."""
     words = set(parse_tags(tags)[0])
-    return [name for name, script in SCRIPTS.items() if words <= set(script.tags)]
+    return [name for name, script in recipes().items() if words <= set(script.tags)]
 
 
 def graph() -> dict[str, dict[str, str]]:
     """Return the recipes that each recipe declares: '' for a dependency without conditions, else 'maybe'."""
-    edges_of: dict[str, dict[str, str]] = {name: {} for name in SCRIPTS if name not in LEFT_OUT}
+    edges_of: dict[str, dict[str, str]] = {name: {} for name in recipes() if name not in LEFT_OUT}
     for name, edges in edges_of.items():
-        for place, _, _, _, dependency in dependencies_of(SCRIPTS[name]):
+        for place, _, _, _, dependency in dependencies_of(recipes()[name]):
             for other in answering(tuple(plain_tags(dependency))):
                 if other not in LEFT_OUT:
                     maybe = "maybe" if place or _is_conditional(dependency) else ""
@@ -85,7 +82,7 @@ def picture() -> str:
         "The recipes of cm4vllm, each above those that it declares as dependencies",
         placed,
         ways,
-        {name: lines(SCRIPTS[name]) for row in boxes for name in row},
+        {name: lines(recipes()[name]) for row in boxes for name in row},
         look=LOOK,
         classes=dict.fromkeys(of_job, "step"),
         notes=[

@@ -2,9 +2,10 @@
 
 import re
 
-from chain_picture import LEFT_OUT, SCRIPTS, answering, graph, picture, rows, steps
+from chain_picture import LEFT_OUT, answering, graph, picture, rows, steps
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
+from recipes import recipes
 
 
 def test_every_declared_dependency_is_an_arrow():
@@ -22,4 +23,4 @@ def test_every_step_of_a_schedule_is_marked_as_one():
     marked = steps()
     for step in schedule(Job.of(CampaignSettings(vllm_model_name="a/b", quantize="int8", find_target_qps=True))):
         assert set(answering(tuple(step.tags.split(",")))) <= marked, step.tags
-    assert marked <= set(SCRIPTS)
+    assert marked <= set(recipes())

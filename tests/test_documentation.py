@@ -14,9 +14,9 @@ from cmind.cli import parse
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.settings import read_settings
-from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
+from recipes import recipes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -107,15 +107,6 @@ COMMAND = re.compile(r"\bcm run (?:[\w-]+:)?script ([^`\n]*)")
 OPEN = re.compile(r"--tags=(?:\.\.\.|…|<)|<(?:tag|release)>|=…")
 
 
-@cache
-def recipes() -> tuple[ScriptMeta, ...]:
-    return tuple(
-        load_script(str(path), "cm4vllm")
-        for path in sorted((ROOT / "script").iterdir())
-        if (path / "_cm.yaml").is_file()
-    )
-
-
 def commands(text: str) -> Iterator[str]:
     """Yield the arguments of each `cm run script` in a page, unless the next line shows the error that it ends with.
 
@@ -140,7 +131,7 @@ def accept(words: str, folder: Path) -> None:
     request = Request.of(
         {key: value for key, value in given.items() if key not in ("action", "automation")}, str(folder)
     )
-    meant = [script for script in recipes() if set(request.tags) <= set(script.tags)]
+    meant = [script for script in recipes().values() if set(request.tags) <= set(script.tags)]
     if len(meant) != 1:
         raise UsageError(f"{words}: {len(meant)} recipes have these tags")
     env = Scope.of(Task.of(meant[0], request)).env

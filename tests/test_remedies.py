@@ -16,8 +16,9 @@ from pathlib import Path
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.engine.format.dependency import PHASES
-from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
+from recipes import recipes
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
@@ -36,15 +37,6 @@ DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTIL
 VALUE = "\N{REPLACEMENT CHARACTER}"
 
 
-@cache
-def scripts() -> dict[str, ScriptMeta]:
-    return {
-        path.name: load_script(str(path), "cm4vllm")
-        for path in sorted((ROOT / "script").iterdir())
-        if (path / "_cm.yaml").is_file()
-    }
-
-
 def accepted_by(script: ScriptMeta) -> set[str]:
     return {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
 
@@ -52,7 +44,7 @@ def accepted_by(script: ScriptMeta) -> set[str]:
 def answering(tags: str) -> list[ScriptMeta]:
     """Return the recipes with these tags; variations and placeholders aside."""
     words = {word for word in tags.split(",") if word and word[0] not in "_<#-." and VALUE not in word}
-    return [script for script in scripts().values() if words and words <= set(script.tags)]
+    return [script for script in recipes().values() if words and words <= set(script.tags)]
 
 
 # --- which recipe reaches which module --------------------------------------------------------------------------------
@@ -96,7 +88,7 @@ def runs(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
     """Return the recipes that a recipe runs, itself included."""
     if name in seen:
         return set()
-    script = scripts()[name]
+    script = recipes()[name]
     layers = [script.layer, *(script.variation(key, key).layer for key in script.variations)]
     below = {name}
     asked = [",".join(dep.tags) for layer in layers for phase in PHASES for dep in layer.deps[phase]]
@@ -127,11 +119,11 @@ def in_the_main_job() -> frozenset[str]:
 
 def commands_at_hand(module: Path) -> list[ScriptMeta]:
     if "endpoints" in module.relative_to(SRC).parts:
-        return [scripts()[ENDPOINTS]]
-    reaching = [name for name in scripts() if module in own_modules(name)]
+        return [recipes()[ENDPOINTS]]
+    reaching = [name for name in recipes() if module in own_modules(name)]
     if not reaching or set(reaching) & in_the_main_job():
-        return [scripts()[MAIN]]
-    return [scripts()[name] for name in reaching]
+        return [recipes()[MAIN]]
+    return [recipes()[name] for name in reaching]
 
 
 # --- what the messages name -------------------------------------------------------------------------------------------

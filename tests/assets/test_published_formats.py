@@ -168,16 +168,16 @@ def hashed(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("laughs.pkl", laughs(12), "more values than a table of its size"),
-        ("hashed.pkl", hashed(64), "more time than a table of its size"),
-        ("zeros.pkl.gz", gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
+        ("laughs.pkl", lambda: laughs(12), "more values than a table of its size"),
+        ("hashed.pkl", lambda: hashed(64), "more time than a table of its size"),
+        ("zeros.pkl.gz", lambda: gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
     ],
     ids=["laughs", "hashed", "zeros"],
 )
 def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
     if name.startswith("hashed"):  # the others end by what they hold
         monkeypatch.setattr(bounded_tables, "CPU_S", 2)
-    (tmp_path / name).write_bytes(data)
+    (tmp_path / name).write_bytes(data())
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(DatasetError) as caught:
         read_published(tmp_path / name)

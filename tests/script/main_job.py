@@ -11,7 +11,6 @@ from cm4vllm.campaign.amendments import amendments
 from cm4vllm.campaign.entry import run_job
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.units import SamplesPerSecond, Seconds
-from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
@@ -19,6 +18,7 @@ from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
 from cm4vllm.rules import Mode
+from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 13368
 
 
-JOB = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "cm4vllm")
+JOB = recipe("run-mlperf-inference-app")
 
 
 #: The exports of a run's recipes, by the first words of their tags.

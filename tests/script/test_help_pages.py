@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from cm4vllm.engine.format.inputs import INPUT_TYPES
-from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.tools.help import describe
+from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = [path.name for path in sorted((ROOT / "script").iterdir()) if (path / "_cm.yaml").is_file()]
-
-
-@cache
-def recipe(name: str) -> ScriptMeta:
-    return load_script(str(ROOT / "script" / name), "cm4vllm")
 
 
 def page(name: str, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> list[str]:

@@ -20,13 +20,14 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.verification import verified_tests
 from cm4vllm.engine.format.conditions import is_no
-from cm4vllm.engine.format.meta import ScriptMeta, load_script
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from cm4vllm.rules import Category, Division, ExecutionMode, Scenario
+from recipes import recipe, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = [load_script(str(path.parent), "cm4vllm") for path in sorted((ROOT / "script").glob("*/_cm.yaml"))]
-MAIN = next(script for script in SCRIPTS if script.alias == "run-mlperf-inference-app")
+SCRIPTS = list(recipes().values())
+MAIN = recipe("run-mlperf-inference-app")
 DESCRIBED = {
     entry["key"]: (script, flag, entry)
     for script in SCRIPTS

@@ -9,7 +9,6 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
-from cm4vllm.engine.format.meta import load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
@@ -19,6 +18,7 @@ from cm4vllm.engine.run.session import Session
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
+from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, SEARCH = "app,mlperf,inference,vllm", "find,mlperf,inference,target-qps"
@@ -194,10 +194,10 @@ def test_the_plan_refuses_what_the_run_refuses_in_the_same_words_before_any_depe
 
 
 def test_links_share_the_variations_of_the_main_job():
-    main = load_script(str(ROOT / "script" / "run-mlperf-inference-app"), "").variations
+    main = recipe("run-mlperf-inference-app").variations
     shared = {name for name, raw in main.items() if raw.get("group") in ("model-source", "benchmark-version")}
     for alias in ("app-mlperf-inference-vllm", "find-mlperf-inference-target-qps", "find-vllm-server-settings"):
-        assert load_script(str(ROOT / "script" / alias), "").variations.keys() == shared, alias
+        assert recipe(alias).variations.keys() == shared, alias
 
 
 #: Seconds of a first start: vLLM is installed, the model trained, the dataset made, the server started.

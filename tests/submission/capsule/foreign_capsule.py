@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.engine.format.meta import load_script
 from cm4vllm.results.capsule import Capsule, CapsuleServer
 from cm4vllm.submission.capsule.consent import Consent
 from cm4vllm.submission.capsule.replay import replay_words
+from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-MAIN = load_script(str(ROOT / "script/run-mlperf-inference-app"), "cm4vllm")
+MAIN = recipe("run-mlperf-inference-app")
 
 
 HELP = {name: str(described.get("desc", "")) for name, described in MAIN.input_description.items()}

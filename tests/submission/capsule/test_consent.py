@@ -10,12 +10,12 @@ import pytest
 from tests.submission.capsule.foreign_capsule import ENVIRON, HELP, MAIN, ROOT, TAGS, capsule, words_of
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.engine.format.meta import load_script
 from cm4vllm.results.capsule import CapsuleServer
 from cm4vllm.serving.options import stored_options
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
 from cm4vllm.submission.capsule.consent import question, replayed
 from cm4vllm.submission.capsule.replay import replay_words
+from recipes import recipes
 
 DANGEROUS = [
     "--vllm_index_url=http://evil.example/simple/",
@@ -282,7 +282,7 @@ def test_the_list_names_what_the_recipe_and_vllm_have():
     assert all(any(re.fullmatch(name, variation) for name in variations) for variation in own), (
         "a variation without a rule"
     )
-    scripts = [load_script(str(path.parent), "cm4vllm") for path in (ROOT / "script").glob("*/_cm.yaml")]
+    scripts = recipes().values()
     for group in replayed().tags.named:
         assert [script.alias for script in scripts if set(group) <= set(script.tags)] == ["run-mlperf-inference-app"]
     assert {*(tag for group in replayed().tags.named for tag in group), *replayed().tags.others} == set(MAIN.tags)
