@@ -154,12 +154,23 @@ def _run(*words: str) -> str:
 def _remove_leftovers() -> None:
     """Remove the nodes of tests that were killed: with the lock held there are no others."""
     for node in NODES:
-        pids = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=False).stdout
-        for pid in map(int, pids.split()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
+        _remove_node(node)
     subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+
+
+def _remove_node(node: str) -> None:
+    """Remove a node with all that runs on it, as a job of a failed test, which would keep its network."""
+    pids = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=False).stdout
+    for pid in map(int, pids.split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
+    subprocess.run(["ip", "link", "delete", _link(node)], capture_output=True, check=False)
+
+
+def _link(node: str) -> str:
+    """Return this machine's end of the link to a node."""
+    return f"{node}h"
 
 
 def _bridge(stack: ExitStack) -> None:
@@ -173,8 +184,8 @@ def _bridge(stack: ExitStack) -> None:
 
 def _namespace(stack: ExitStack, node: str) -> None:
     _run("ip", "netns", "add", node)
-    stack.callback(subprocess.run, ["ip", "netns", "delete", node], check=False)
-    link = f"{node}h"
+    stack.callback(_remove_node, node)
+    link = _link(node)
     _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", node)
     _run("ip", "link", "set", link, "master", BRIDGE, "up")
     _run("ip", "-n", node, "addr", "add", f"{ADDRESSES[node]}/24", "dev", "eth0")

@@ -252,6 +252,6 @@ def test_the_nodes_of_a_server_are_shown(files, tmp_path, capsys):
     planned(tmp_path, asked(tmp_path, "_vllm", given, files))
     output = capsys.readouterr()
     shown = " ".join((output.out + output.err).split())
-    assert "one server over 2 nodes, by local: node1, node2; of 1 worker each" in shown
+    assert "one server over 2 nodes, by local: node1, node2; workers on each: 1" in shown
     assert "on node1: --nnodes 2 --node-rank 0 --master-addr HEAD" in shown
     assert "on node2: --headless --nnodes 2 --node-rank 1" in shown

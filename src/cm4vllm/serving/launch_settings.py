@@ -188,8 +188,8 @@ def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     names = [first, second, *(["..."] if more[1:] else []), *more[-1:]]
     head, other = (" ".join(layout.options(rank, "HEAD", ("PORT", "PORT"))) for rank in (0, 1))
     return (
-        f"one server over {len(launcher.nodes)} nodes, by {launcher.name}: {', '.join(names)}; of {layout.workers} "
-        f"worker{'s' * (layout.workers != 1)} each",
+        f"one server over {len(launcher.nodes)} nodes, by {launcher.name}: {', '.join(names)}; workers on "
+        f"each: {layout.workers}",
         f"vLLM's options for that on {first}: {head}; on {second}: {other}",
     )
 

@@ -38,13 +38,19 @@ TESTS = [
 TESTS_S = 500
 
 
+def environment(cluster, nodes: str) -> dict[str, str]:
+    """Return the environment of the tests of launchers, without the lock of tests side by side: this test holds it."""
+    env = {**os.environ, **cluster.env, "CLUSTER_NODES": nodes}
+    return {name: value for name, value in env.items() if name != "CM4VLLM_TESTS_LOCK"}
+
+
 def passed(output: str) -> bool:
     return " passed" in output and "failed" not in output and "skipped" not in output
 
 
 def test_the_tests_of_launchers_pass_over_ssh(tmp_path):
     with namespace_cluster(tmp_path, "ssh") as cluster:
-        env = {**os.environ, **cluster.env, "CLUSTER_NODES": ",".join(cluster.nodes)}
+        env = environment(cluster, ",".join(cluster.nodes))
         done = subprocess.run(TESTS, env=env, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S, check=False)
         output = done.stdout
         assert passed(output), output
@@ -54,7 +60,7 @@ def test_the_tests_of_launchers_pass_over_ssh(tmp_path):
 def test_the_tests_of_launchers_pass_in_an_allocation_of_slurm(tmp_path):
     with namespace_cluster(tmp_path, "slurm") as cluster:
         log = tmp_path / "tests.log"
-        env = {**os.environ, **cluster.env, "CLUSTER_NODES": "2"}
+        env = environment(cluster, "2")
         job = ["sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}", f"--wrap={shlex.join(TESTS)}"]
         subprocess.run(job, env=env, cwd=ROOT, capture_output=True, timeout=TESTS_S, check=False)
         output = log.read_text()
