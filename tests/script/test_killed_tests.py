@@ -11,7 +11,7 @@ import pytest
 TESTS = """
 import sys, time
 from pathlib import Path
-sys.path.append(str(Path.cwd().parents[1]))
+sys.path += [str(Path.cwd().parents[1]), str(Path.cwd().parent)]
 from conftest import Cm
 running = Cm(Path(sys.argv[1])).start(inside=(sys.executable, "-c", "import time; time.sleep(600)"))
 print(running.process.pid, flush=True)
