@@ -86,7 +86,7 @@ def model_of(cell: Cell, layers: int | None, *, true_lengths: bool) -> Model:
     stand_in = catalogue().benchmark(cell.benchmark).stand_in
     if not true_lengths or stand_in != "tiny":
         of = cell.benchmark if stand_in != "tiny" else "llama3.1-8b"
-        return Model(f"_{stand_in}", STAND_INS[stand_in].name, of)
+        return Model("_tiny", STAND_INS[stand_in].name, of)
     known = dummy.known_model(cell.benchmark)
     return Model(f"_dummy.{known}", dummy.dummy_name(known, layers))
 

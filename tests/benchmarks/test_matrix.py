@@ -50,6 +50,11 @@ def test_a_cell_is_the_command_of_a_user(tmp_path):
     words = matrix.command(CELL, tiny, "http://127.0.0.1:1", tmp_path, ["--test_query_count=8"])
     assert "--tags=run-mlperf,inference,_vllm,_tiny,_r6.0" in words
     assert {"--model=llama2-70b-99", "--scenario=Offline", "--vllm_model_name=cm4vllm-tiny"} <= set(words)
+    heard = replace(CELL, benchmark="whisper")
+    tags, name = "--tags=run-mlperf,inference,_vllm,_tiny,_r6.0", "--vllm_model_name=cm4vllm-tiny-whisper"
+    assert {tags, name} <= set(
+        matrix.command(heard, matrix.model_of(heard, None, true_lengths=False), "", tmp_path, [])
+    )
     assert str(tmp_path) not in matrix.shown(words) and "127.0.0.1" not in matrix.shown(words)
     assert "--test_query_count=8" in matrix.shown(words)
     long = matrix.model_of(CELL, 1, true_lengths=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class _BeforeTorchvision:
-    """Declares the operators when torchvision is looked for the first time, and finds no module itself."""
+    """Declares the operators when torchvision is looked up for the first time; finds no module itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
         if name == "torchvision":
