@@ -2,11 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -214,51 +212,6 @@ def test_transcripts_are_those_of_transformers_and_silence_gives_none(by_hand, v
     assert [count for _, count in given] == [count + 1 for _, count in expected]  # and the end token
     assert word_error_rate([text for text, _ in given], texts) < 0.02
     assert word_error_rate(silent, texts) > 0.5
-
-
-@pytest.fixture
-def caching(by_hand, tmp_path):
-    """The endpoint of the same server without the setting by which it keeps no clip between queries."""
-    words = [str(word) for word in by_hand.argv]
-    at = words.index("--mm-processor-cache-gb")
-    del words[at : at + 2]
-    port = int(by_hand.endpoint.rpartition(":")[2]) + 1
-    words[words.index("--port") + 1] = str(port)
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            words, env={**os.environ, **by_hand.env}, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        endpoint = f"http://127.0.0.1:{port}"
-        wait_until_healthy(server, endpoint, tmp_path / "server.log")
-        yield endpoint
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
-
-
-def wait_until_healthy(server, endpoint, log, seconds=FIRST_START_S):
-    ended = threading.Event()
-    for _ in range(seconds):
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{endpoint}/health", timeout=5):
-                return
-        except OSError:
-            ended.wait(1)
-    pytest.fail(f"not ready after {seconds} s:\n{log.read_text()[-3000:]}")
-
-
-@pytest.mark.e2e
-@pytest.mark.long
-@pytest.mark.xdist_group("vllm-2")
-def test_repeated_clips_out_of_a_cache_make_a_result_invalid(cm, caching):
-    flags = ("--output_dir=results", "--offline_target_qps=100", "--max_test_duration=6", "--run_checker=no")
-    done = job(cm, f"--api_server={caching}", *flags, tags=",_vllm,_performance-only")
-    record = run_of(cm.cwd / "results", "performance")
-    assert record["client"]["completed"] > record["settings"]["samples"]
-    assert record["server_metrics"]["media_cache_hits"] > 0
-    assert "Offline is INVALID" in done.output and "vllm:mm_cache_hits_total" in done.output, done.output
 
 
 @pytest.mark.e2e

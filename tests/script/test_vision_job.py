@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from tests.script.by_hand import server_by_hand
+from tests.script.by_hand import caching_server, server_by_hand
 
 from cm4vllm.assets import product_pictures
 from cm4vllm.assets.chat_templates import ChatTokens
@@ -93,26 +93,44 @@ SIZES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def by_hand(start_cm):
+    """Give the record of a server of the stand-in that run,vllm-server has started."""
+    with server_by_hand(start_cm(), BENCHMARK, FIRST_START_S) as record:
+        yield record
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-2")
-def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(start_cm):
+def test_the_server_counts_prompts_with_pictures_of_ten_sizes_as_we_do(by_hand):
     prompt = next(prompt for prompt in chat_prompts() if prompt.name == "v6.0")
     product = next(product_pictures.products(1, EVALUATION_SEED, evaluation=True))
     row = {"title": product.title, "description": product.description, "categories": product.categories}
     system, user = prompt.messages(row)
     counted = {}
-    with server_by_hand(start_cm(), BENCHMARK, FIRST_START_S) as record:
-        folder = Path(record.argv[record.argv.index("serve") + 1])
-        expected = ChatTokens(folder).count([(system, user, size) for size in SIZES])
-        for size in SIZES:
-            data = product_pictures.png(product_pictures.blank(size))
-            body = picture_chat(record.model_name, user, data, "PNG", {"max_tokens": 1}, system=system)
-            status, answer = ask(Site(record.endpoint), "POST", Api.PICTURES.path, body, 120)
-            assert status == 200, (size, answer)
-            counted[size] = json.loads(answer)["usage"]["prompt_tokens"]
+    folder = Path(by_hand.argv[by_hand.argv.index("serve") + 1])
+    expected = ChatTokens(folder).count([(system, user, size) for size in SIZES])
+    for size in SIZES:
+        data = product_pictures.png(product_pictures.blank(size))
+        body = picture_chat(by_hand.model_name, user, data, "PNG", {"max_tokens": 1}, system=system)
+        status, answer = ask(Site(by_hand.endpoint), "POST", Api.PICTURES.path, body, 120)
+        assert status == 200, (size, answer)
+        counted[size] = json.loads(answer)["usage"]["prompt_tokens"]
     assert counted == dict(zip(SIZES, expected, strict=True))
     assert len(set(counted.values())) > 5, counted
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm-2")
+def test_repeated_pictures_out_of_a_cache_make_a_result_invalid(cm, by_hand, tmp_path):
+    flags = ("--scenario=Offline", "--output_dir=results", "--max_test_duration=6", "--run_checker=no")
+    with caching_server(by_hand, tmp_path / "server.log", FIRST_START_S) as endpoint:
+        done = job(cm, f"--api_server={endpoint}", *flags, tags=",_r6.0,_performance-only")
+    folder = next((cm.cwd / "results").glob("test/runs/*/*/Offline/performance"))
+    assert json.loads((folder / "run.json").read_text())["server_metrics"]["media_cache_hits"] > 0
+    assert "Offline is INVALID" in done.output and "vllm:mm_cache_hits_total" in done.output, done.output
 
 
 def test_the_plan_refuses_what_cannot_be_measured(cm):
