@@ -8,7 +8,6 @@ import uuid
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from nltk.tokenize.punkt import PunktSentenceTokenizer
 from rouge_score import rouge_scorer
@@ -48,6 +47,9 @@ WORDS = [
 @pytest.fixture(scope="module")
 def reference(official_file):
     """The functions and constants of the reference script, at the commit that its numbers are from."""
+
+    import pandas as pd
+
     # Without its imports, of which transformers and tqdm are not installed here, and without its main program.
     tree = ast.parse(official_file(COMMIT, SCRIPT))
     tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.Assign)]
@@ -111,6 +113,8 @@ def test_each_match_is_the_references(reference):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_means_are_the_references_to_the_last_bit(reference, seed):
+    import pandas as pd
+
     drawn = cases(500, seed)
     rows = [{"output": wanted, "metric": metric} for _, wanted, metric in drawn]
     predictions = [prediction for prediction, _, _ in drawn]

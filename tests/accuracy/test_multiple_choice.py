@@ -6,7 +6,6 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from cm4vllm.accuracy.metric_families import Samples, parts_of_deepseek, parts_of_gpt_oss
@@ -72,6 +71,9 @@ NUMBERS = ["42", "7", "12", "0", "999", "1000", "x", "", " 3 ", "1e3"]
 @pytest.fixture(scope="module")
 def references(official_file):
     """The functions of both reference scripts, at the commit that their numbers are from."""
+
+    import pandas as pd
+
     modules = []
     for script in (DEEPSEEK, GPT_OSS):
         # Without its imports, and without what runs programs and grades mathematics.

@@ -8,7 +8,6 @@ import resource
 from pathlib import Path
 
 import numpy
-import pandas
 import pytest
 
 from cm4vllm.assets import bounded_tables
@@ -53,6 +52,8 @@ def test_token_ids_that_are_arrays_become_lists():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protocol):
+    import pandas
+
     frame = pandas.DataFrame(
         {"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"], "n": [1, 2], "m": [3, 4], "x": [1.5, 2.5]}
     ).astype({"input": object, "output": object})
@@ -62,6 +63,8 @@ def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protoc
 
 
 def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
+    import pandas
+
     frame = pandas.DataFrame(numpy.arange(6).reshape(2, 3)).T
     frame.columns = pandas.Index(["tok", "output"], dtype=object)
     frame.to_pickle(tmp_path / "turned.pkl")
@@ -79,6 +82,8 @@ def test_plain_pickles_are_read(tmp_path, value):
 
 
 def test_parquet_is_read(tmp_path):
+    import pandas
+
     frame = pandas.DataFrame({"input_tokens": [[1, 2], [3]], "ground_truth": ["a", "b"], "dataset": ["aime", "gpqa"]})
     frame.to_parquet(tmp_path / "eval.parquet")
     rows = read_published(tmp_path / "eval.parquet")
@@ -89,6 +94,8 @@ def test_parquet_is_read(tmp_path):
 
 
 def test_json_by_rows_and_by_columns_is_read(tmp_path):
+    import pandas
+
     frame = pandas.DataFrame({"input": ["a", "b"], "tok_input": [[1], [2]], "output": ["c", "d"]})
     for orient in ("records", "columns"):
         frame.to_json(tmp_path / "cnn_eval.json", orient=orient)
@@ -106,6 +113,8 @@ class Command:
 
 
 def malicious(kind, witness):
+    import pandas
+
     if kind == "alone":
         return pickle.dumps(Command(witness))
     if kind == "in a cell":
