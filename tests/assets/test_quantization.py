@@ -1,4 +1,4 @@
-"""Quantisation: what is refused, what a failure leaves, and the real llm-compressor on the tiny model."""
+"""Quantisation: the refusals, the files after a failure, and the real llm-compressor on the tiny model."""
 
 import json
 import struct

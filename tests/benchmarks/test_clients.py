@@ -1,4 +1,4 @@
-"""The mock server answers as vLLM does, and what the contestants are judged by is what it sent."""
+"""The mock server answers as vLLM does, and the clients are judged by the tokens that it sent."""
 
 import json
 import re

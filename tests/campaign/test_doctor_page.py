@@ -1,4 +1,4 @@
-"""The page of what a machine can run: rows are the fit advisor's, commands are accepted, what is missing is named."""
+"""The page of the benchmarks that a machine can run: its rows, its commands, and the names of missing parts."""
 
 from __future__ import annotations
 

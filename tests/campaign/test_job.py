@@ -23,7 +23,7 @@ from cm4vllm.serving.records import ServerRecord
 
 
 class Recipes:
-    """Notes the tags that are asked for, and fails where it is told to."""
+    """Notes the tags of each step, and fails at the step that the test names."""
 
     def __init__(self, **failures):
         self.tags = []

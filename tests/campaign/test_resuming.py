@@ -1,4 +1,4 @@
-"""The same command again: what is done is kept, what was stopped goes on, and what failed is set aside."""
+"""The same command again: done steps are kept, a stopped run goes on, and a failed one is set aside."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The error tree: its text, its exit codes, and how a nested failure is told again."""
+"""The error tree: its texts, its exit codes, and the message of a nested failure."""
 
 import errno
 from pathlib import Path

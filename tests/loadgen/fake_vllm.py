@@ -50,7 +50,7 @@ def expected_tokens(prompt: list[int], max_tokens: int, min_tokens: int) -> list
 
 @dataclass
 class Behaviour:
-    """`fault` says what happens to the n-th request (from 0); `split` cuts what is sent into pieces of n bytes.
+    """`fault` gives the fault of the n-th request (from 0); `split` cuts the answers into pieces of n bytes.
 
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for

@@ -1,4 +1,4 @@
-"""Results side by side: what differs, which figures, what is real; as text, as an object and as a page."""
+"""Results side by side, with their differences, figures and notices: as text, as an object and as a page."""
 
 from __future__ import annotations
 

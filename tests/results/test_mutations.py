@@ -1,4 +1,4 @@
-"""A good tree, one thing in it changed at a time: what is found is exactly what the change is."""
+"""A good tree with one change at a time: the findings are exactly those of the change."""
 
 from __future__ import annotations
 

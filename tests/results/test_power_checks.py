@@ -1,4 +1,4 @@
-"""Published power sessions in a tree, and each with one thing changed: what is found is exactly what the change is."""
+"""Published power sessions in a tree, each with one change at a time: the findings are exactly those of the change."""
 
 from __future__ import annotations
 

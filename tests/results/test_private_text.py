@@ -1,4 +1,4 @@
-"""Private text in a tree: what is found in pages and in programs, what is not shown, and what is not read."""
+"""Private text in a tree: its places in pages and programs, its hidden parts, and the files that are not read."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def environment_of(request):
 
 
 class Taken:
-    """Notes what a run asks of the recipes, hands back what the real ones export, and fails where it is told to."""
+    """Notes the recipes that a run asks for, returns the exports of the real ones, and fails where the test says."""
 
     def __init__(self, fails=""):
         self.steps = []

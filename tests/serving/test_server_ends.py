@@ -1,4 +1,4 @@
-"""However a server or its owner ends, no process is left."""
+"""No process is left after any end of a server or of its owner."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The speed of a server through a run: what its load explains, and what it does not."""
+"""The speed of a server through a run: changes that its load explains, and others."""
 
 import random
 

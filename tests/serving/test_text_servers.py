@@ -1,4 +1,4 @@
-"""Servers that give text and no token ids: what is found out by asking, what is refused, and what is said of it."""
+"""Servers that give text and no token ids: the facts that probing finds, the refusals, and the messages."""
 
 import sys
 from pathlib import Path

@@ -206,7 +206,7 @@ def test_the_login_of_the_model_hub_is_a_secret(root, tmp_path):
 
 
 def test_no_file_of_the_program_is_refused_where_it_was_changed():
-    """A file that is not as its commit has it is read as any other: while somebody edits it, nothing may be refused."""
+    """A file that differs from its commit is read as any other: an edit of it must not lead to a refusal."""
     words = private_words()
     for file in program_files():
         content = file.path.read_text(errors="replace")

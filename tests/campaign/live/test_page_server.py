@@ -1,4 +1,4 @@
-"""The page: what the server gives and refuses, and what a browser makes of it."""
+"""The live page: the answers and refusals of its server, and the page in a browser."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The search over simulated servers, on a simulated clock: what is found is near what a full-length run can do."""
+"""The search over simulated servers, on a simulated clock: its rate is near the highest of a full-length run."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A case of the public format: scripts, what is asked for, and what must come out."""
+"""A case of the public format: scripts, requests, and the expected answer."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ SEEN = "def preprocess(i):\n    i['env']['CM_SEEN'] = {0}\n    return {{'return'
 
 @dataclass
 class Case:
-    """Scripts by alias (meta, files), what is asked for, and what must come of the last request."""
+    """Scripts by alias (meta, files), the requests, and the expected answer to the last one."""
 
     scripts: dict[str, dict[str, Any]]
     asked: list[dict[str, Any]] | dict[str, Any]

@@ -1,4 +1,4 @@
-"""No daemon runs where these tests do: what is checked is what would be handed to it."""
+"""Images of recipes. No daemon runs beside these tests, which check the files and commands that one would be given."""
 
 import json
 import subprocess

@@ -19,7 +19,7 @@ LIMITS = AnswerLimits(min_tokens=2, max_tokens=128, max_model_len=20_000)
 
 
 class Ledger:
-    """A sink that remembers everything it is told."""
+    """A sink that keeps every event."""
 
     def __init__(self):
         self.events = Counter()

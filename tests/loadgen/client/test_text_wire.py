@@ -1,4 +1,4 @@
-"""Answers that are text: what `transformers serve` really sent, however it is cut into pieces, and what is refused."""
+"""Answers that are text: recorded ones of `transformers serve`, cut into pieces at any place, and refused ones."""
 
 import json
 from pathlib import Path

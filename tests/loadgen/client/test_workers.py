@@ -1,4 +1,4 @@
-"""Worker processes in whole runs: how many there are, what they talk to, and what happens when one of them ends."""
+"""Worker processes in whole runs: their number, their servers, and the end of a run when one of them ends."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Whatever is done to a log, reading it ends in an answer or in an error of ours; and no spoiled log reads as valid."""
+"""Reading a damaged log ends in an answer or in one of our errors, and no damaged log reads as valid."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Whatever became of a log, reading it ends in its true figures or in a refusal that names cause and file."""
+"""Reading a damaged log ends in its true figures or in a refusal that names cause and file."""
 
 import json
 import os

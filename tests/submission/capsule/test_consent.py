@@ -96,7 +96,7 @@ def test_a_flag_that_is_not_on_the_list_is_shown_and_needs_to_be_accepted(flag):
 
 
 def test_every_flag_of_the_job_is_listed_left_out_or_asked_for():
-    """Also in the other spellings that cm takes; a flag that is new is asked for until somebody lists it."""
+    """Also in the other spellings that cm takes; consent is asked for each new flag until the list has it."""
     listed = {name for entry in replayed().flags for name in entry.names} | {"extra_args"}
     dropped = {"output_dir", "results_dir", "submitter", "plan", "rerun", "clean", "serve", "published_results"}
     dropped |= {"search", "search_minutes", "find_target_qps"}
