@@ -52,7 +52,7 @@ def require_clock(host: str, port: int = NTP_PORT) -> float:
     if abs(offset) > MOST_OFFSET_S:
         raise UsageError(
             f"the clock of this machine is {abs(offset) * 1e3:.0f} ms off the time server {host}",
-            cause=f"more than {MOST_OFFSET_S * 1e3:.0f} ms: the official programs would set it during the session",
+            cause=f"at most {MOST_OFFSET_S * 1e3:.0f} ms here; the official programs set a clock that is 400 ms off",
             remedy=f"set the clock before, as with: chronyc makestep, or ntpdate -b {host}",
         )
     return offset

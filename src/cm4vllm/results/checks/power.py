@@ -188,7 +188,7 @@ def clock(submission: Submission) -> Iterator[Fault]:
             apart = (samples.samples[0].at - started).total_seconds()
             if abs(apart) > _CLOCK_S:
                 yield Fault(
-                    "the first sample is far from the time of the server's command: the clocks differ",
+                    "the first sample is far from the server's command: the clocks differ, or samples are missing",
                     measured.file(phase),
                     "Time",
                     f"{apart:+.3f} s",
