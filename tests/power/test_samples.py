@@ -94,7 +94,7 @@ def test_the_identity_is_read_from_the_reply(published_power: Path) -> None:
 
 def test_the_replies_and_warnings_of_ptdaemon_are_read(published_power: Path) -> None:
     totals = totals_of("Watts,826.755926,533.000000,1036.000000,1139,0,1139", "Watts")
-    assert totals is not None and (totals.mean, totals.samples) == (826.755926, 1139)
+    assert totals is not None and (totals.mean, totals.maximum) == (826.755926, 1036.0)
     assert totals_of("Uncertainty,-1.0,10000000.000000,0.000000,1190,0,0,1190", "Uncertainty") is None
     log = PowerSession(published_power / "v5.1-gateoverflow-mobilenet-offline").ptd_log
     warned = [value for line in log if (value := uncertainty_of(line)) is not None]

@@ -38,19 +38,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Totals:
-    """PTDaemon's summary of a measurement: mean, minimum and maximum, and its counts of samples."""
+    """PTDaemon's mean and maximum of a measurement."""
 
     mean: float
-    minimum: float
     maximum: float
-    samples: int
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of PTDaemon's log with a time: its number, the time in UTC, and the rest."""
+    """A line of PTDaemon's log with a time: the time in UTC, and the rest."""
 
-    number: int
     at: datetime
     text: str
 
@@ -79,17 +76,17 @@ def totals_of(reply: str, name: str) -> Totals | None:
     if words[0] != name or len(words) < 5:
         return None
     try:
-        mean, low, high, count = (float(word) for word in words[1:5])
+        mean, maximum = float(words[1]), float(words[3])
     except ValueError:
         return None
-    return Totals(mean, low, high, int(count)) if mean >= 0 else None
+    return Totals(mean, maximum) if mean >= 0 else None
 
 
 def log_lines(text: str) -> Iterator[LogLine]:
     """Give the lines of ptd_logs.txt that have a time."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for line in text.splitlines():
         if (parts := _LINE.match(line)) and (at := time_of(parts[1])) is not None:
-            yield LogLine(number, at, parts[2].strip())
+            yield LogLine(at, parts[2].strip())
 
 
 def uncertainty_of(line: LogLine) -> float | None:

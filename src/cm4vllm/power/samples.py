@@ -7,7 +7,7 @@ several. The server and PTDaemon write to one stream: a line may be cut, and two
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -153,9 +153,8 @@ class _Words:
             raise ValueError(word)
 
     def reading(self) -> Reading:
-        return Reading(*self._values())
-
-    def _values(self) -> Iterator[float]:
+        values = []
         for unit in _UNITS:
             self.skip(unit)
-            yield float(self.next())
+            values.append(float(self.next()))
+        return Reading(*values)
