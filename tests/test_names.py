@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,10 +15,10 @@ QUESTION = re.compile(r"(What|Whether|How|Which|Why|When|Where|Who)\b")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def vague_names(tree: ast.AST) -> Iterator[str]:
+def vague_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the variables, parameters and functions of a module that have a name of VAGUE, each with its line."""
-    fields = {id(node.target) for of in ast.walk(tree) if isinstance(of, ast.ClassDef) for node in annotated(of)}
-    for node in ast.walk(tree):
+    fields = {id(node.target) for of in nodes if isinstance(of, ast.ClassDef) for node in annotated(of)}
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) if id(node) not in fields:
                 pass
@@ -37,9 +37,9 @@ def annotated(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
     yield from (part for part in node.body if isinstance(part, ast.AnnAssign))
 
 
-def questions(tree: ast.AST) -> Iterator[str]:
+def questions(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Yield the first lines of the docstrings that begin as a question does."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | Function):
             text = ast.get_docstring(node) or ""
             if QUESTION.match(text):
@@ -49,8 +49,8 @@ def questions(tree: ast.AST) -> Iterator[str]:
 def test_names_say_what_they_hold_and_docstrings_begin_with_a_noun_or_a_verb():
     offenders = []
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        offenders += [f"{path.relative_to(ROOT)}:{place}" for place in (*vague_names(tree), *questions(tree))]
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        offenders += [f"{path.relative_to(ROOT)}:{place}" for place in (*vague_names(nodes), *questions(nodes))]
     assert offenders == []
 
 
@@ -65,6 +65,6 @@ def one_of(run): ...
 
 
 def test_such_names_and_docstrings_are_found():
-    tree = ast.parse(SHORT)
-    assert sorted(vague_names(tree)) == ["2: one", "3: what", "4: found", "4: it"]
-    assert list(questions(tree)) == ["What it is."]
+    nodes = list(ast.walk(ast.parse(SHORT)))
+    assert sorted(vague_names(nodes)) == ["2: one", "3: what", "4: found", "4: it"]
+    assert list(questions(nodes)) == ["What it is."]
