@@ -24,6 +24,7 @@ from cm4vllm.loadgen.process.process_monitor import server_died, server_stuck
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
 from cm4vllm.serving import heartbeat
+from cm4vllm.serving.records import NodeRecord
 
 SRC = Path(__file__).parents[3] / "src"
 METRICS = Path(__file__).parents[2] / "serving/recorded/metrics-after.txt"
@@ -241,6 +242,13 @@ def test_of_several_servers_the_log_of_the_one_that_ended_is_named(make_settings
     for make in (server_died, server_stuck):
         assert "its whole log: /results/replica-2/server.log" in make(settings, "the server at http://b: why").remedy
         assert "its whole log: /results/server.log" in make(settings, "why").remedy
+
+
+def test_of_several_nodes_the_log_of_the_one_with_the_cause_is_named(make_settings):
+    settings = make_settings("http://a", "Server", "performance")
+    nodes = [NodeRecord(name=name, launcher="ssh", log=f"/results/server-{name}.log") for name in ("n1", "n2")]
+    settings = replace(settings, server=replace(settings.server, owned=True, log=nodes[0].log, nodes=nodes))
+    assert "its whole log: /results/server-n2.log" in server_died(settings, "on the node n2: killed").remedy
 
 
 def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_settings, monkeypatch):

@@ -252,5 +252,7 @@ def server_stuck(settings: RunSettings, reason: str) -> ServerStuck:
 
 
 def _log_of(server: ServerRecord, reason: str) -> str:
-    """Return the log of the server that a reason names, the first one's where it names none."""
-    return next((member.log for member in server.members if member.endpoint in reason), server.log)
+    """Return the log of the server or the node that a reason names, the first one's where it names none."""
+    logs = [member.log for member in server.members if member.endpoint in reason]
+    logs += [node.log for node in server.nodes if f"on the node {node.name}:" in reason]
+    return logs[0] if logs else server.log
