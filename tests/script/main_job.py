@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.run.session import Session
 from cm4vllm.rules import Mode
+from cm4vllm.submission.published_program import program_digest
 from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,24 +60,32 @@ def asked(tmp_path, variations, flags, files):
     )
 
 
-def scripts(tmp_path):
-    """Return a CM with a home in a folder, and the recipes of this repository."""
+def home(folder):
+    """Return a CM with a home in a folder, which has the recipes of this repository."""
     repo = SimpleNamespace(path=str(ROOT), path_with_prefix=str(ROOT), meta={"alias": "cm4vllm", "uid": ""})
-    cmind = SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(tmp_path), index=None)
-    return cmind, Catalogue(cmind)
+    return SimpleNamespace(repos=SimpleNamespace(lst=[repo]), repos_path=str(folder), index=None)
 
 
-def reached(catalogue):
-    """Return what hooks call as i["automation"].reach."""
-    return lambda i: reach(catalogue, i["tags"])
+@cache
+def catalogue():
+    """Return the recipes of this repository, which a process reads once: no home keeps them."""
+    return Catalogue(home(os.devnull))
+
+
+#: Computed once: it reads a thousand files.
+program_sha256 = cache(program_digest)
+
+
+def reached(i):
+    """Return what hooks get from i["automation"].reach."""
+    return reach(catalogue(), i["tags"])
 
 
 def planned(tmp_path, request):
     """Return the steps of the plan as it lists them. Raises what the plan fails with."""
-    cmind, catalogue = scripts(tmp_path)
-    automation = SimpleNamespace(cmind=cmind, path=str(ROOT / "automation" / "script"), reach=reached(catalogue))
+    automation = SimpleNamespace(cmind=home(tmp_path), path=str(ROOT / "automation" / "script"), reach=reached)
     session = Session(automation, {})
-    session.catalogue = catalogue
+    session.catalogue = catalogue()
     root = plan(session, request)
     if (failure := root.failure()) is not None:
         raise failure
@@ -128,9 +139,10 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         "job.load": SimpleNamespace(invalid_results=[]),
         "job.write_summary": None,
         "job.final_table": "",
+        "job.program_digest": program_sha256(),
     }.items():
         monkeypatch.setattr(f"cm4vllm.campaign.{name}", lambda *_, value=value: value)
     recipes = Taken(fails)
-    changes = amendments(request.inputs.get("adr"), reached(scripts(Path(request.folder))[1]))
+    changes = amendments(request.inputs.get("adr"), reached)
     run_job(environment_of(request), recipes, "cm run script", changes)
     return recipes.steps
