@@ -113,5 +113,5 @@ def test_another_tokenizer_than_the_prompts_was_made_with_is_refused(accuracy_ru
 def test_another_dataset_than_the_runs_is_refused(accuracy_run):
     folder = accuracy_run.write(OUTPUTS, [(i, text) for i, text in enumerate(OUTPUTS)])
     (folder / "dataset.json").write_text('[{"output": "x"}]')
-    with pytest.raises(DatasetError, match="not the dataset of the run"):
+    with pytest.raises(DatasetError, match="dataset.json has changed since its record was made"):
         score_run(folder)

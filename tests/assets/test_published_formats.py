@@ -11,8 +11,10 @@ import numpy
 import pytest
 
 from cm4vllm.assets import bounded_tables
-from cm4vllm.assets.published_formats import read_published
+from cm4vllm.assets.published_formats import read_published, recorded_rows, write_rows
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.common.files import sha256_of
 
 #: Files that pandas of the published files' years wrote: published/make.py.
 PUBLISHED = Path(__file__).parent / "published"
@@ -236,3 +238,16 @@ def test_a_list_that_many_rows_share_is_no_reason_to_refuse(tmp_path):
     shared = list(range(100))
     (tmp_path / "shared.pkl").write_bytes(pickle.dumps([{"tok_input": shared, "output": "a"} for _ in range(5000)]))
     assert len(read_published(tmp_path / "shared.pkl")) == 5000
+
+
+def test_rows_of_a_file_that_has_changed_are_refused(tmp_path):
+    path, rows = tmp_path / "rows.json", [{"tok_input": [1], "output": "a"}]
+    write_rows(path, rows)
+    dataset = DatasetRecord(
+        name="rows", path=str(path), source="the test", sha256=sha256_of(path), samples=1, max_input_tokens=1
+    )
+    assert recorded_rows(dataset, "") == rows
+    write_rows(path, [*rows, *rows])
+    with pytest.raises(DatasetError, match="has changed since its record was made") as caught:
+        recorded_rows(dataset, "run again")
+    assert caught.value.remedy == "run again"

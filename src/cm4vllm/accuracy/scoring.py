@@ -33,9 +33,9 @@ from cm4vllm.accuracy.metric_families import (
 from cm4vllm.accuracy.product_catalogue import catalogue_text
 from cm4vllm.accuracy.rouge import TYPES
 from cm4vllm.accuracy.sentences import NO_SENTENCES, Sentences
-from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
-from cm4vllm.common.errors import DatasetError, ModelError, RunFailed, UsageError
+from cm4vllm.common.errors import ModelError, RunFailed, UsageError
 from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
@@ -350,14 +350,7 @@ def require_tokenizer(settings: RunSettings) -> None:
 
 def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """Return the rows of these samples, of all without. Raises DatasetError when the file is not the record's."""
-    path = Path(dataset.path)
-    rows = rows_of(path)
-    if sha256_of(path) != dataset.sha256:
-        raise DatasetError(
-            f"{path} is not the dataset of the run",
-            cause="its SHA-256 differs from that in run.json",
-            remedy="run the accuracy run again",
-        )
+    rows = recorded_rows(dataset, "run the accuracy run again")
     return rows if indices is None else [rows[index] for index in indices]
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.bounded_tables import rows_apart, unpacked
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.common.files import json_of, write_text
+from cm4vllm.common.files import json_of, sha256_of, write_text
 
-__all__ = ["COLUMNS", "read_published", "require_file", "rows_of", "write_rows"]
+__all__ = ["COLUMNS", "read_published", "recorded_rows", "require_file", "rows_of", "write_rows"]
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")
@@ -61,6 +62,15 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             cause="neither a list of records nor an object of columns",
             remedy=f"each record has {', '.join(COLUMNS)}, as in cnn_eval.json",
         )
+    return rows
+
+
+def recorded_rows(dataset: DatasetRecord, remedy: str) -> list[dict[str, Any]]:
+    """Return the rows of a dataset. Raises DatasetError, with the remedy, where its file has changed since."""
+    path = Path(dataset.path)
+    rows = rows_of(path)
+    if sha256_of(path) != dataset.sha256:
+        raise DatasetError(f"{path} has changed since its record was made", cause="its SHA-256 differs", remedy=remedy)
     return rows
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.common.files import sha256_of
 
 __all__ = ["SampleLibrary", "read_rows"]
 
@@ -20,16 +18,9 @@ def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:
 
     Raises DatasetError when its file is not the one that the record describes.
     """
-    path = Path(dataset.path)
-    rows = rows_of(path)
-    if sha256_of(path) != dataset.sha256:
-        raise DatasetError(
-            f"{path} has changed since its record was made",
-            cause="its SHA-256 differs",
-            remedy="read it again: cm run script --tags=get,dataset --renew",
-        )
+    rows = recorded_rows(dataset, "read it again: cm run script --tags=get,dataset --renew")
     if len(rows) < count:
-        raise DatasetError(f"{path} has {len(rows)} samples, the run needs {count}")
+        raise DatasetError(f"{dataset.path} has {len(rows)} samples, the run needs {count}")
     return rows[:count]
 
 
