@@ -25,7 +25,7 @@ COMMIT = "b66003e1"
 SCRIPT = "language/mixtral-8x7b/evaluate-accuracy.py"
 UNTRAINED = Sentences("punkt-untrained")
 TERMS = terms("v6.0", "mixtral-8x7b", Scenario.OFFLINE, Mode.ACCURACY)
-#: Answers are made of these: numbers in many spellings, and what the script treats apart.
+#: Answers are made of these parts: numbers in many spellings, and texts that the script treats differently.
 PARTS = [
     "the ship",
     "landed",

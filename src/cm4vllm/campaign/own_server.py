@@ -79,7 +79,7 @@ class OwnServer:
         return self._waits
 
     def need(self) -> None:
-        """Start it, unless it runs. Raises CmError."""
+        """Start the server, unless it runs. Raises CmError."""
         if self._waits:
             self._waits, self.was_needed = False, True
             self._take(self.step, self._inputs)

@@ -306,7 +306,7 @@ class _Worker:
         return came
 
     def frames(self) -> Iterator[tuple[int, int, int, int, bytes]]:
-        """Give each whole record: key, kind, number, the address of what follows, and that itself where it is text.
+        """Give each whole record: key, kind, number, the address of its content, and the content itself if it is text.
 
         The addresses hold until the next `receive`.
         """

@@ -15,7 +15,7 @@ __all__ = ["TOLERANCE_S", "ClockWatch"]
 
 #: Drift of the two clocks that is not noticed: less than this is not seen in a percentile of a run.
 TOLERANCE_S = 0.01
-#: Looks of which the best counts: a process that is interrupted between two readings takes them for a jump.
+#: Readings, of which the best counts: an interruption between the two clocks of a reading looks like a jump.
 _LOOKS = 8
 
 
