@@ -33,7 +33,8 @@ __all__ = [
 #: a sequence ends.
 IN_FLIGHT_PER_SEQUENCE = 2
 #: The sequences of a server that was given no number: the most that vLLM takes by itself, on GPUs of 70 GiB and more.
-#: Elsewhere it takes 256 (0.26.0 and 0.32.0, engine/arg_utils.py); the requests that are too many for it wait in it.
+#: It takes 256 on other GPUs, and 128 a worker on processors (0.26.0 and 0.32.0, engine/arg_utils.py); further requests
+#: wait in it.
 DEFAULT_SEQUENCES = 1024
 
 #: Client processes that can be asked for; one carries some 50,000 tokens/s.
