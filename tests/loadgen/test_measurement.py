@@ -63,7 +63,8 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
         seen.update(answers)
         return PartialScores(problem="as seen by the test")
 
-    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+    # The answers arrive over 4 s: the process reports once a second.
+    with FakeVllm(Behaviour(token_delay_s=0.03)) as server:
         serve(tmp_path, server)
         record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
         measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
