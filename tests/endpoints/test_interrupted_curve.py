@@ -17,14 +17,13 @@ import pytest
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import RunIncomplete
 from cm4vllm.common.processes import die_with_parent
+from cm4vllm.serving.ipc_files import BASE
 from cm4vllm.serving.supervisor import children, descendants
 
 JOB = Path(__file__).with_name("small_curve.py")
 ROOT = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
 POINTS = range(1, 8)
-#: A supervisor notes once a second what its processes use in shared memory; the real client takes longer to start.
-NOTED_S = 1.2
 
 
 class Curve:
@@ -69,8 +68,8 @@ class Curve:
             entered = read_ledger(self.out).states.get(f"point {point}")
             if entered is not None and entered.last.state is State.RUNNING and entered.last.attempt == attempt:
                 client = self.processes(f"point-{point}")
-                if client is not None and self.answers(point) > beyond and age(client[0]) > NOTED_S:
-                    self.shared |= shared_memory_of([*client, *descendants(client[1])])
+                if client is not None and self.answers(point) > beyond and (used := noted_memory_of(*client)):
+                    self.shared |= used
                     return client
             time.sleep(0.05)
 
@@ -114,12 +113,14 @@ class Curve:
         return [process.cmdline() for process in psutil.wait_procs(left, 10)[1]]
 
 
-def age(pid):
-    """Return for how many seconds a process has run; 0 for one that has ended."""
+def noted_memory_of(client, supervisor):
+    """Return the shared memory of a client, as soon as its supervisor, which looks once a second, has noted all of it."""
+    used = shared_memory_of([client, supervisor, *descendants(supervisor)])
     try:
-        return time.time() - psutil.Process(pid).create_time()
+        noted = Path(psutil.Process(client).environ()[BASE])
     except psutil.NoSuchProcess:
-        return 0.0
+        return set()
+    return used if all((noted / path.name).is_symlink() for path in used) else set()
 
 
 def shared_memory_of(pids):
