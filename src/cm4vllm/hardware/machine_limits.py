@@ -17,12 +17,11 @@ __all__ = ["MachineLimits", "local_ports", "machine_limits"]
 class MachineLimits:
     """The limits of each process and of the machine; None where there is none, or the kernel does not show it.
 
-    `open_files` is the hard limit (ulimit -Hn), to which a run raises the soft one, `open_files_now`. `local_ports`
-    bounds the TCP connections to one server. The bytes are those that are free: in /dev/shm, and of the memory.
+    `open_files` is the hard limit (ulimit -Hn), to which a run raises the soft one. `local_ports` bounds the TCP
+    connections to one server. The bytes are those that are free: in /dev/shm, and of the memory.
     """
 
     open_files: int | None = None
-    open_files_now: int | None = None
     local_ports: int | None = None
     shared_memory_bytes: int | None = None
     memory_bytes: int | None = None
@@ -30,12 +29,9 @@ class MachineLimits:
 
 def machine_limits(root: Path = Path("/")) -> MachineLimits:
     """Return the limits of this process, and those that the machine under `root` shows."""
-    soft, hard = (
-        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MachineLimits(
-        open_files=hard,
-        open_files_now=soft,
+        open_files=None if hard == resource.RLIM_INFINITY else hard,
         local_ports=local_ports(root),
         shared_memory_bytes=_free(root / "dev/shm"),
         memory_bytes=free_memory(root),
