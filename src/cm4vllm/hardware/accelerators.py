@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cm4vllm.hardware.interconnect import interconnect
-from cm4vllm.hardware.known_hardware import accelerator, unconfirmed_note
+from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
@@ -42,14 +42,13 @@ def accelerator_keys(parts: Sequence[UsedGpu]) -> dict[str, str]:
         return {f"accelerator_{key}": "N/A" for key in _KEYS} | {"accelerators_per_node": "0"}
     first, row = gpus[0], accelerator(gpus[0].name)
     between, topology = interconnect(gpus)
-    pcie = f"PCIe Gen{first.pcie_generation} x{first.pcie_width}" if first.pcie_generation and first.pcie_width else ""
     return {
         "accelerators_per_node": str(len(gpus)),
         "accelerator_model_name": ", ".join(dict.fromkeys(_model(gpu, parts) for gpu in gpus)),
         "accelerator_memory_capacity": _capacity(parts[0]),
         "accelerator_memory_configuration": (row.memory_type if row else "") or first.memory_type,
         "accelerator_frequency": frequency(first.max_sm_mhz),
-        "accelerator_host_interconnect": pcie,
+        "accelerator_host_interconnect": first.pcie,
         "accelerator_interconnect": between,
         "accelerator_interconnect_topology": topology,
     }
@@ -94,22 +93,15 @@ def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
     row = accelerator(gpus[0].name) if gpus else None
     if row is None:
         return []
-    words = {
-        "memory_type": "kind of memory",
-        "memory_gb": "memory as sold",
-        "links": "kind of its links",
-        "links_gb_per_s": "their rate",
-        "form_factor": "form factor",
-    }
     linked = len(gpus) > 1 and all(gpu.links for gpu in gpus)
-    fields = row.unconfirmed(
+    return row.remarks(
+        gpus[0].name,
         memory_type=row.memory_type,
         memory_gb=_fits(gpus[0]),
         links=linked and row.links,
         links_gb_per_s=linked and row.links_gb_per_s,
         form_factor=row.form_factor,
     )
-    return [unconfirmed_note(gpus[0].name, [words[field] for field in fields], row.source)] if fields else []
 
 
 def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:

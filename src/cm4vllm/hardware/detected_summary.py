@@ -106,7 +106,6 @@ def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
 def _gpu_lines(gpu: GpuFacts) -> list[str]:
     row = accelerator(gpu.name)
     marketed = f"{row.memory_gb[0]} GB {row.memory_type} as marketed, " if row else ""
-    pcie = f"PCIe Gen{gpu.pcie_generation} x{gpu.pcie_width}" if gpu.pcie_generation and gpu.pcie_width else ""
     modes = [
         f"ECC {'on' if gpu.ecc else 'off'}" if gpu.ecc is not None else "",
         f"MIG {'on' if gpu.mig else 'off'}" if gpu.mig is not None else "",
@@ -117,7 +116,7 @@ def _gpu_lines(gpu: GpuFacts) -> list[str]:
     clocks = [
         f"up to {frequency(gpu.max_sm_mhz)}" if gpu.max_sm_mhz else "",
         f"memory {frequency(gpu.max_memory_mhz)}" if gpu.max_memory_mhz else "",
-        pcie,
+        gpu.pcie,
     ]
     parts = ", ".join(f"{count}x {part}" for part, count in Counter(part.profile for part in gpu.mig_devices).items())
     lines = [

@@ -29,11 +29,9 @@ def interconnect(gpus: Sequence[GpuFacts]) -> tuple[str, str]:
         return _links(gpus[0]), _link_topology(gpus)
     ways = [path for gpu in gpus for other in gpus if (path := gpu.paths.get(other.uuid))]
     farthest = max(ways, key=list(_PATHS).index, default="")
-    first = gpus[0]
-    speed = f" Gen{first.pcie_generation} x{first.pcie_width}" if first.pcie_generation and first.pcie_width else ""
     if any(gpu.links for gpu in gpus):
         return "", ""
-    return (f"PCIe{speed}" if ways else ""), _PATHS.get(farthest, "")
+    return (gpus[0].pcie or "PCIe") if ways else "", _PATHS.get(farthest, "")
 
 
 def _links(gpu: GpuFacts) -> str:

@@ -7,7 +7,7 @@ what a published system file confirms contradicts; the rest are hints, and are s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,24 +19,29 @@ import yaml
 from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
 
-__all__ = [
-    "Accelerator",
-    "Contradiction",
-    "Processor",
-    "accelerator",
-    "contradictions",
-    "processor",
-    "products_named",
-    "unconfirmed_note",
-]
+__all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor", "products_named"]
 
 R = TypeVar("R", bound=Record)
+K = TypeVar("K", bound="Known")
 
 #: A GPU sold with 48 GB is stated with 48 GB: a driver's 47.99 passes, its 44.99 does not.
 _MEMORY_TOLERANCE = 0.01
 #: The word of an accelerator's name that says which product it is: H100, L40S, MI300X, the 4090 of RTX 4090.
 _PRODUCT = re.compile(r"[A-Z]{1,2}\d{1,4}[A-Z]?|\d{4}")
 _MEMORY_TYPE = re.compile(r"\b(?:HBM\d?[eE]?|GDDR\dX?|LPDDR\dX?|DDR\d)\b", re.IGNORECASE)
+
+
+#: The fields of the table that a remark names.
+_TITLES = {
+    "memory_type": "kind of memory",
+    "memory_gb": "memory as sold",
+    "links": "kind of its links",
+    "links_gb_per_s": "their rate",
+    "form_factor": "form factor",
+    "cores": "number of cores",
+    "ghz": "frequencies",
+    "interconnect": "interconnect",
+}
 
 
 class Known(Record, frozen=True, kw_only=True):
@@ -46,9 +51,11 @@ class Known(Record, frozen=True, kw_only=True):
     published: str = ""
     confirmed: list[str] = []
 
-    def unconfirmed(self, **used: object) -> list[str]:
-        """Return the fields that are used (a true value) and that no published file confirms."""
-        return [name for name, is_used in used.items() if is_used and name not in self.confirmed]
+    def remarks(self, product: str, **used: object) -> list[str]:
+        """Return a remark on the fields that are used (a true value) and that no published file confirms, if any."""
+        titles = [_TITLES[name] for name, is_used in used.items() if is_used and name not in self.confirmed]
+        said = f"{', '.join(titles).capitalize()} of the {product}: after {self.source}, not checked."
+        return [said] if titles else []
 
 
 class Accelerator(Known, frozen=True, kw_only=True):
@@ -123,24 +130,27 @@ def contradictions(description: Mapping[str, str]) -> list[Contradiction]:
     return contradicting
 
 
-def unconfirmed_note(name: str, fields: Sequence[str], source: str) -> str:
-    """Return the remark that these words on a product are a document's, as the table has it, and no more."""
-    return f"{', '.join(fields).capitalize()} of the {name}: after {source}, not checked."
+def _contradicting(
+    description: Mapping[str, str], row: K, checks: Sequence[tuple[str, str, Callable[[str, K], bool], str]]
+) -> list[Contradiction]:
+    """Return the contradictions to a row; a check has a key, the row's field, whether a value is wrong, the fact."""
+    said = {key: str(description.get(key, "")) for key, *_ in checks}
+    return [
+        Contradiction(key, said[key], known, row.source, field not in row.confirmed)
+        for key, field, is_wrong, known in checks
+        if is_wrong(said[key], row)
+    ]
 
 
 def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Contradiction]:
     name = row.names[0]
-    wrong = []
-    for key, field, is_wrong, known in (
+    checks = (
         ("accelerator_memory_configuration", "memory_type", _other_type, f"the {name} has {row.memory_type}"),
         ("accelerator_memory_capacity", "memory_gb", _other_size, f"the {name} has {row.memory_gb[0]} GB"),
         ("accelerator_host_interconnect", "pcie", _faster_pcie, f"the {name} has PCIe Gen{row.pcie}"),
         ("accelerator_interconnect", "links", _links_of_none, f"the {name} has no direct links to others"),
-    ):
-        said = str(description.get(key, ""))
-        if is_wrong(said, row):
-            wrong.append(Contradiction(key, said, known, row.source, field not in row.confirmed))
-    return wrong
+    )
+    return _contradicting(description, row, checks)
 
 
 def _other_type(said: str, row: Accelerator) -> bool:
@@ -164,27 +174,26 @@ def _links_of_none(said: str, row: Accelerator) -> bool:
 
 
 def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contradiction]:
-    contradicting = []
-    cores = str(description.get("host_processor_core_count", ""))
-    if (number := whole_number(cores)) is not None and number != row.cores:
-        known = f"the {row.name} has {row.cores} cores"
-        contradicting.append(
-            Contradiction("host_processor_core_count", cores, known, row.source, "cores" not in row.confirmed)
-        )
-    count = str(description.get("host_processors_per_node", ""))
-    if (number := whole_number(count)) is not None and row.sockets and number > row.sockets:
-        known = f"a machine holds at most {row.sockets} of the {row.name}"
-        contradicting.append(
-            Contradiction("host_processors_per_node", count, known, row.source, "sockets" not in row.confirmed)
-        )
-    said = str(description.get("host_processor_frequency", ""))
+    name, fastest = row.name, max(row.ghz, default=0.0)
+    checks = (
+        ("host_processor_core_count", "cores", _other_cores, f"the {name} has {row.cores} cores"),
+        ("host_processors_per_node", "sockets", _more, f"a machine holds at most {row.sockets} of the {name}"),
+        ("host_processor_frequency", "ghz", _faster, f"the {name} reaches {fastest:g} GHz"),
+    )
+    return _contradicting(description, row, checks)
+
+
+def _other_cores(said: str, row: Processor) -> bool:
+    return whole_number(said) not in (None, row.cores)
+
+
+def _more(said: str, row: Processor) -> bool:
+    return row.sockets is not None and (whole_number(said) or 0) > row.sockets
+
+
+def _faster(said: str, row: Processor) -> bool:
     stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
-    if row.ghz and stated and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE):
-        known = f"the {row.name} reaches {row.ghz[-1]:g} GHz"
-        contradicting.append(
-            Contradiction("host_processor_frequency", said, known, row.source, "ghz" not in row.confirmed)
-        )
-    return contradicting
+    return bool(row.ghz and stated) and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE)
 
 
 def _words(name: str) -> str:

@@ -1,6 +1,6 @@
 """Facts about the machine, each in exact units, before anybody words them for a page.
 
-None, an empty text and an empty list say that nothing shows it; `summary.not_detected` lists those. No record has a
+None, an empty text and an empty list say that nothing shows a fact; `detected_summary` names those. No record has a
 host name, a user name, an address or a serial number. A GPU's UUID says which ones serve; it stays in machine.json.
 """
 
@@ -130,6 +130,12 @@ class GpuFacts(Record, frozen=True, kw_only=True):
     link_name: str = ""
     links: dict[str, int] = {}
     paths: dict[str, str] = {}
+
+    @property
+    def pcie(self) -> str:
+        """Its link to the host, for example "PCIe Gen5 x16"; empty where the driver does not report it."""
+        known = self.pcie_generation and self.pcie_width
+        return f"PCIe Gen{self.pcie_generation} x{self.pcie_width}" if known else ""
 
 
 class MachineFacts(Record, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
 from cm4vllm.hardware.detected_summary import modules, network_lines
-from cm4vllm.hardware.known_hardware import Processor, contradictions, processor, unconfirmed_note
+from cm4vllm.hardware.known_hardware import Processor, contradictions, processor
 from cm4vllm.hardware.machine_facts import memory_env, network_env, storage_env
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
@@ -353,13 +353,12 @@ def _unconfirmed(facts: MachineFacts) -> list[str]:
     row = processor(facts.cpu.model_name)
     if row is None:
         return []
-    words = {"cores": "number of cores", "ghz": "frequencies", "interconnect": "interconnect"}
-    fields = row.unconfirmed(
+    return row.remarks(
+        row.name,
         cores=facts.host.virtualised,
         ghz=row.ghz and not facts.cpu.max_mhz,
         interconnect=_interconnect(facts, row) not in ("", _NONE),
     )
-    return [unconfirmed_note(row.name, [words[field] for field in fields], row.source)] if fields else []
 
 
 def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
