@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 from types import SimpleNamespace
 
+from cm4vllm.hardware import amd
 from cm4vllm.hardware.accelerators import accelerator_keys
-from cm4vllm.hardware.amd import amd_gpus
+from cm4vllm.hardware.amd import amd_gpus, opened
 from cm4vllm.hardware.used_gpus import UsedGpu
 
 
@@ -72,6 +73,15 @@ def test_what_amdsmi_refuses_is_left_open():
     assert (gpu.pcie_width, gpu.power_limit_w, gpu.max_sm_mhz, gpu.links, gpu.driver) == (None, None, None, {}, "")
 
 
-def test_a_driver_that_does_not_start_has_no_gpus():
-    assert amd_gpus(library(amdsmi_init=False)) == []
+def test_a_driver_that_does_not_start_has_no_gpus(monkeypatch):
+    monkeypatch.setattr(amd, "_library", lambda: library(amdsmi_init=False))
+    with opened() as amdsmi:
+        assert amdsmi is None
+    calls = []
+    driver = library()
+    driver.amdsmi_init, driver.amdsmi_shut_down = calls.append, lambda: calls.append("shut down")
+    monkeypatch.setattr(amd, "_library", lambda: driver)
+    with opened() as amdsmi:
+        assert amdsmi is driver and calls == [2]
+    assert calls == [2, "shut down"]
     assert amd_gpus(library(amdsmi_get_processor_handles=False)) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 from pathlib import Path
@@ -8,8 +9,9 @@ import pynvml
 import pytest
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus, record_gpus
-from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus, opened
+from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus
 from cm4vllm.hardware.nvml_recording import Recorder
 from gpu_replay import Replay
 
@@ -89,11 +91,15 @@ def test_every_recording_says_where_it_comes_from():
         assert source.startswith(("composed, not recorded: ", "recorded by ")), path
 
 
-def test_the_gpus_of_a_process_are_found():
+def test_the_gpus_of_a_process_are_found(monkeypatch):
     key = "nvmlDeviceGetComputeRunningProcesses(gpu2)"
     busy = replayed("l40s-x4", **{key: [{"pid": 4711, "usedGpuMemory": 1}]})
-    assert gpus_of_processes(busy, {4711, 12}) == [nvidia_gpus(busy)[2].uuid]
-    assert gpus_of_processes(busy, {12}) == []
+    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(busy))
+    assert gpus_of_processes({4711, 12}) == [nvidia_gpus(busy)[2].uuid]
+    assert gpus_of_processes({12}) == []
+    gone = replayed("l40s-x4", **{"nvmlDeviceGetCount()": {"error": 999}})
+    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(gone))
+    assert gpus_of_processes({4711}) == []
 
 
 class Driver:
@@ -175,5 +181,4 @@ def test_this_machines_gpus_are_found_and_recorded(tmp_path):
     assert [(gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in again] == [
         (gpu.name, gpu.memory_bytes, gpu.power_limit_w, gpu.ecc) for gpu in gpus
     ]
-    with opened() as nvml:
-        assert gpus_of_processes(nvml, set()) == []
+    assert gpus_of_processes(set()) == []

@@ -1,12 +1,16 @@
 """The wait for a server's GPU memory to be freed, with readings in NVML's form; no GPU is needed."""
 
+import contextlib
+import json
 import os
 import shutil
-import sys
+from pathlib import Path
 
 import pytest
 
+from cm4vllm.hardware import nvml
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
+from gpu_replay import Replay
 
 GIB = 2**30
 
@@ -33,8 +37,19 @@ def test_without_a_gpu_there_is_nothing_to_wait_for():
     assert wait_until_freed({}, lambda: pytest.fail("nobody needs to look"), timeout_s=30)
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_a_machine_without_a_driver_has_no_gpu_memory(monkeypatch):
+def test_the_memory_in_use_is_read_with_the_processes_that_hold_it(monkeypatch):
+    recording = json.loads((Path(__file__).parents[1] / "hardware/recordings/l40s-x4.json").read_text())
+    answers = {f"nvmlDeviceGetMemoryInfo(gpu{place})": {"total": 48 * GIB, "used": place * GIB} for place in range(4)}
+    answers["nvmlDeviceGetComputeRunningProcesses(gpu2)"] = [{"pid": 4711}, {"pid": 12}]
+    driver = Replay({"answers": {**recording["answers"], **answers}})
+    monkeypatch.setattr(nvml, "opened", lambda: contextlib.nullcontext(driver))
+    memory = list(gpu_memory().values())
+    assert [gpu.used_bytes for gpu in memory] == [0, GIB, 2 * GIB, 3 * GIB]
+    assert [gpu.processes for gpu in memory] == [(), (), (12, 4711), ()] and memory[0].name == "NVIDIA L40S"
+    driver = Replay({"answers": {}})
     assert gpu_memory() == {}
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_a_machine_without_a_driver_has_no_gpu_memory():
     assert gpu_memory() == {}

@@ -6,7 +6,6 @@ without a counter, or one that a user may not read, has no energy, which is no e
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 from cm4vllm.hardware.kernel_files import number, text
@@ -64,7 +64,7 @@ class EnergyWatch:
             (counter, [(at, value) for at, values in rows if (value := values[place]) is not None])
             for place, (counter, _) in enumerate(self._counters)
         ]
-        return energy_of_run(readings, begin, end, used=_gpus_of(pids), not_measured=self.missing)
+        return energy_of_run(readings, begin, end, used=nvml.gpus_of_processes(pids), not_measured=self.missing)
 
 
 @contextmanager
@@ -73,42 +73,17 @@ def energy_watched(
 ) -> Iterator[EnergyWatch]:
     """Read the counters of this machine through the block; `here` says whether the server runs on it."""
     watch = EnergyWatch()
-    if not here:
-        watch.missing.append(ELSEWHERE)
-        yield watch
-        return
     with ExitStack() as stack:
-        _add_gpus(watch, stack)
-        watch.add(package_counters(root), partial(_no_package, root))
-        if not watch.counts:
-            yield watch
-            return
-        ended = threading.Event()
-
-        def follow() -> None:
+        if here:
+            _add_gpus(watch, stack)
+            watch.add(package_counters(root), partial(_no_package, root))
+        else:
+            watch.missing.append(ELSEWHERE)
+        if watch.counts:
             watch.read()
-            while not ended.wait(interval_s):
-                watch.read()
-
-        thread = threading.Thread(target=follow, name="energy-counters", daemon=True)
-        thread.start()
-        try:
-            yield watch
-        finally:
-            ended.set()
-            thread.join()
-            watch.read()
-
-
-def _gpus_of(pids: Collection[int]) -> list[str]:
-    """Return the UUIDs of the NVIDIA GPUs on which processes compute; none where the driver does not tell."""
-    with nvml.opened() as library:
-        if library is None or not pids:
-            return []
-        try:
-            return nvml.gpus_of_processes(library, pids)
-        except library.NVMLError:
-            return []
+            stack.callback(watch.read)
+            stack.enter_context(repeated(watch.read, interval_s, "energy-counters"))
+        yield watch
 
 
 def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
@@ -137,12 +112,12 @@ def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
             continue
         name, uuid = (nvml.asked(library, f"nvmlDeviceGet{fact}", handle) for fact in ("Name", "UUID"))
         counter = Counter(
-            name=f"GPU {place} {_word(name)}",
+            name=f"GPU {place} {name or ''}",
             scope=Scope.GPU,
             method=f"NVML, {question}",
             unit_j=1e-3,
             wraps_at=_64_BITS,
-            device=_word(uuid),
+            device=uuid or "",
         )
         yield counter, partial(nvml.asked, library, question, handle)
 
@@ -151,10 +126,7 @@ def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
     """Give the counters of AMD's GPU boards: amdsmi states a count and the uJ of 1 of it."""
 
     def count(handle: Any) -> tuple[int, float] | None:
-        try:
-            said = amdsmi.amdsmi_get_energy_count(handle)
-        except amdsmi.AmdSmiException:
-            return None
+        said = amd.asked(amdsmi, "amdsmi_get_energy_count", handle) or {}
         value, unit = said.get("energy_accumulator", said.get("power")), said.get("counter_resolution")
         return (int(value), float(unit)) if isinstance(value, int | float) and isinstance(unit, int | float) else None
 
@@ -162,11 +134,7 @@ def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
         now = count(handle)
         return now[0] if now else None
 
-    try:
-        handles = amdsmi.amdsmi_get_processor_handles()
-    except amdsmi.AmdSmiException:
-        return
-    for place, handle in enumerate(handles):
+    for place, handle in enumerate(amd.asked(amdsmi, "amdsmi_get_processor_handles") or ()):
         if (first := count(handle)) is not None:
             counter = Counter(
                 name=f"GPU {place} of AMD",
@@ -203,7 +171,3 @@ def _no_package(root: Path) -> str:
     if zones := _packages(root):
         return f"{Scope.CPU}: /sys/class/powercap/{zones[0].name}/energy_uj cannot be read; mostly root alone may"
     return f"{Scope.CPU}: the kernel shows no counter of one in /sys/class/powercap"
-
-
-def _word(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
-from cm4vllm.hardware import nvml
-from cm4vllm.hardware.amd import amd_gpus, amdsmi_library
+from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.nvml_recording import Recorder
 from cm4vllm.hardware.records import GpuFacts
 
@@ -16,10 +15,9 @@ __all__ = ["detect_gpus", "record_gpus"]
 
 def detect_gpus() -> list[GpuFacts]:
     """Return the GPUs that the drivers show, NVIDIA's before AMD's, each in its driver's order."""
-    with nvml.opened() as library:
+    with nvml.opened() as library, amd.opened() as amdsmi:
         nvidia = nvml.nvidia_gpus(library) if library is not None else []
-    amdsmi = amdsmi_library()
-    return nvidia + (amd_gpus(amdsmi) if amdsmi is not None else [])
+        return nvidia + (amd.amd_gpus(amdsmi) if amdsmi is not None else [])
 
 
 def record_gpus(path: Path) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.records import Record
+from cm4vllm.common.repetition import repeated
+from cm4vllm.common.sample_files import read_sample_file, write_sample_file
 from cm4vllm.hardware import nvml
 
 __all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus", "read_gpu_samples"]
@@ -49,22 +45,20 @@ class GpusSample(Record, frozen=True, kw_only=True):
 def look_at_gpus(library: Any) -> list[GpuSample]:
     """Return what each GPU does just now; none where the driver has stopped responding."""
     try:
-        return [_sample(library, place) for place in range(library.nvmlDeviceGetCount())]
+        return [_sample(library, place, handle) for place, handle in enumerate(nvml.handles(library))]
     except library.NVMLError:
         return []
 
 
-def _sample(library: Any, place: int) -> GpuSample:
-    handle = library.nvmlDeviceGetHandleByIndex(place)
+def _sample(library: Any, place: int, handle: Any) -> GpuSample:
     load, memory = (
         nvml.asked(library, question, handle)
         for question in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo")
     )
     power = nvml.asked(library, "nvmlDeviceGetPowerUsage", handle)
-    name = library.nvmlDeviceGetName(handle)
     return GpuSample(
         index=place,
-        name=name.decode() if isinstance(name, bytes) else str(name),
+        name=library.nvmlDeviceGetName(handle),
         utilisation=None if load is None else load.gpu / 100,
         power_w=None if power is None else power / 1000,
         memory_used_bytes=None if memory is None else int(memory.used),
@@ -87,28 +81,20 @@ def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_
             yield
             return
         samples: list[GpusSample] = []
-        ended, begin = threading.Event(), time.monotonic()
+        begin = time.monotonic()
 
         def look() -> None:
             if gpus := look_at_gpus(library):
                 samples.append(GpusSample(at_s=round(time.monotonic() - begin, 3), gpus=gpus))
 
-        def watch() -> None:
-            look()
-            while not ended.wait(interval_s):
-                look()
-
-        thread = threading.Thread(target=watch, name="gpu-samples", daemon=True)
-        thread.start()
+        look()
         try:
-            yield
+            with repeated(look, interval_s, "gpu-samples", end_s=5 * interval_s):
+                yield
         finally:
-            ended.set()
-            thread.join(5 * interval_s)
-            with contextlib.suppress(CmError):  # a full disk is reported by what the run itself writes
-                write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
+            write_sample_file(path, samples)
 
 
 def read_gpu_samples(path: Path) -> list[GpusSample]:
     """Return the samples of a file, oldest first; none where there is no file."""
-    return msgspec.json.Decoder(GpusSample).decode_lines(bytes_of(path)) if path.exists() else []
+    return read_sample_file(path, GpusSample)

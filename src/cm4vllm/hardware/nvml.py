@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 
-__all__ = ["asked", "gpus_of_processes", "nvidia_gpus", "opened", "why_none"]
+__all__ = ["asked", "gpus_of_processes", "handles", "nvidia_gpus", "opened", "pids_on", "why_none"]
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -47,35 +47,43 @@ def why_none() -> str:
         return "" if library is not None and nvidia_gpus(library) else "NVIDIA's driver shows no GPU"
 
 
+def handles(nvml: Any) -> list[Any]:
+    """Return the handles of all GPUs, in the driver's order. Raises NVMLError."""
+    return [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
+
+
 def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
     """Return the GPUs that the driver shows, in its order, which is that of the PCI bus."""
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        peers = [(nvml.nvmlDeviceGetUUID(handle), handle) for handle in handles(nvml)]
+        driver = nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError:  # a driver that fell out from under its library
         return []
     cuda = asked(nvml, "nvmlSystemGetCudaDriverVersion")
-    buses = {uuid: _bus(nvml, handle) for uuid, handle in zip(uuids, handles, strict=True)}
-    peers = list(zip(uuids, handles, strict=True))
+    buses = {uuid: _bus(nvml, handle) for uuid, handle in peers}
     return [
         _gpu(nvml, handle, uuid, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", buses, peers)
         for uuid, handle in peers
     ]
 
 
-def gpus_of_processes(nvml: Any, pids: Collection[int]) -> list[str]:
-    """Return the UUIDs of the GPUs on which one of these processes computes; none where process numbers do not match.
+def gpus_of_processes(pids: Collection[int]) -> list[str]:
+    """Return the UUIDs of the GPUs on which one of these processes computes; none where the driver does not tell.
 
-    In a container with process numbers of its own, the driver reports those of the host.
+    In a container with process numbers of its own, the driver reports those of the host, and none matches.
     """
-    uuids = []
-    for i in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(i)
-        running = asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
-        if any(process.pid in pids for process in running):
-            uuids.append(_text(nvml.nvmlDeviceGetUUID(handle)))
-    return uuids
+    with opened() as nvml:
+        if nvml is None:
+            return []
+        try:
+            return [nvml.nvmlDeviceGetUUID(handle) for handle in handles(nvml) if pids_on(nvml, handle) & set(pids)]
+        except nvml.NVMLError:
+            return []
+
+
+def pids_on(nvml: Any, handle: Any) -> set[int]:
+    """Return the processes that compute on a GPU; none where the driver does not tell."""
+    return {int(process.pid) for process in asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()}
 
 
 def _gpu(
@@ -93,7 +101,7 @@ def _gpu(
         if other != uuid
     }
     return GpuFacts(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        name=nvml.nvmlDeviceGetName(handle),
         uuid=uuid,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         max_sm_mhz=_mega(of_it("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)),
@@ -135,7 +143,7 @@ def _other_end(nvml: Any, handle: Any, link: int, buses: dict[str, str]) -> str:
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return "switch"
     remote = asked(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-    bus = _text(remote.busId).lower() if remote is not None else ""
+    bus = str(remote.busId).lower() if remote is not None else ""
     return next((uuid for uuid, own in buses.items() if own and own == bus), "unknown")
 
 
@@ -144,11 +152,10 @@ def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
     for i in range(asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
         if part is not None:
-            name = _text(nvml.nvmlDeviceGetName(part))
             devices.append(
                 MigFacts(
-                    uuid=_text(nvml.nvmlDeviceGetUUID(part)),
-                    profile=name.rpartition("MIG ")[2],
+                    uuid=nvml.nvmlDeviceGetUUID(part),
+                    profile=nvml.nvmlDeviceGetName(part).rpartition("MIG ")[2],
                     memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(part).total),
                 )
             )
@@ -157,7 +164,7 @@ def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
 
 def _bus(nvml: Any, handle: Any) -> str:
     info = asked(nvml, "nvmlDeviceGetPciInfo", handle)
-    return _text(info.busId).lower() if info is not None else ""
+    return str(info.busId).lower() if info is not None else ""
 
 
 def asked(nvml: Any, question: str, *args: Any) -> Any:
@@ -174,7 +181,3 @@ def _mega(value: int | None) -> float | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return milliwatts / 1000 if milliwatts else None
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

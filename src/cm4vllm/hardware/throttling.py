@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.hardware import nvml
 from cm4vllm.hardware.kernel_files import number
-from cm4vllm.hardware.nvml import opened
 
 __all__ = ["TIMES", "Throttling", "throttled", "throttling"]
 
@@ -30,9 +30,9 @@ _LEAST_S, _LEAST_TIMES = 0.5, 1
 def throttling(root: Path = Path("/")) -> dict[str, float]:
     """Return the counters now; those of what this machine does not count are missing."""
     counters = _processors(root)
-    with opened() as nvml:
-        if nvml is not None:
-            counters |= _gpus(nvml)
+    with nvml.opened() as library:
+        if library is not None:
+            counters |= _gpus(library)
     return counters
 
 
@@ -60,14 +60,11 @@ def _processors(root: Path) -> dict[str, float]:
     return {f"a processor: its temperature{TIMES}": float(max(counts))} if counts else {}
 
 
-def _gpus(nvml: Any) -> dict[str, float]:
+def _gpus(library: Any) -> dict[str, float]:
     counters = {}
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    for index, handle in enumerate(nvml.handles(library)):
         for policy, words in _POLICIES.items():
-            try:
-                status = nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy))
-            except nvml.NVMLError:  # a GPU that does not count it
-                continue
-            counters[f"GPU {index}: {words}"] = status.violationTime / 1e9
+            status = nvml.asked(library, "nvmlDeviceGetViolationStatus", handle, getattr(library, policy))
+            if status is not None:  # some GPUs do not count it
+                counters[f"GPU {index}: {words}"] = status.violationTime / 1e9
     return counters

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.progress import warn
+from cm4vllm.hardware import nvml
 
 __all__ = ["GpuMemory", "gpu_memory", "wait_until_freed"]
 
@@ -29,28 +30,19 @@ class GpuMemory:
 
 
 def gpu_memory() -> dict[str, GpuMemory]:
-    """Return the memory in use of each GPU, by its UUID; nothing where there is no driver."""
-    try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-    except Exception:  # no driver, no library, or one that does not fit: NVML has many ways to say so
-        return {}
-    try:
-        return dict(_used(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount()))
-    except nvml.NVMLError:
-        return {}
-    finally:
-        nvml.nvmlShutdown()
+    """Return the memory in use of each GPU, by its UUID; nothing where no driver answers."""
+    with nvml.opened() as library:
+        if library is None:
+            return {}
+        try:
+            return {library.nvmlDeviceGetUUID(handle): _used(library, handle) for handle in nvml.handles(library)}
+        except library.NVMLError:
+            return {}
 
 
-def _used(nvml: Any, handle: Any) -> tuple[str, GpuMemory]:
-    try:
-        processes = tuple(int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except nvml.NVMLError:
-        processes = ()
-    memory = GpuMemory(str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).used), processes)
-    return str(nvml.nvmlDeviceGetUUID(handle)), memory
+def _used(library: Any, handle: Any) -> GpuMemory:
+    used = int(library.nvmlDeviceGetMemoryInfo(handle).used)
+    return GpuMemory(library.nvmlDeviceGetName(handle), used, tuple(sorted(nvml.pids_on(library, handle))))
 
 
 def wait_until_freed(

@@ -6,22 +6,20 @@ Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Met
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import math
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import Record
+from cm4vllm.common.repetition import repeated
+from cm4vllm.common.sample_files import read_sample_file, write_sample_file
 from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.server_identities import process_start
 from cm4vllm.serving.server_requests import Site
@@ -161,7 +159,6 @@ class MetricsWatch:
         self._looks: list[_Look] = []
         self._missed = 0
         self._reported = False
-        self._ended = threading.Event()
         self._connections: dict[Site, http.client.HTTPConnection] = {}
         self._starts: dict[str, list[float]] = {}
 
@@ -196,10 +193,6 @@ class MetricsWatch:
             speed=speed_of(self.samples),
             **stated,
         )
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            self._look()
 
     def _look(self) -> bool:
         """Take a look, only counting one that has no answer; tell whether there can be one: not without metrics."""
@@ -262,20 +255,15 @@ def sampled(
     The watch's summary() is whole when the block has ended. A server without such metrics leaves no file.
     """
     watch = MetricsWatch(sites, interval_s, supervisors)
-    thread = threading.Thread(target=watch._run, name="server-metrics", daemon=True)
-    if watch._look():
-        thread.start()
+    looking = repeated(watch._look, interval_s, "server-metrics", end_s=2 * _TIMEOUT_S)
     try:
-        yield watch
+        with looking if watch._look() else nullcontext():
+            yield watch
     finally:
-        watch._ended.set()
-        if thread.is_alive():
-            thread.join(2 * _TIMEOUT_S)
         if watch._looks:
             if not watch.heartbeat.reason:
                 watch._look()
-            with contextlib.suppress(CmError):  # a full disk is reported by what the run itself writes
-                write_bytes(path, b"".join(msgspec.json.encode(sample) + b"\n" for sample in watch.samples))
+            write_sample_file(path, watch.samples)
         watch._close()
 
 
@@ -288,11 +276,8 @@ def look(site: Site) -> MetricsSample | None:
 
 
 def read_samples(path: Path) -> list[MetricsSample]:
-    """Return the looks that were written to a file, oldest first; none where there is no file."""
-    if not path.exists():
-        return []
-    decoder = msgspec.json.Decoder(MetricsSample)
-    return decoder.decode_lines(bytes_of(path))
+    """Return the samples in a file, oldest first; none where there is no file."""
+    return read_sample_file(path, MetricsSample)
 
 
 def _parsed(text: str, at_s: float) -> _Look:

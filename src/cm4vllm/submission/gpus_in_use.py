@@ -57,8 +57,7 @@ def _on_cpu(server: ServerRecord) -> bool:
 
 def observed_gpus(server: ServerRecord) -> list[str]:
     """Return the UUIDs of the NVIDIA GPUs that a running server computes on; none where the driver does not tell."""
-    with nvml.opened() as library:
-        return nvml.gpus_of_processes(library, processes_of(server)) if library is not None else []
+    return nvml.gpus_of_processes(processes_of(server))
 
 
 def processes_of(server: ServerRecord) -> set[int]:

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_bytes
 from cm4vllm.common.progress import warn
+from cm4vllm.common.sample_files import write_sample_file
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, read_machine_samples
 from cm4vllm.hardware.throttling import throttled
@@ -51,14 +49,13 @@ class NodeSamples:
     def write_gpus(self, path: Path) -> None:
         """Write the samples of all GPUs of all nodes as those of one machine; no file where there are none."""
         looks = [read_machine_samples(file) for file in self.files]
-        lines = []
-        for several in zip(*looks, strict=False):
-            gpus = _numbered([sample.gpus for sample in several])
-            if gpus:
-                lines.append(msgspec.json.encode(GpusSample(at_s=several[0].at_s, gpus=gpus)) + b"\n")
-        if lines:
-            with contextlib.suppress(CmError):  # a full disk is reported by what the run itself writes
-                write_bytes(path, b"".join(lines))
+        samples = [
+            GpusSample(at_s=several[0].at_s, gpus=gpus)
+            for several in zip(*looks, strict=False)
+            if (gpus := _numbered([sample.gpus for sample in several]))
+        ]
+        if samples:
+            write_sample_file(path, samples)
 
 
 @contextmanager
