@@ -13,13 +13,12 @@ from typing import Any
 from cm4vllm.assets.product_pictures import blank, png
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.records import Api, Dialect, Prompts
-from cm4vllm.serving.server_requests import Site, ask, decoded, said
+from cm4vllm.serving.server_requests import LONG_S, Site, ask, decoded, said, usage_of
 
 __all__ = ["PICTURE_CHATS", "check_pictures", "picture_chat"]
 
 #: How answers to conversations with a picture are read.
 PICTURE_CHATS = Dialect(prompts=Prompts.PICTURE)
-_LONG_S = 120.0
 _SIZE = (64, 64)
 
 
@@ -33,7 +32,7 @@ def picture_chat(
     return {"model": model, "messages": [*first, {"role": "user", "content": parts if picture else text}], **more}
 
 
-def check_pictures(site: Site, model: str, timeout_s: float = _LONG_S) -> None:
+def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> None:
     """Ask a question with and without a picture, and prove that the picture is read and tokens are counted.
 
     Raises ServerUnreachable; ServerUnsuitable for a server that takes no picture, does not read it, or does not count.
@@ -52,11 +51,9 @@ def _prompt_tokens(site: Site, model: str, picture: bytes, timeout_s: float) -> 
     status, answer = ask(site, "POST", path, body, timeout_s)
     if status != 200:
         raise _without_pictures(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
-    usage = decoded(site, path, answer).get("usage")
-    prompt, answer_tokens = (
-        (usage.get("prompt_tokens"), usage.get("completion_tokens")) if isinstance(usage, dict) else (None, None)
-    )
-    if not isinstance(prompt, int) or not isinstance(answer_tokens, int):
+    usage = usage_of([decoded(site, path, answer)])
+    prompt = usage.get("prompt_tokens")
+    if not isinstance(prompt, int) or not isinstance(usage.get("completion_tokens"), int):
         raise ServerUnsuitable(
             f"the server at {site.endpoint} does not count tokens",
             cause=f"the answers of its {path} have no usage",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,27 +11,41 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, nearest
+from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.server_access import NO_ACCESS, Access
 from cm4vllm.serving.server_identities import identity, reported_options
-from cm4vllm.serving.server_requests import NO_HTTP, Site, base_urls, decoded, not_measurable, request, sites_of
-from cm4vllm.serving.text_servers import NOT_LISTED, find_dialect, lists_ids
+from cm4vllm.serving.server_requests import (
+    LONG_S,
+    NO_HTTP,
+    Site,
+    ask,
+    base_urls,
+    choices_of,
+    decoded,
+    events_of,
+    not_measurable,
+    request,
+    sites_of,
+    usage_of,
+)
+from cm4vllm.serving.text_servers import find_dialect
 
 __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "served_models"]
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
-#: For a completion of a few tokens: a large model that has just started compiles and allocates for its first one.
-_LONG_S = 120.0
 _PROMPT = [3, 4, 5]
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
 #: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
+#: The message about a server that does not name the model it was asked for.
+_NOT_LISTED = "whether it serves that model: its /v1/models does not list it"
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     length, media = _context(site, model, max_model_len), media_api_of(api)
     dialect = media.dialect if media else _dialect(site, model.name, api) if text else None
     if media is not None:
-        media.check(site, model.name, _LONG_S)
+        media.check(site, model.name, LONG_S)
     elif dialect is None:
         for streamed in (True, False):
             check_completion(site, model.name, streamed=streamed, api=api)
@@ -109,7 +122,8 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
             if version
             else "its software: it has no /version, so it is not vLLM, and its vocabulary cannot be compared"
         )
-    if not _prefix_caching_is_known(site):
+    options = reported_options(site)
+    if not _prefix_caching_is_known(site, options):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
     return ServerRecord(
         endpoint=site.endpoint,
@@ -122,7 +136,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         software=software,
         version=version,
         owned=False,
-        options=reported_options(site),
+        options=options,
         model_folder=_folder(site, model),
         unchecked=[*unchecked, *note],
         identities={site.endpoint: identity(site, model.name)},
@@ -155,23 +169,31 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
             raise
         return Model(name), [f"whether it serves that model: {error.cause}"]
     if text and name and all(model.name != name for model in models) and _answers(site, name):
-        return Model(name), [NOT_LISTED]
+        return Model(name), [_NOT_LISTED]
     return _chosen(site.endpoint, name, models), []
 
 
 def _answers(site: Site, model: str) -> bool:
     """Tell whether a server answers for a model that it does not list."""
     try:
-        return lists_ids(site, model, _LONG_S) or find_dialect(site, model, Api.COMPLETIONS, _LONG_S) is not None
+        return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
     except ServerUnsuitable:
         return False
 
 
 def _dialect(site: Site, model: str, api: Api) -> Dialect | None:
     """Return the dialect of a server that gives text alone, None for one that lists token ids, or should."""
-    if api is Api.GENERATE or (api is Api.COMPLETIONS and lists_ids(site, model, _LONG_S)):
+    if api is Api.GENERATE or (api is Api.COMPLETIONS and _lists_ids(site, model)):
         return None
-    return find_dialect(site, model, api, _LONG_S)
+    return find_dialect(site, model, api)
+
+
+def _lists_ids(site: Site, model: str) -> bool:
+    """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
+    path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
+    status, answer = ask(site, "POST", path, body, LONG_S)
+    choices = choices_of(decoded(site, path, answer)) if status == 200 else []
+    return any(isinstance(choice.get("token_ids"), list) for choice in choices)
 
 
 def _software(version: str, owner: str, dialect: Dialect | None) -> str:
@@ -185,13 +207,11 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
     return _NAMES.get(owner, "")
 
 
-def served_models(site: Site | str) -> list[Model]:
+def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    site = Site.of(site)
-    endpoint = site.endpoint
     listed = _json(site, "GET", "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
-        raise not_measurable(endpoint, "its /v1/models lists no models")
+        raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [
         Model(
             str(entry["id"]),
@@ -216,7 +236,7 @@ def _length(entry: Mapping[str, Any]) -> int:
     return length if isinstance(length, int) and length > 0 else 0
 
 
-def check_answer(site: Site, model: str, api: Api, timeout_s: float = _LONG_S) -> None:
+def check_answer(site: Site, model: str, api: Api, timeout_s: float = LONG_S) -> None:
     """Prove that one of our servers answers: with a completion, or as it is asked for media."""
     if (media := media_api_of(api)) is not None:
         media.check(site, model, timeout_s)
@@ -225,10 +245,9 @@ def check_answer(site: Site, model: str, api: Api, timeout_s: float = _LONG_S) -
 
 
 def check_completion(
-    site: Site | str, model: str, *, streamed: bool, timeout_s: float = _LONG_S, api: Api = Api.COMPLETIONS
+    site: Site, model: str, *, streamed: bool, timeout_s: float = LONG_S, api: Api = Api.COMPLETIONS
 ) -> None:
     """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
-    site = Site.of(site)
     endpoint = site.endpoint
     try:
         answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
@@ -236,16 +255,15 @@ def check_completion(
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
         raise
-    documents = _events(site, answer) if streamed else [decoded(site, api.path, answer)]
-    tokens: list[int] = []
-    usage: Mapping[str, Any] = {}
+    documents, done = events_of(site, api.path, answer) if streamed else ([decoded(site, api.path, answer)], True)
+    if not done:
+        raise not_measurable(endpoint, "its streamed completion does not end with data: [DONE]")
+    usage = usage_of(documents)
+    counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    choices = [choice for document in documents for choice in choices_of(document)]
     try:
-        for document in documents:
-            for choice in document.get("choices") or []:
-                tokens += choice.get("token_ids") or []
-            usage = document.get("usage") or usage
-        counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-    except (AttributeError, TypeError) as error:
+        tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
+    except TypeError as error:
         raise not_measurable(endpoint, "its completion is not in the OpenAI format") from error
     kind = "a streamed completion" if streamed else "a completion"
     if not tokens:
@@ -353,28 +371,16 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     return own[0]
 
 
-def _prefix_caching_is_known(site: Site) -> bool:
-    """Refuse a server that says it caches prefixes; tell whether another says anything of it."""
-    try:
-        text = request(site, "GET", "/metrics", None, _SHORT_S).decode(errors="replace")
-    except (ServerUnreachable, ServerUnsuitable):
-        return False
-    said = re.search(r'^vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text, re.MULTILINE)
-    if said and said[1] == "True":
+def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> bool:
+    """Refuse a server that reports that it caches prefixes; tell whether another one reports anything about it."""
+    if options.get("enable-prefix-caching") is True:
         raise ServerUnsuitable(
             f"the server at {site.endpoint} caches prompt prefixes",
             cause="MLPerf's rules forbid reuse of results between queries (inference_rules, Caching)",
             remedy="start it with --no-enable-prefix-caching",
         )
-    return said is not None
+    return "enable-prefix-caching" in options
 
 
 def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
     return decoded(site, path, request(site, method, path, None, _SHORT_S))
-
-
-def _events(site: Site, answer: bytes) -> list[Mapping[str, Any]]:
-    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
-    if not data or data[-1] != b"[DONE]":
-        raise not_measurable(site.endpoint, "its streamed completion does not end with data: [DONE]")
-    return [decoded(site, "/v1/completions", event) for event in data[:-1]]

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,19 +19,25 @@ from cm4vllm.serving.records import ServerRecord, host_of
 from cm4vllm.serving.server_access import Access, refused
 
 __all__ = [
+    "LONG_S",
     "NO_HTTP",
     "Site",
     "ask",
     "base_url",
     "base_urls",
+    "choices_of",
     "decoded",
+    "events_of",
     "not_measurable",
     "request",
     "said",
     "sites_of",
     "trusted",
+    "usage_of",
 ]
 
+#: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
+LONG_S = 120.0
 #: Bytes of an answer that are read at most.
 _MOST_BYTES = 1 << 26
 #: The begin of the cause where what answers is no HTTP.
@@ -128,10 +134,6 @@ class Site(NamedTuple):
     ca_file: str = ""
     access: Access = Access()
 
-    @classmethod
-    def of(cls, where: Site | str) -> Site:
-        return cls(where) if isinstance(where, str) else where
-
     def target(self, path: str) -> str:
         """Return the path of a request to the server's `path`."""
         return path if self.endpoint.startswith("unix:") else urlsplit(self.endpoint).path + path
@@ -191,6 +193,25 @@ def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise not_measurable(site.endpoint, f"its {path} is not a JSON object")
     return value
+
+
+def events_of(site: Site, path: str, answer: bytes) -> tuple[list[Mapping[str, Any]], bool]:
+    """Return the documents of a stream's events, and whether it ends with [DONE]. Raises ServerUnsuitable."""
+    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
+    done = data[-1:] == [b"[DONE]"]
+    return [decoded(site, path, event) for event in (data[:-1] if done else data)], done
+
+
+def choices_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the choices of an answer or of an event; none where it has no list of them."""
+    choices = document.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def usage_of(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the last usage that an answer's documents state; empty where they state none."""
+    stated = [document["usage"] for document in documents if isinstance(document.get("usage"), dict)]
+    return stated[-1] if stated else {}
 
 
 def ask(

@@ -16,9 +16,21 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Division
 from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
-from cm4vllm.serving.server_requests import Site, ask, decoded, not_measurable, request, said, sites_of
+from cm4vllm.serving.server_requests import (
+    LONG_S,
+    Site,
+    ask,
+    choices_of,
+    decoded,
+    events_of,
+    not_measurable,
+    request,
+    said,
+    sites_of,
+    usage_of,
+)
 
-__all__ = ["NOT_LISTED", "check_tokenizer", "counting", "find_dialect", "lists_ids", "require_division", "text_body"]
+__all__ = ["check_tokenizer", "counting", "find_dialect", "require_division", "text_body"]
 
 #: Parameters of a request without which a server can still be measured; others are needed.
 _OPTIONAL = ("min_tokens", "top_k", "top_p", "seed", "stream_options")
@@ -28,9 +40,6 @@ _DRAWN = {"max_tokens": _TOKENS, "min_tokens": 2, "temperature": 0, "top_p": 1, 
 #: Tokens of an answer by which a tokenizer is compared with the server's, and how far a few may lie apart; those of a
 #: whole run are compared more closely.
 _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
-_LONG_S = 120.0
-#: The message about a server that does not name the model it was asked for.
-NOT_LISTED = "whether it serves that model: its /v1/models does not list it"
 
 
 class _Refused(Exception):
@@ -56,25 +65,7 @@ def text_body(
     return {name: value for name, value in asked.items() if name not in dialect.left_out}
 
 
-def lists_ids(site: Site, model: str, timeout_s: float) -> bool:
-    """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
-    body = {
-        "model": model,
-        "prompt": _PROMPT_IDS,
-        "max_tokens": 4,
-        "min_tokens": 4,
-        "ignore_eos": True,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
-    status, answer = ask(site, "POST", Api.COMPLETIONS.path, body, timeout_s)
-    if status != 200:
-        return False
-    choices = _choices(decoded(site, Api.COMPLETIONS.path, answer))
-    return any(isinstance(choice.get("token_ids"), list) for choice in choices)
-
-
-def find_dialect(site: Site, model: str, api: Api, timeout_s: float) -> Dialect:
+def find_dialect(site: Site, model: str, api: Api) -> Dialect:
     """Return the first dialect in which a server gives text, whole and streamed, with as much of a request as it takes.
 
     Prompts are sent as token ids where the server takes them. Raises ServerUnreachable, ServerUnsuitable.
@@ -84,7 +75,7 @@ def find_dialect(site: Site, model: str, api: Api, timeout_s: float) -> Dialect:
         dialect: Dialect | None = Dialect(prompts=prompts)
         while dialect is not None:
             try:
-                return _tried(site, model, dialect, api, timeout_s)
+                return _tried(site, model, dialect, api)
             except _Refused as refusal:
                 causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
                 dialect = _with_less(dialect, refusal)
@@ -109,17 +100,19 @@ def _with_less(dialect: Dialect, refusal: _Refused) -> Dialect | None:
     return replace(dialect, left_out=[*dialect.left_out, *(named or left)]) if left else None
 
 
-def _tried(site: Site, model: str, dialect: Dialect, api: Api, timeout_s: float) -> Dialect:
+def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
     """Return the dialect with what two answers show of it. Raises _Refused, ServerUnreachable, ServerUnsuitable."""
     prompt = _PROMPT_IDS if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
     counted, done = [], True
     for streamed in (False, True):
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
-        status, answer = ask(site, "POST", api.path, body, timeout_s)
+        status, answer = ask(site, "POST", api.path, body, LONG_S)
         if status != 200:
             raise _Refused(status, said(site, answer))
         if streamed:
-            documents, done = _events(site, api.path, answer)
+            documents, done = events_of(site, api.path, answer)
+            if not documents:
+                raise not_measurable(site.endpoint, f"its streamed {api.path} has no events")
         else:
             documents = [decoded(site, api.path, answer)]
         counted.append(_counted(site, documents, streamed=streamed))
@@ -137,14 +130,13 @@ def _counted(site: Site, documents: Sequence[Mapping[str, Any]], *, streamed: bo
     """Return how many tokens of prompt and answer a server counts, -1 where it does not. Raises ServerUnsuitable."""
     kind = "a streamed answer" if streamed else "an answer"
     text, reason = "", None
-    usage: Mapping[str, Any] = {}
+    usage = usage_of(documents)
     for document in documents:
         if document.get("error"):
             raise not_measurable(site.endpoint, site.access.hidden(f"it answered: {str(document['error'])[:200]}"))
-        for choice in _choices(document):
+        for choice in choices_of(document):
             text += "".join(_texts(choice))
             reason = choice.get("finish_reason") or reason
-        usage = document["usage"] if isinstance(document.get("usage"), dict) else usage
     prompt, tokens = (
         value if isinstance(value := usage.get(name), int) and value >= 0 else -1
         for name in ("prompt_tokens", "completion_tokens")
@@ -158,11 +150,6 @@ def _counted(site: Site, documents: Sequence[Mapping[str, Any]], *, streamed: bo
     return prompt, tokens
 
 
-def _choices(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    choices = document.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
 def _texts(choice: Mapping[str, Any]) -> Iterator[str]:
     """Give the texts of a choice or of its part in a stream, those of a reasoning channel first."""
     for part in (choice, choice.get("delta"), choice.get("message")):
@@ -170,15 +157,6 @@ def _texts(choice: Mapping[str, Any]) -> Iterator[str]:
             for name in ("reasoning_content", "reasoning", "content", "text"):
                 if isinstance(value := part.get(name), str):
                     yield value
-
-
-def _events(site: Site, path: str, answer: bytes) -> tuple[list[Mapping[str, Any]], bool]:
-    """Return the events of a stream, and whether it ends with [DONE]."""
-    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
-    done = bool(data) and data[-1] == b"[DONE]"
-    if not data:
-        raise not_measurable(site.endpoint, f"its streamed {path} has no events")
-    return [decoded(site, path, event) for event in (data[:-1] if done else data)], done
 
 
 def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
@@ -194,11 +172,10 @@ def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
     site, dialect, path = sites_of(server)[0], server.dialect, server.api.path
     prompt = tokenizer.encode(_PROMPT_TEXT).ids if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
     body = text_body(dialect, server.model_name, prompt, {**_DRAWN, "max_tokens": _SAMPLE_TOKENS}, streamed=False)
-    document = decoded(site, path, request(site, "POST", path, body, _LONG_S))
-    text = "".join(part for choice in _choices(document) for part in _texts(choice))
+    document = decoded(site, path, request(site, "POST", path, body, LONG_S))
+    text = "".join(part for choice in choices_of(document) for part in _texts(choice))
     count = len(tokenizer.encode(text, add_special_tokens=False).ids)
-    usage = document.get("usage")
-    counted = usage.get("completion_tokens") if dialect.usage and isinstance(usage, dict) else count
+    counted = usage_of([document]).get("completion_tokens", count) if dialect.usage else count
     if not isinstance(counted, int) or abs(counted - count) > 1 + _SAMPLE_APART * counted:
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",

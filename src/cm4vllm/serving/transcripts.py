@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.records import Api, Dialect, Prompts
-from cm4vllm.serving.server_requests import Site, ask, decoded, said
+from cm4vllm.serving.server_requests import LONG_S, Site, ask, events_of, said, usage_of
 
 __all__ = ["FORM", "TRANSCRIPTS", "check_transcription", "transcription_form"]
 
@@ -21,7 +21,6 @@ _BOUNDARY = "cm4vllm-8e41b0f6d27c4a53"
 FORM = f"multipart/form-data; boundary={_BOUNDARY}"
 #: The reader of a server's transcripts.
 TRANSCRIPTS = Dialect(prompts=Prompts.AUDIO, left_out=["min_tokens"])
-_LONG_S = 120.0
 _RATE_HZ = 16_000
 
 
@@ -46,7 +45,7 @@ def transcription_form(model: str, audio: bytes, more: Mapping[str, str]) -> byt
     return b"".join([*parts, head.encode(), audio, f"\r\n--{_BOUNDARY}--\r\n".encode()])
 
 
-def check_transcription(site: Site, model: str, timeout_s: float = _LONG_S) -> None:
+def check_transcription(site: Site, model: str, timeout_s: float = LONG_S) -> None:
     """Ask for the transcript of a second of silence, and prove that its tokens are counted.
 
     Raises ServerUnreachable; ServerUnsuitable for a server that takes no audio, or does not count.
@@ -56,14 +55,12 @@ def check_transcription(site: Site, model: str, timeout_s: float = _LONG_S) -> N
     status, answer = ask(site, "POST", path, form, timeout_s, content_type=FORM)
     if status != 200:
         raise _without_audio(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
-    events = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
-    if not events or events[-1] != b"[DONE]":
+    documents, done = events_of(site, path, answer)
+    if not done:
         raise _without_audio(site, f"its {path} sends no stream that ends with data: [DONE]")
-    documents = [decoded(site, path, event) for event in events[:-1]]
     if error := next((document["error"] for document in documents if document.get("error")), None):
         raise _without_audio(site, site.access.hidden(f"it answered: {str(error)[:200]}"))
-    usage = next((document["usage"] for document in reversed(documents) if document.get("usage")), None)
-    if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
+    if not isinstance(usage_of(documents).get("completion_tokens"), int):
         raise ServerUnsuitable(
             f"the server at {site.endpoint} does not count the tokens of transcripts",
             cause="its stream has no usage, though stream_include_usage asks for it",
