@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
 from cm4vllm.serving.media_apis import MEDIA_APIS, media_of_api
+from cm4vllm.serving.own_supervisors import wait_for_end
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
@@ -29,7 +30,6 @@ from cm4vllm.serving.text_servers import counting
 
 __all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "use_words", "wait_in_foreground"]
 
-_LOOK_S = 0.5
 #: Where a server's files are put when nothing else is said.
 DEFAULT_FOLDER = "vllm-server"
 
@@ -161,13 +161,7 @@ def wait_in_foreground(path: str, benchmark: str) -> None:
         return
     say("it runs until Ctrl-C. From another terminal:")
     say_text(use_words(record, benchmark))
-    try:
-        while (reason := death_reason(record)) is None:
-            time.sleep(_LOOK_S)
-    except KeyboardInterrupt as stop:
-        if type(stop) is not KeyboardInterrupt:
-            raise  # another signal, which the caller has to tell of
-        say("stopping the server")
+    if (reason := wait_for_end(partial(death_reason, record), "stopping the server")) is None:
         return
     if reason.startswith("ended by SIGTERM"):
         say("the server was stopped")

@@ -1,4 +1,4 @@
-"""The supervisors of servers that this process started, and their end: all end with this process."""
+"""The supervisors that this process started, of servers and of Ray, and their end: all end with this process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from cm4vllm.common.progress import say
 from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.supervisor import READY, descendants, parent_of
 
-__all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready"]
+__all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready", "wait_for_end"]
 
-#: vLLM may take this long after SIGTERM before it is killed; it needs about 1 s when idle.
+#: A server may take this long after SIGTERM before it is killed; vLLM needs about 1 s when idle, Ray a few seconds.
 GRACE_S = 10.0
 _LOOK_S = 0.05
+#: Seconds between two looks at a server that runs in the foreground.
+_FOREGROUND_S = 0.5
 
 #: By process ID. The pipe that keeps a server alive is open as long as its entry is here.
 _owned: dict[int, subprocess.Popen[bytes]] = {}
@@ -71,6 +74,19 @@ def runs(pid: int) -> bool:
     """Return True while a supervisor is up, also one that another process started."""
     owned = _owned.get(pid)
     return owned.poll() is None if owned is not None else parent_of(pid) is not None
+
+
+def wait_for_end(ended: Callable[[], str | None], stopping: str) -> str | None:
+    """Wait until `ended` returns a reason, and return it; None after Ctrl-C, when the user is shown `stopping`."""
+    try:
+        while (reason := ended()) is None:
+            time.sleep(_FOREGROUND_S)
+        return reason
+    except KeyboardInterrupt as stop:
+        if type(stop) is not KeyboardInterrupt:
+            raise  # another signal, which the caller has to tell of
+        say(stopping)
+        return None
 
 
 @atexit.register

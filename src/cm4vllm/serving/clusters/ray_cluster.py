@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,13 +17,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
+from cm4vllm.common.errors import CmError, PortInUse, ServerDied, ServerNotReady, ServerUnreachable, UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
 from cm4vllm.serving.arguments import ray_env
+from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
+from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.supervisor import start_supervised
 
 __all__ = ["RAY_FILE", "Cluster", "RayRecord", "RaySettings", "end", "look", "show", "start", "wait_in_foreground"]
@@ -35,13 +36,9 @@ _STATE_FILE = "ray-supervisor.json"
 
 #: Ray's own default port of a head.
 PORT = 6379
-#: Ray ends its processes within a few seconds of SIGTERM.
-GRACE_S = 15.0
 _LOOK_S = 0.2
 #: A group that fits is placed at once; one that does not waits for ever.
 _PLACEMENT_S = 10.0
-
-_owned: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class RaySettings(Record, frozen=True, kw_only=True):
@@ -110,7 +107,7 @@ def start(settings: RaySettings) -> tuple[RayRecord, Path]:
         state=folder / _STATE_FILE,
         grace_s=GRACE_S,
     )
-    _owned[supervisor.pid] = supervisor
+    own(supervisor)
     record = RayRecord(
         role=settings.role,
         address=address,
@@ -122,25 +119,26 @@ def start(settings: RaySettings) -> tuple[RayRecord, Path]:
     write_record(folder / RAY_FILE, record)
     try:
         with step(f"Ray {settings.role} at {address}"):
-            _wait_until_joined(settings, record, supervisor, before)
+            _wait_until_joined(settings, record, before)
     except BaseException:
         end(str(folder / RAY_FILE))
         raise
     return record, folder / RAY_FILE
 
 
-def look(python: str, address: str, workers: int = 0, timeout_s: float = _PLACEMENT_S) -> Cluster:
+def look(python: str, address: str, workers: int = 0) -> Cluster:
     """Ask the cluster at `address` for its nodes and, with `workers`, where it would put that many workers of vLLM.
 
     Raises ServerUnreachable when no cluster answers there.
     """
     program = Path(__file__).with_name("ray_placement.py")
+    host, _, port = address.rpartition(":")
     try:
-        _reach(address)
+        socket.create_connection((host, int(port)), timeout=5).close()
         done = run(
-            [python, "-P", program, address, str(workers), str(timeout_s)],
+            [python, "-P", program, address, str(workers), str(_PLACEMENT_S)],
             env={"PYTHONPATH": "", **ray_env()},
-            timeout_s=timeout_s + 60,
+            timeout_s=_PLACEMENT_S + 60,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unreachable(address, str(error)) from error
@@ -178,18 +176,12 @@ def wait_in_foreground(path: str) -> None:
         say(f"on each other machine: cm run script --tags=run,ray-cluster,_worker --address={record.address}")
         say(f"then here: cm run script --tags=run,vllm-server --ray_address={record.address} --tp_size=… --pp_size=…")
     say(f"it runs until Ctrl-C; its log is {record.log}")
-    supervisor = _owned[record.supervisor_pid]
-    try:
-        while supervisor.poll() is None:
-            time.sleep(_LOOK_S)
-    except KeyboardInterrupt as stop:
-        if type(stop) is not KeyboardInterrupt:
-            raise  # another signal, which the caller has to tell of
-        say("leaving the cluster")
-        return
-    raise ServerDied(
-        f"Ray's {record.role} ended", cause=last_lines(Path(record.log), 8), remedy=f"the whole log is {record.log}"
-    )
+
+    def last_words() -> str | None:
+        return None if runs(record.supervisor_pid) else last_lines(Path(record.log), 8)
+
+    if (reason := wait_for_end(last_words, "leaving the cluster")) is not None:
+        raise ServerDied(f"Ray's {record.role} ended", cause=reason, remedy=f"the whole log is {record.log}")
 
 
 def end(path: str) -> None:
@@ -197,14 +189,9 @@ def end(path: str) -> None:
     if not path or not Path(path).exists():
         return
     record = read_record(Path(path), RayRecord)
-    supervisor = _owned.pop(record.supervisor_pid, None)
-    if supervisor is None:
+    if not is_owned(record.supervisor_pid):
         return
-    with contextlib.suppress(ProcessLookupError):
-        supervisor.send_signal(signal.SIGTERM)
-    supervisor.wait(GRACE_S + 10)
-    if supervisor.stdin is not None:
-        supervisor.stdin.close()
+    end_supervisors([record.supervisor_pid])
     if record.temp_dir:
         shutil.rmtree(record.temp_dir, ignore_errors=True)
     Path(path).unlink(missing_ok=True)
@@ -258,22 +245,14 @@ def _command(settings: RaySettings, address: str, temp_dir: str) -> list[str]:
 
 
 def _free(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise PortInUse(
-                f"Ray cannot listen on {host}:{port}",
-                cause=str(error.strerror),
-                remedy="another head may run already; or give --port and --node_ip of run,ray-cluster",
-            ) from error
-
-
-def _reach(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5):
-        pass
+    try:
+        free_port(host, port)
+    except CmError as error:
+        raise PortInUse(
+            f"Ray cannot listen on {host}:{port}",
+            cause=error.cause,
+            remedy="another head may run already; or give --port and --node_ip of run,ray-cluster",
+        ) from error
 
 
 def _unreachable(address: str, cause: str) -> ServerUnreachable:
@@ -285,12 +264,10 @@ def _unreachable(address: str, cause: str) -> ServerUnreachable:
     )
 
 
-def _wait_until_joined(
-    settings: RaySettings, record: RayRecord, supervisor: subprocess.Popen[bytes], before: int
-) -> None:
+def _wait_until_joined(settings: RaySettings, record: RayRecord, before: int) -> None:
     deadline = time.monotonic() + settings.ready_timeout_s
     while time.monotonic() < deadline:
-        if supervisor.poll() is not None:
+        if not runs(record.supervisor_pid):
             raise ServerDied(
                 f"Ray's {record.role} ended at its start",
                 cause=last_lines(Path(record.log), 8),
