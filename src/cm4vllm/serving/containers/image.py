@@ -34,7 +34,7 @@ from cm4vllm.serving.packages import PACKAGES
 from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = ["IMAGE_FILE", "ImageSettings", "VllmImage", "known_image", "vllm_image"]
+__all__ = ["IMAGE_FILE", "ImageSettings", "VllmImage", "container_of", "known_image", "vllm_image"]
 
 IMAGE_FILE = "image.json"
 _LOG = "proof.log"
@@ -69,7 +69,10 @@ def vllm_image(settings: ImageSettings, device: str) -> tuple[Path, VllmImage]:
     """
     engine = engine_for(settings.engine)
     require_ready(engine)
-    container = _container(engine, settings, device)
+    container = container_of(engine, settings, device)
+    if not container.digest:
+        _pull(engine, settings.image)
+        container = container_of(engine, settings, device)
     key = hashlib.sha256(msgspec.json.encode([container, settings.python])).hexdigest()[:16]
     folder = _cache() / key
     if not (folder / IMAGE_FILE).exists():
@@ -111,17 +114,15 @@ def known_image(engine: Engine, image: str) -> tuple[str, str]:
     return (f"sha256:{own}", f"sha256:{own}") if own else ("", "")
 
 
-def _container(engine: Engine, settings: ImageSettings, device: str) -> ContainerRecord:
+def container_of(engine: Engine, settings: ImageSettings, device: str) -> ContainerRecord:
+    """Return the container that an engine runs of an image; its digest is empty where the image is not here."""
     digest, reference = known_image(engine, settings.image)
-    if not digest:
-        _pull(engine, settings.image)
-        digest, reference = known_image(engine, settings.image)
     return ContainerRecord(
         engine=engine.name,
         engine_version=engine_version(engine),
         image=settings.image,
         digest=digest,
-        reference=reference,
+        reference=reference or settings.image,
         device=device,
         shm_size=SHM_SIZE,
         options=container_options(settings.options),

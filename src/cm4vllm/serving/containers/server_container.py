@@ -18,6 +18,7 @@ import msgspec
 from cm4vllm.common.containers import Container, Mount, engines, run_words
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.redaction import redacted_words
+from cm4vllm.hardware.used_gpus import VISIBLE
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.records import ContainerRecord
@@ -39,8 +40,6 @@ LABEL = "cm4vllm.supervisor"
 _PROGRAM, _WATCHED = "/cm4vllm", "/cm4vllm-watched"
 #: Options of an engine on which the server's address and its end rest.
 _OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--publish", "-p", "--pid", "--rm")
-#: Variables that choose devices.
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def container_options(text: str) -> list[str]:
@@ -73,7 +72,7 @@ def container_options(text: str) -> list[str]:
 def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
     """Return the container of a server of an image: with the folders and variables that it gets of this machine."""
     environment = {**carried_variables(os.environ), **secret_env(settings), **server_env(settings)}
-    names = {*environment, *(name for name in _DEVICES if os.environ.get(name) is not None)}
+    names = {*environment, *(name for name in VISIBLE if os.environ.get(name) is not None)}
     return msgspec.structs.replace(
         image,
         mounts=[mount.source if mount.writable else f"{mount.source}:ro" for mount in _mounts(settings)],
