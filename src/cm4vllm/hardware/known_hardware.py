@@ -10,19 +10,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
-import yaml
 
 from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
 
 __all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor", "products_named"]
 
-R = TypeVar("R", bound=Record)
 K = TypeVar("K", bound="Known")
+
+_TABLES = Path(__file__).with_name("known")
 
 #: A GPU sold with 48 GB is stated with 48 GB: a driver's 47.99 passes, its 44.99 does not.
 _MEMORY_TOLERANCE = 0.01
@@ -204,14 +204,9 @@ def _words(name: str) -> str:
 
 @cache
 def _accelerators() -> list[Accelerator]:
-    return _rows("accelerators.yaml", Accelerator)
+    return msgspec.yaml.decode((_TABLES / "accelerators.yaml").read_bytes(), type=list[Accelerator])
 
 
 @cache
 def _processors() -> list[Processor]:
-    return _rows("processors.yaml", Processor)
-
-
-def _rows(name: str, kind: type[R]) -> list[R]:
-    content: Any = yaml.safe_load((files("cm4vllm.hardware") / "known" / name).read_text(encoding="utf-8"))
-    return msgspec.convert(content, list[kind])  # type: ignore[valid-type]
+    return msgspec.yaml.decode((_TABLES / "processors.yaml").read_bytes(), type=list[Processor])

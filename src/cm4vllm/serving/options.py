@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
-import yaml
+import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
@@ -74,7 +73,7 @@ def read_options(installation: Path) -> Options | None:
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parse_help(resources.files("cm4vllm.serving").joinpath(HELP_FILE).read_text(encoding="utf-8"))
+    return parse_help(Path(__file__).with_name(HELP_FILE).read_text(encoding="utf-8"))
 
 
 def parse_help(text: str) -> dict[str, Option]:
@@ -183,5 +182,5 @@ def _optional(option: Option) -> bool:
 
 @cache
 def _renamed() -> Mapping[str, Renamed]:
-    text = resources.files("cm4vllm.serving").joinpath("renamed.yaml").read_text(encoding="utf-8")
-    return {entry["option"]: Renamed(**entry) for entry in yaml.safe_load(text)}
+    data = Path(__file__).with_name("renamed.yaml").read_bytes()
+    return {renamed.option: renamed for renamed in msgspec.yaml.decode(data, type=list[Renamed])}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import msgspec
-import yaml
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
@@ -44,8 +42,7 @@ class Preset(Record, frozen=True, kw_only=True):
 @cache
 def presets() -> tuple[Preset, ...]:
     """Return all presets, the special ones first."""
-    text = resources.files("cm4vllm.serving").joinpath("presets.yaml").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(yaml.safe_load(text), list[Preset]))
+    return msgspec.yaml.decode(Path(__file__).with_name("presets.yaml").read_bytes(), type=tuple[Preset, ...])
 
 
 def preset_for(device: str, model: str, gpu: str = "", gpus: int = 0) -> Preset | None:

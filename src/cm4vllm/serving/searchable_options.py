@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import msgspec
-import yaml
 
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import env_keys
@@ -46,8 +45,8 @@ class SearchableOption(Record, frozen=True, kw_only=True):
 @cache
 def searchable_options() -> Mapping[str, SearchableOption]:
     """Return the options by name."""
-    text = resources.files("cm4vllm.serving").joinpath("searchable.yaml").read_text(encoding="utf-8")
-    return {option.option: option for option in msgspec.convert(yaml.safe_load(text), list[SearchableOption])}
+    data = Path(__file__).with_name("searchable.yaml").read_bytes()
+    return {option.option: option for option in msgspec.yaml.decode(data, type=list[SearchableOption])}
 
 
 def searched_name(part: str) -> str:
