@@ -15,9 +15,10 @@ from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, env_keys, read_settings
-from cm4vllm.serving.fixed_options import refuse_fixed, written_in_full
+from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.given_options import given_options
+from cm4vllm.serving.options import split_options
 from cm4vllm.serving.presets import Preset, option_words
 from cm4vllm.serving.records import Api
 
@@ -259,15 +260,13 @@ def _extra(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _without_token(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    left: list[str] = []
+    left, given = split_options(words)
     secrets: dict[str, str] = {}
-    given = iter(words)
-    for word in given:
-        option, equals, value = word.partition("=")
-        if written_in_full(word, [_TOKEN_OPTION]) != _TOKEN_OPTION or len(option) < len("--hf-t"):
-            left.append(word)
-        elif token := value if equals else next(given, ""):
-            secrets[_TOKEN_VARIABLE] = token
+    for option in given:
+        if len(option.name) < len("--hf-t") or not _TOKEN_OPTION.startswith(option.name):
+            left += option.words
+        elif any(option.values):
+            secrets[_TOKEN_VARIABLE] = option.values[0]
     return left, secrets
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.serving.options import split_options
 
 __all__ = ["refuse_fixed", "speculative_options", "written_in_full"]
 
@@ -52,14 +53,13 @@ _FIXED_VALUES: Mapping[str, str] = {"--load-format": "dummy"}
 
 def refuse_fixed(words: Iterable[str]) -> None:
     """Raise UsageError for the first word that gives a fixed option, in whatever form, or a value that is refused."""
-    given = list(words)
-    for word, after in zip(given, [*given[1:], ""], strict=False):
-        if name := written_in_full(word, _FIXED):
+    for option in split_options(words)[1]:
+        if name := written_in_full(option.name, _FIXED):
             raise UsageError(
-                f"{word.partition('=')[0]} cannot be given in --extra_args", cause=_FIXED[name], remedy="remove it"
+                f"{option.spelled} cannot be given in --extra_args", cause=_FIXED[name], remedy="remove it"
             )
-        name = written_in_full(word, _FIXED_VALUES)
-        if name and (word.partition("=")[2] or after) == _FIXED_VALUES[name]:
+        name = written_in_full(option.name, _FIXED_VALUES)
+        if name and _FIXED_VALUES[name] in option.values:
             raise UsageError(
                 f"{name} {_FIXED_VALUES[name]} cannot be given in --extra_args",
                 cause="random weights would be recorded as the model's own",
@@ -70,18 +70,13 @@ def refuse_fixed(words: Iterable[str]) -> None:
 def speculative_options(words: Iterable[str]) -> list[str]:
     """Return the words among options of `vllm serve` that switch speculative decoding on, in whatever form."""
     names = [name for name, reason in _FIXED.items() if reason == _SPECULATION]
-    return [word.partition("=")[0] for word in words if written_in_full(word, _FIXED) in names]
+    return [option.spelled for option in split_options(words)[1] if written_in_full(option.name, _FIXED) in names]
 
 
-def written_in_full(word: str, names: Iterable[str]) -> str:
-    """Return the option among `names` that a word gives; empty where it gives none of them.
+def written_in_full(begin: str, names: Iterable[str]) -> str:
+    """Return the option among `names` whose name begins so; empty where none does.
 
     A beginning counts as the option that it begins: that of another, as `--conf` of `--config-format`, can be written
     in full.
     """
-    if not word.startswith("-") or word in ("-", "--"):
-        return ""
-    head = word.partition("=")[0].partition(".")[0].removesuffix("+")
-    if head.startswith("--"):
-        head = head.replace("_", "-")
-    return next((name for name in names if name.startswith(head)), "") if head not in _OTHERS else ""
+    return next((name for name in names if name.startswith(begin)), "") if begin not in _OTHERS else ""

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from cm4vllm.serving.options import Option, Options, stored_options
+from cm4vllm.serving.options import Option, Options, split_options, stored_options
 
 __all__ = ["OptionValue", "given_options", "typed_value", "value_text", "whole_number"]
 
 #: The value of an option: True or False for one that takes no value, a list for one that takes several.
 OptionValue = bool | int | float | str | list[Any] | dict[str, Any]
 
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+", re.ASCII)
-_LEVEL = re.compile(r"-O=?(?P<level>.+)")
 _WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _MULTIPLE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<suffix>[kmgt])", re.ASCII | re.IGNORECASE)
@@ -37,15 +35,13 @@ def given_options(words: Sequence[str], options: Options | None = None) -> dict[
     known = stored_options() if options is None else options
     given: dict[str, OptionValue] = {}
     parts: dict[str, dict[str, Any]] = {}
-    for head, texts in _grouped(_without_program(words)):
-        name, *keys = head.removesuffix("+").split(".")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        option = _known(name, known)
-        if keys and texts:
-            value = texts[0].split(",") if head.endswith("+") else _part(texts[0])
-            _merge(parts.setdefault(name, {}), keys, value)
+    for word in split_options(_without_program(words))[1]:
+        option, texts = _known(word.name, known), word.values
+        if word.keys and texts:
+            value = texts[0].split(",") if word.adds else _part(texts[0])
+            _merge(parts.setdefault(word.name, {}), word.keys, value)
         elif option is None:
-            full = name.lstrip("-")
+            full = word.name.lstrip("-")
             off = not texts and full.startswith("no-")
             given[full.removeprefix("no-") if off else full] = not off if not texts else _value(texts)
         else:
@@ -81,22 +77,6 @@ def _without_program(words: Sequence[str]) -> Sequence[str]:
         if word == "serve" or words[at - 1 : at] == ["-m"]:
             begin = at + 1
     return words[begin:]
-
-
-def _grouped(words: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Return each option's name as it is spelled, with its value after the `=`, else the words that follow it."""
-    groups: list[tuple[str, list[str]]] = []
-    after: list[str] = []
-    for word in words:
-        if not word.startswith("-") or _NEGATIVE.fullmatch(word) or not word.strip("-"):
-            after.append(word)
-            continue
-        level = _LEVEL.fullmatch(word)
-        head, equals, value = ("--optimization-level", "=", level["level"]) if level else word.partition("=")
-        after = [value] if equals else []
-        groups.append(("--optimization-level" if head == "-O" else head, after))
-        after = [] if equals else after
-    return groups
 
 
 def _known(name: str, known: Options) -> Option | None:

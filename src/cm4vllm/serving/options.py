@@ -1,4 +1,4 @@
-"""The options that a vLLM has, from its own help: options are checked by it before a model is loaded.
+"""The options that a vLLM has, from its own help, and those of a command line, which are checked against them.
 
 `vllm serve --help=all` takes seconds, because all of vLLM is imported for it. So its text is kept beside the record of
 the installation, whose proof writes it. serve-help.txt has the options of 0.32.0, for command lines of servers whose
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,17 @@ import msgspec
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 
-__all__ = ["HELP_FILE", "Option", "Options", "fitted", "parse_help", "read_options", "stored_options"]
+__all__ = [
+    "HELP_FILE",
+    "GivenOption",
+    "Option",
+    "Options",
+    "fitted",
+    "parse_help",
+    "read_options",
+    "split_options",
+    "stored_options",
+]
 
 #: The name of the help's file in an installation's folder.
 HELP_FILE = "serve-help.txt"
@@ -27,10 +37,11 @@ HELP_FILE = "serve-help.txt"
 _ENTRY = re.compile(r"^  (-\S.*?)(?:  .*)?$")
 _NAME = re.compile(r"(?P<name>--?[A-Za-z][\w.-]*)(?: (?P<value>\S.*?))?(?:, (?=-)|$)")
 _HELP = "`vllm serve --help=all` lists what it knows"
-_LEVEL = re.compile(r"-O\d")
+#: `-O3`, `-O=3` and `-O 3` are `--optimization-level 3`.
+_LEVEL = re.compile(r"-O=?(?P<level>[^.=].*)?")
 #: The words of the help for an option whose number may have a suffix.
 _MULTIPLES = "Parse human-readable integers"
-_NUMBER = re.compile(r"-[\d.]")
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,51 @@ class Option:
 
 
 Options = Mapping[str, Option]
+
+
+@dataclass(frozen=True)
+class GivenOption:
+    """An option of a command line: its name with dashes, as vLLM writes it, and all words that belong to it.
+
+    `own` is the value in the option's own word (`--a=1`), None where values follow. `keys` lead to the part of a JSON
+    value that is given (`--a.b.c 1`); with `adds` it is added to a list (`--a.b+ x,y`).
+    """
+
+    name: str
+    words: list[str]
+    own: str | None = None
+    keys: tuple[str, ...] = ()
+    adds: bool = False
+
+    @property
+    def spelled(self) -> str:
+        """The option as it is written in the command line, without a value."""
+        return self.words[0].partition("=")[0]
+
+    @property
+    def values(self) -> list[str]:
+        return self.words[1:] if self.own is None else [self.own]
+
+
+def split_options(words: Iterable[str]) -> tuple[list[str], list[GivenOption]]:
+    """Return the words before the first option, and the options, each with the words that belong to it."""
+    before: list[str] = []
+    given: list[GivenOption] = []
+    for word in words:
+        if word.startswith("-") and word.strip("-") and not _NEGATIVE.fullmatch(word):
+            given.append(_given(word))
+        else:
+            (given[-1].words if given else before).append(word)
+    return before, given
+
+
+def _given(word: str) -> GivenOption:
+    if level := _LEVEL.fullmatch(word):
+        return GivenOption("--optimization-level", [word], level["level"])
+    head, equals, value = word.partition("=")
+    name, *keys = head.removesuffix("+").split(".")
+    name = name.replace("_", "-") if name.startswith("--") else name
+    return GivenOption(name, [word], value if equals else None, tuple(keys), head.endswith("+"))
 
 
 class Renamed(Record, frozen=True, kw_only=True):
@@ -114,52 +170,31 @@ def fitted(words: list[str], options: Options) -> tuple[list[str], list[str]]:
 
     Raises UsageError for an option that it does not know and for a value that the option does not take.
     """
-    done: list[str] = []
+    done, given = split_options(words)
     notes: list[str] = []
-    for name, given in _grouped(words):
-        if name == "" or _base(name) in options:
-            _check_value(options.get(_base(name)), given)
-            done += given
-        elif (renamed := _renamed().get(name)) is not None:
-            now = [word.replace("{}", given[-1].partition("=")[2] or given[-1]) for word in renamed.now]
+    for option in given:
+        if option.name in options:
+            _check_value(options[option.name], option)
+            done += option.words
+        elif (renamed := _renamed().get(option.name)) is not None:
+            now = [word.replace("{}", " ".join(option.values)) for word in renamed.now]
             done += now
-            notes.append(f"{given[0]}: {renamed.note}" + (f"; said as {' '.join(now)}" if now else "; left out"))
+            notes.append(f"{option.words[0]}: {renamed.note}; " + (f"said as {' '.join(now)}" if now else "left out"))
         else:
             raise UsageError(
-                f"the installed vLLM has no option {name}",
-                cause=f"given as {' '.join(given)}",
-                remedy=_nearest(name, options),
+                f"the installed vLLM has no option {option.name}",
+                cause=f"given as {' '.join(option.words)}",
+                remedy=_nearest(option.name, options),
             )
     return done, notes
 
 
-def _grouped(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Give each option with the words that belong to it; words before the first option have an empty name."""
-    name, group = "", list[str]()
-    for word in words:
-        if word.startswith("-") and not _NUMBER.match(word):
-            if group:
-                yield name, group
-            head = word.partition("=")[0]
-            name, group = head.replace("_", "-") if head.startswith("--") else head, []
-        group.append(word)
-    if group:
-        yield name, group
-
-
-def _base(name: str) -> str:
-    """Return the option that a short form stands for: `--compilation-config.mode`, `-cc.mode`, `-O3`."""
-    return "--optimization-level" if _LEVEL.fullmatch(name) else name.partition(".")[0].removesuffix("+")
-
-
-def _check_value(option: Option | None, given: list[str]) -> None:
-    if option is None:
-        return
-    word, equals, value = given[0].partition("=")
-    values = [value] if equals else given[1:]
-    if "." in word or _LEVEL.fullmatch(word):
-        return  # a part of a JSON value, of any kind, or a value that is part of the word
-    if option.takes_value and not values and not _optional(option):
+def _check_value(option: Option, given: GivenOption) -> None:
+    word, values = given.spelled, given.values
+    if given.keys:
+        return  # a part of a JSON value, of any kind
+    # Short options alone may stand without the value that the help shows.
+    if option.takes_value and not values and option.name.startswith("--"):
         raise UsageError(f"{word} needs a value", remedy=nearest("", option.choices) or _HELP)
     if not option.takes_value and values:
         raise UsageError(f"{word} takes no value", cause=f"given {' '.join(values)}", remedy=f"write {word} alone")
@@ -173,11 +208,6 @@ def _check_value(option: Option | None, given: list[str]) -> None:
 def _nearest(name: str, options: Options) -> str:
     close = difflib.get_close_matches(name, [known for known in options if known.startswith("--")], n=1)
     return f"did you mean {close[0]!r}?" if close else _HELP
-
-
-def _optional(option: Option) -> bool:
-    """Tell whether the option may stand alone although the help shows a value: only short options of vLLM do."""
-    return not option.name.startswith("--")
 
 
 @cache

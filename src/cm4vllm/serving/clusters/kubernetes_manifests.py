@@ -18,6 +18,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
 from cm4vllm.serving.arguments import ServerSettings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
+from cm4vllm.serving.options import split_options
 
 __all__ = ["MANIFEST_FILE", "PodSettings", "manifests", "write_manifests"]
 
@@ -338,7 +339,8 @@ def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: 
 
     Its template starts `vllm serve` itself and takes further words, as a shell reads them, from VLLM_ADDITIONAL_ARGS.
     """
-    words = shlex.join(_without(arguments[1:], _SAID_BY_LLM_D))
+    options = (option for option in split_options(arguments[1:])[1] if option.name not in _SAID_BY_LLM_D)
+    words = shlex.join(word for option in options for word in option.words)
     container: dict[str, Any] = {
         "name": "main",
         "env": [*_environment(pod), {"name": "VLLM_ADDITIONAL_ARGS", "value": words}],
@@ -359,16 +361,3 @@ def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: 
             "template": {"containers": [container]},
         },
     }
-
-
-def _without(words: list[str], options: tuple[str, ...]) -> list[str]:
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and word in options:
-            skip = True
-            continue
-        if not skip:
-            kept.append(word)
-        skip = False
-    return kept
