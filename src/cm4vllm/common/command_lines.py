@@ -11,9 +11,18 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.redaction import PLACEHOLDER, Vault, redacted_words, variable
 
-__all__ = ["published_command", "published_words", "shell_line", "shell_word", "stored_command"]
+__all__ = [
+    "given_words",
+    "published_command",
+    "published_words",
+    "refuse_secrets",
+    "shell_line",
+    "shell_word",
+    "stored_command",
+]
 
 #: An absolute path, or one below a home folder, as a word or in one: after =, a comma, file://, or _path. of a tag.
 _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.))(?P<path>~?/(?!/)[^\s,;:\"')\]}@]*)")
@@ -25,6 +34,23 @@ _URL = re.compile(
 )
 #: Variables that mean something to every shell, and those that a reader has set already.
 _TAKEN = frozenset({"PATH", "HOME", "USER", "PWD", "OLDPWD", "SHELL", "TMPDIR", "LANG", "IFS", "UID", "TAGS", "INPUT"})
+
+
+def given_words(flag: str, text: str) -> list[str]:
+    """Return the words in the value of a flag, which is quoted as in a shell. Raises UsageError, without a secret."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{redacted_words([f'{flag}={text}'])[0]} cannot be read", cause=str(error), remedy="quote it as in a shell"
+        ) from error
+
+
+def refuse_secrets(flag: str, words: Sequence[str], *, cause: str, remedy: str) -> None:
+    """Raise UsageError for the first word in the value of a flag that has a secret in it, which is not shown."""
+    for word, shown in zip(words, redacted_words(words), strict=True):
+        if shown != word:
+            raise UsageError(f"a secret in {flag}: {shown}", cause=cause, remedy=remedy)
 
 
 def stored_command(words: Sequence[str], secrets: Vault | None = None) -> str:

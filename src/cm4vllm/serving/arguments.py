@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +10,9 @@ from typing import Annotated, Any
 from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
+from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.records import Record
-from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
@@ -25,6 +24,7 @@ from cm4vllm.serving.records import Api
 __all__ = [
     "ServerSettings",
     "completed",
+    "given_settings",
     "hub_folder",
     "niceness",
     "preset_options",
@@ -126,13 +126,16 @@ def read_server_settings(env: Mapping[str, Any]) -> ServerSettings:
     Raises UsageError.
     """
     settings = read_settings(ServerSettings, env)
-    try:
-        said = given_options(shlex.split(settings.extra))
-    except ValueError:  # server_argv says why
-        return settings
+    said = given_options(given_words("--extra_args", settings.extra))
     keys = env_keys(ServerSettings)
     extra = {keys[field]: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
     return read_settings(ServerSettings, {**env, **extra})
+
+
+def given_settings(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of an environment that are settings of a server, as text; empty ones are left out."""
+    keys = env_keys(ServerSettings).values()
+    return {key: str(env[key]) for key in keys if env.get(key) not in (None, "")}
 
 
 #: The least context that is asked for, so that the server is of use beyond one dataset.
@@ -239,35 +242,21 @@ def secret_env(settings: ServerSettings) -> dict[str, str]:
 
 def _extra(text: str) -> tuple[list[str], dict[str, str]]:
     """Return the further words, and the environment in which the value of --hf-token goes to the server."""
-    try:
-        given = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{redacted_words([f'--extra_args={text}'])[0]} cannot be read",
-            cause=str(error),
-            remedy="quote it as in a shell",
-        ) from error
-    words, secrets = _without_token(given)
-    refuse_fixed(words)
-    if (shown := redacted_words(words)) != words:
-        hidden = next(after for after, word in zip(shown, words, strict=True) if after != word)
-        raise UsageError(
-            f"a secret in --extra_args: {hidden}",
-            cause="every user of the machine can read the server's command line",
-            remedy="set it as an environment variable, which the server inherits",
-        )
-    return words, secrets
-
-
-def _without_token(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    left, given = split_options(words)
+    words, given = split_options(given_words("--extra_args", text))
     secrets: dict[str, str] = {}
     for option in given:
         if len(option.name) < len("--hf-t") or not _TOKEN_OPTION.startswith(option.name):
-            left += option.words
+            words += option.words
         elif any(option.values):
             secrets[_TOKEN_VARIABLE] = option.values[0]
-    return left, secrets
+    refuse_fixed(words)
+    refuse_secrets(
+        "--extra_args",
+        words,
+        cause="every user of the machine can read the server's command line",
+        remedy="set it as an environment variable, which the server inherits",
+    )
+    return words, secrets
 
 
 def niceness(settings: ServerSettings) -> int:

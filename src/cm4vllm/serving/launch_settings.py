@@ -207,8 +207,7 @@ def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
 def chosen_server(env: Mapping[str, Any], model: str = "any") -> arguments.ServerSettings:
     """Return the settings of a server as far as they are asked for; `model` stands for one that is not named."""
     keys = env_keys(arguments.ServerSettings)
-    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    return arguments.read_server_settings({keys["model"]: model, keys["name"]: model} | given)
+    return arguments.read_server_settings({keys["model"]: model, keys["name"]: model, **arguments.given_settings(env)})
 
 
 def require_alone(settings: LaunchSettings, chosen: arguments.ServerSettings) -> None:

@@ -185,8 +185,7 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             )
         check_unchanged(model)
     keys = env_keys(arguments.ServerSettings)
-    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
-    given = arguments.completed(given, model, _longest(settings))
+    given = arguments.completed(arguments.given_settings(env), model, _longest(settings))
     name = given.get(keys["model"], "")
     if not name:
         raise UsageError("no model to serve", remedy="give --vllm_model_name, a hub id or a folder")

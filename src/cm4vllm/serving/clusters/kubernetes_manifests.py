@@ -16,7 +16,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys
-from cm4vllm.serving.arguments import ServerSettings, read_server_settings, secret_env, server_argv
+from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
 from cm4vllm.serving.options import split_options
 
@@ -176,7 +176,7 @@ def _server_settings(pod: PodSettings, env: Mapping[str, str]) -> ServerSettings
     # A pod listens on every address of its own, at one port; its model is compiled unless the user says otherwise.
     keys = env_keys(ServerSettings)
     claim, path = pod.claim
-    given = {key: str(env[key]) for key in keys.values() if env.get(key) not in (None, "")}
+    given = given_settings(env)
     given[keys["name"]] = given.get(keys["name"]) or pod.model.removeprefix("pvc://").rstrip("/").rpartition("/")[2]
     given[keys["model"]] = f"{MODEL_MOUNT}/{path}".rstrip("/") if claim else pod.model
     given[keys["host"]] = "0.0.0.0"  # noqa: S104 - a pod's own network namespace

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.containers import Container, Mount, engines, run_words
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.redaction import redacted_words
 from cm4vllm.hardware.used_gpus import VISIBLE
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
@@ -44,21 +44,13 @@ _OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--pu
 
 def container_options(text: str) -> list[str]:
     """Return the words of --container_args. Raises UsageError for a secret, and for what cannot be changed."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{redacted_words([f'--container_args={text}'])[0]} cannot be read",
-            cause=str(error),
-            remedy="quote it as in a shell",
-        ) from error
-    if (shown := redacted_words(words)) != words:
-        hidden = next(after for after, word in zip(shown, words, strict=True) if after != word)
-        raise UsageError(
-            f"a secret in --container_args: {hidden}",
-            cause="every user of the machine can read the command line of the container",
-            remedy='set it as a variable of the environment, and give its name alone: --container_args="--env NAME"',
-        )
+    words = given_words("--container_args", text)
+    refuse_secrets(
+        "--container_args",
+        words,
+        cause="every user of the machine can read the command line of the container",
+        remedy='set it as a variable of the environment, and give its name alone: --container_args="--env NAME"',
+    )
     for word in words:
         if (name := word.partition("=")[0]) in _OURS:
             raise UsageError(
