@@ -114,7 +114,7 @@ class Curve:
 
 
 def noted_memory_of(client, supervisor):
-    """Return the shared memory of a client, as soon as its supervisor, which looks once a second, has noted all of it."""
+    """Return the shared memory of a client once its supervisor, which looks once a second, has noted all of it."""
     used = shared_memory_of([client, supervisor, *descendants(supervisor)])
     try:
         noted = Path(psutil.Process(client).environ()[BASE])
