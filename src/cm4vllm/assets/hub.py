@@ -9,7 +9,6 @@ import fnmatch
 import hashlib
 import importlib
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
 from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import Step, say, step
+from cm4vllm.common.repetition import repeated
 
 __all__ = ["Snapshot", "page_of", "snapshot"]
 
@@ -202,20 +202,16 @@ def _disk(repository: Path) -> Iterator[None]:
 def _watched(blobs: Path, needed: int, progress: Step) -> Iterator[None]:
     """Tell how much of a download has arrived, by the sizes of its files."""
     utils: Any = importlib.import_module("huggingface_hub.utils")  # its typing hides what it exports
-    before, done, had_bars = _size(blobs), threading.Event(), not utils.are_progress_bars_disabled()
+    before, had_bars = _size(blobs), not utils.are_progress_bars_disabled()
     utils.disable_progress_bars()
 
-    def watch() -> None:
-        while not done.wait(_LOOK_S):
-            progress.update(f"{(_size(blobs) - before) / 1e9:.2f} of {needed / 1e9:.2f} GB")
+    def tell() -> None:
+        progress.update(f"{(_size(blobs) - before) / 1e9:.2f} of {needed / 1e9:.2f} GB")
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     try:
-        yield
+        with repeated(tell, _LOOK_S, "download"):
+            yield
     finally:
-        done.set()
-        watcher.join()
         if had_bars:
             utils.enable_progress_bars()
 
