@@ -11,13 +11,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cm4vllm.common.errors import DiskFull, NotWritable
 
-__all__ = ["scratch_folder"]
+__all__ = ["remove_unlocked", "scratch_folder"]
 
 _ELSEWHERE = "name another folder with the environment variable TMPDIR"
 #: The end of the names of these folders: no other folder is ever removed.
@@ -33,7 +33,8 @@ def scratch_folder(prefix: str = "cm4vllm-") -> Iterator[Path]:
     Raises NotWritable where no such folder can be written to, DiskFull where it is full; both name TMPDIR.
     """
     try:
-        _remove_left(prefix)
+        left = (path for path in Path(tempfile.gettempdir()).glob(f"{prefix}*{_SUFFIX}") if not _is_new(path))
+        remove_unlocked(left, lambda path: shutil.rmtree(path, ignore_errors=True))
         made = tempfile.TemporaryDirectory(prefix=prefix, suffix=_SUFFIX)
     except OSError as error:
         raise NotWritable(
@@ -65,26 +66,25 @@ def _locked(folder: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_left(prefix: str) -> None:
-    """Remove the folders with this prefix that belong to the user and that no process holds."""
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            state = path.lstat()
-            empty_and_new = time.time() - state.st_mtime < _NEW_S and not any(path.iterdir())
-            if state.st_uid == os.getuid() and not empty_and_new and _is_free(path):
-                shutil.rmtree(path, ignore_errors=True)
+def remove_unlocked(folders: Iterable[Path], remove: Callable[[Path], object]) -> None:
+    """Call `remove` with each folder that belongs to the user and whose lock no process holds; it is locked then."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is no folder, was removed by somebody else, or is locked
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(folder)
+            finally:
+                os.close(lock)
 
 
-def _is_free(path: Path) -> bool:
-    """Tell whether no process holds the lock of a folder. Raises OSError for what is no folder."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _is_new(path: Path) -> bool:
+    """Tell whether a folder may be about to be locked by the process that made it; also of what cannot be read."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.time() - path.lstat().st_mtime < _NEW_S and not any(path.iterdir())
     except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+        return True
 
 
 def _is_full(folder: str) -> bool:

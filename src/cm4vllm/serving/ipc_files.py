@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import NotWritable
+from cm4vllm.common.temporary_folders import remove_unlocked
 
 __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
@@ -72,15 +73,7 @@ class IpcFiles:
 
 def remove_abandoned() -> None:
     """Remove what servers left whose supervisor is gone: no process holds their folder's lock."""
-    for folder in (folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")):
-        with contextlib.suppress(OSError):  # another's, removed by somebody else, or locked
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(lock).st_uid == os.getuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(folder)
-            finally:
-                os.close(lock)
+    remove_unlocked((folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")), _remove)
 
 
 def _remove(folder: Path) -> None:
