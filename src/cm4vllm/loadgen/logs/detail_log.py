@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from cm4vllm.common.files import opened
 __all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log", "time_of"]
 
 DETAIL_LOG = "mlperf_log_detail.txt"
+
+T = TypeVar("T")
 
 _PREFIX = b":::MLLOG "
 #: Keys that a run logs at most once: a second entry is that of a second run, appended.
@@ -84,21 +86,15 @@ class DetailLog:
     unordered: str = ""
 
     def text(self, key: str) -> str:
-        value = self._value(key)
-        if not isinstance(value, str):
-            raise self._refusal(key, value, "a text")
-        return value
+        return self._typed(key, str, "a text")
 
     def flag(self, key: str) -> bool:
-        value = self._value(key)
-        if not isinstance(value, bool):
-            raise self._refusal(key, value, "true or false")
-        return value
+        return self._typed(key, bool, "true or false")
 
     def count(self, key: str) -> int:
         """Return a whole number of 64 bits that is not negative."""
-        value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _COUNT_END:
+        value = self._typed(key, int, "a whole number of 64 bits")
+        if isinstance(value, bool) or not 0 <= value < _COUNT_END:
             raise self._refusal(key, value, "a whole number of 64 bits")
         return value
 
@@ -156,6 +152,12 @@ class DetailLog:
     def _version(self) -> tuple[int, ...]:
         words = self.text("loadgen_version").partition(" ")[0].split(".")
         return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
+
+    def _typed(self, key: str, kind: type[T], wanted: str) -> T:
+        value = self._value(key)
+        if not isinstance(value, kind):
+            raise self._refusal(key, value, wanted)
+        return value
 
     def _value(self, key: str) -> Any:
         if key not in self.values:
