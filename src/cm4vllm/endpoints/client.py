@@ -21,6 +21,7 @@ from cm4vllm.common.progress import Step, step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.endpoints.client_leftovers import remove_leftovers
+from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
@@ -225,10 +226,7 @@ def _progress(log: Path) -> tuple[int, int] | None:
 
 def _require_server(alive: Callable[[], str | None]) -> None:
     """Raise ServerDied where the server ends: its client may end first, and the end is known a little later."""
-    deadline = time.monotonic() + _NOTICED_S
-    while (reason := alive()) is None and time.monotonic() < deadline:
-        time.sleep(_LOOK_S / 5)
-    if reason is not None:
+    if (reason := awaited_reason(alive, _NOTICED_S)) is not None:
         raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
 
 

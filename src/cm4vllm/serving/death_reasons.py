@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.processes import exit_in_words
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.own_supervisors import runs
 from cm4vllm.serving.records import NodeRecord, ServerRecord
-from cm4vllm.serving.supervisor import OWN_END
+from cm4vllm.serving.supervisor import end_in_words
 
-__all__ = ["LOG_FILE", "STATE_FILE", "death_reason", "reason_in", "reason_on_nodes"]
+__all__ = ["LOG_FILE", "STATE_FILE", "awaited_reason", "death_reason", "reason_in", "reason_on_nodes"]
 
 #: The names of the log of a server and of the state of its supervisor, in the server's folder.
 LOG_FILE = "server.log"
 STATE_FILE = "supervisor.json"
 #: Seconds that the rest of a server that has ended gets to write the cause into its log.
 SAYING_S = 0.5
+#: Seconds between two looks for the end of a server.
+_LOOK_S = 0.1
 
 
 def death_reason(record: ServerRecord) -> str | None:
@@ -46,6 +47,17 @@ def death_reason(record: ServerRecord) -> str | None:
     )
 
 
+def awaited_reason(alive: Callable[[], str | None], timeout_s: float) -> str | None:
+    """Return why a server has ended by `alive`, None where it is up after `timeout_s`.
+
+    Its clients may see it end first: its supervisor has to see the last of its processes end.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (reason := alive()) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return reason
+
+
 def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
     """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
     pids = {node.name: node.supervisor_pid or 0 for node in nodes}
@@ -58,11 +70,8 @@ def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
 
 def reason_in(folder: Path) -> str:
     """Return why the server in a folder has ended, whose supervisor has noted it or was killed."""
-    state = _state(folder)
-    how, status = state.get("reason") or "its supervisor was killed", state.get("status")
-    if isinstance(status, int) and how == OWN_END:  # otherwise the status is only how we ended it
-        how += f": {exit_in_words(status)}"
-    return "\n".join(part for part in (how, telling_lines(folder / LOG_FILE)) if part)
+    how = end_in_words(_state(folder), "its supervisor was killed")
+    return "\n".join(filter(None, (how, telling_lines(folder / LOG_FILE))))
 
 
 def _noted_since(folder: Path) -> float:

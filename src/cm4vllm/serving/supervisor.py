@@ -48,13 +48,13 @@ from cm4vllm.common.processes import exit_in_words, raise_open_files
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
-    "OWN_END",
     "READY",
     "SUPERVISOR_PIPE",
     "WATCHED_PIPE",
     "Supervisor",
     "children",
     "descendants",
+    "end_in_words",
     "main",
     "parent_of",
     "start_supervised",
@@ -73,7 +73,7 @@ _ENGINES = "VLLM::"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: The reason to end that is the server's own: its exit status says the rest.
-OWN_END = "it ended by itself"
+_OWN_END = "it ended by itself"
 #: Between two looks for processes that do not end.
 _LOOK_S = 0.05
 #: Seconds between SIGTERM and SIGKILL for processes that the server leaves behind.
@@ -174,9 +174,9 @@ class Supervisor:
                     os.read(wake, 4096)
             _reap(child)
             if child.returncode is not None:
-                self.reason = self.reason or OWN_END
+                self.reason = self.reason or _OWN_END
             for descriptor in self._engines.keys() & set(ready):
-                self.reason = self.reason or _end_in_words(*self._engines[descriptor])
+                self.reason = self.reason or _process_end(*self._engines[descriptor])
             if not self._ready:
                 self._watch_engines()
                 ipc_files.note_memory(descendants(os.getpid()))
@@ -285,7 +285,14 @@ def title_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def _end_in_words(pid: int, title: str) -> str:
+def end_in_words(state: Mapping[str, Any], otherwise: str) -> str:
+    """Return why a server ended by the last state of its supervisor; `otherwise` where that has no reason."""
+    reason, status = str(state.get("reason") or otherwise), state.get("status")
+    # With another reason the status is only how the server was ended.
+    return f"{reason}: {exit_in_words(status)}" if reason == _OWN_END and isinstance(status, int) else reason
+
+
+def _process_end(pid: int, title: str) -> str:
     """Return the way in which a process of the server ended, from a zombie's exit_code in /proc (as of waitpid(2))."""
     how = "ended"
     with contextlib.suppress(OSError, ValueError, IndexError):

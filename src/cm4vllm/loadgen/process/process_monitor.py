@@ -32,6 +32,7 @@ from cm4vllm.loadgen.process.messages import (
 )
 from cm4vllm.loadgen.process.run_status import PartialScores
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import MetricsWatch, ServerMetrics
@@ -137,7 +138,7 @@ def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | Non
 
     A server that ends takes its connections along: then its end is the cause, not the failed requests.
     """
-    reason = _end_of_server(run.alive) if run.settings.server.owned else None
+    reason = awaited_reason(run.alive, DYING_S) if run.settings.server.owned else None
     if reason is None:
         return None
     died = server_died(run.settings, reason)
@@ -148,14 +149,6 @@ def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | Non
         remedy=died.remedy,
         client=last.client if isinstance(last, Failed) else None,
     )
-
-
-def _end_of_server(alive: Alive) -> str | None:
-    """Return the reason why the server ended; its supervisor gets time to see the last of its processes end."""
-    deadline = time.monotonic() + DYING_S
-    while (reason := alive()) is None and time.monotonic() < deadline:
-        time.sleep(ALIVE_INTERVAL_S / 5)
-    return reason
 
 
 def _follow(output: IO[bytes], log: int, run: MonitoredRun) -> Message | None:

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cm4vllm.common.errors import ServerUnreachable
-from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.serving.clusters.launchers.interface import Launcher
+from cm4vllm.serving.clusters.node_processes import node_output
 
 __all__ = ["copy_to_nodes", "installation"]
 
@@ -69,13 +69,10 @@ def _copied(launcher: Launcher, node: str, folders: Sequence[Path], digests: Seq
 
 
 def _asked(launcher: Launcher, node: str, program: Sequence[str]) -> str:
-    try:
-        done = run(launcher.words(node, program), timeout_s=_ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(launcher, node, str(error)) from error
-    if not done.ok:
-        raise _failed(launcher, node, done.tail(6))
-    lines = done.output.splitlines()
+    failure, output = node_output(launcher, node, program, _ANSWER_S)
+    lines = output.splitlines()
+    if failure:
+        raise _failed(launcher, node, "\n".join(lines[-6:]) or failure)
     return lines[-1].strip() if lines else ""
 
 

@@ -27,9 +27,17 @@ from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_report import MARK, NodeReport
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.records import NodeRecord
-from cm4vllm.serving.supervisor import OWN_END
+from cm4vllm.serving.supervisor import end_in_words
 
-__all__ = ["ended_since", "node_cause", "node_program", "node_reports", "require_reachable", "start_on_node"]
+__all__ = [
+    "ended_since",
+    "node_cause",
+    "node_output",
+    "node_program",
+    "node_reports",
+    "require_reachable",
+    "start_on_node",
+]
 
 _REPORT_S, _REACH_S = 120.0, 30.0
 #: What the log of a node says whose peer has ended: the cause is then in the log of the peer.
@@ -49,7 +57,7 @@ def node_program(module: str, *words: str) -> list[str]:
 def require_reachable(launcher: Launcher) -> None:
     """See that each node runs a program. Raises ServerUnreachable naming the first that does not, UsageError."""
     with ThreadPoolExecutor(min(64, len(launcher.nodes)), "nodes") as threads:
-        done = threads.map(lambda node: _output(launcher, node, ["true"], _REACH_S), launcher.nodes)
+        done = threads.map(lambda node: node_output(launcher, node, ["true"], _REACH_S), launcher.nodes)
         for node, (status, output) in zip(launcher.nodes, done, strict=True):
             if status:
                 raise ServerUnreachable(
@@ -71,7 +79,7 @@ def node_reports(launcher: Launcher, python: Path, model: str) -> dict[str, Node
 
 
 def _report(launcher: Launcher, node: str, program: Sequence[str]) -> NodeReport:
-    status, output = _output(launcher, node, program, _REPORT_S)
+    status, output = node_output(launcher, node, program, _REPORT_S)
     report = next((line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)), None)
     if report is None:
         raise ServerUnreachable(
@@ -84,7 +92,7 @@ def _report(launcher: Launcher, node: str, program: Sequence[str]) -> NodeReport
     return msgspec.json.decode(report, type=NodeReport)
 
 
-def _output(launcher: Launcher, node: str, program: Sequence[str], timeout_s: float) -> tuple[str, str]:
+def node_output(launcher: Launcher, node: str, program: Sequence[str], timeout_s: float) -> tuple[str, str]:
     """Run a program on a node; return in words why it failed, empty where it did not, and its output."""
     try:
         done = run(launcher.words(node, program), timeout_s=timeout_s)
@@ -159,10 +167,7 @@ def node_cause(nodes: Sequence[NodeRecord], ended: Sequence[NodeRecord]) -> str:
         return bool(_CONSEQUENCE.search(telling_lines(Path(node.log)))), noted, rank[node.name]
 
     node = min(ended, key=order)
-    state = _state(node)
-    how, status = state.get("reason") or _launcher_end(node), state.get("status")
-    if isinstance(status, int) and how == OWN_END:
-        how += f": {exit_in_words(status)}"
+    how = end_in_words(_state(node), _launcher_end(node))
     return "\n".join(filter(None, (f"on the node {node.name}: {how}", telling_lines(Path(node.log)))))
 
 
