@@ -21,7 +21,7 @@ LOG_FILE = "server.log"
 STATE_FILE = "supervisor.json"
 #: Seconds that the rest of a server that has ended gets to write the cause into its log.
 SAYING_S = 0.5
-#: Seconds between two looks for the end of a server.
+#: Seconds between two checks whether a server has ended.
 _LOOK_S = 0.1
 
 

@@ -19,7 +19,7 @@ __all__ = ["GRACE_S", "end_supervisors", "is_owned", "own", "runs", "say_ready",
 #: A server may take this long after SIGTERM before it is killed; vLLM needs about 1 s when idle, Ray a few seconds.
 GRACE_S = 10.0
 _LOOK_S = 0.05
-#: Seconds between two looks at a server that runs in the foreground.
+#: Seconds between two checks of a server that runs in the foreground.
 _FOREGROUND_S = 0.5
 
 #: By process ID. The pipe that keeps a server alive is open as long as its entry is here.
