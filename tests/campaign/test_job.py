@@ -232,7 +232,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
     record = searched()
     (job.out / "search" / "Server").mkdir(parents=True)
     write_record(job.out / "search" / "Server" / SEARCH_FILE, record)
-    values = Values(job, {step.name: step for step in schedule(job)})
+    values = Values(job.out, {}, {step.name: step for step in schedule(job)})
     targets = [values.target(MeasuredTarget(step="Server search", searched=True, lowered=times)) for times in range(3)]
     assert [target.value for target in targets] == [100, 98.52, 95.63]
     assert targets[0].source == f"Server search: {record.words}"
@@ -242,7 +242,7 @@ def test_the_target_is_the_rate_of_the_search_and_lower_after_runs_that_missed_a
 def test_why_a_run_is_repeated_is_said_once_to_the_user(tmp_path, monkeypatch, capsys):
     job = Job.of(CampaignSettings(output_dir=str(tmp_path), execution_mode="valid", scenario="Offline"))
     steps = {step.name: step for step in schedule(job)}
-    values = Values(job, steps)
+    values = Values(job.out, {}, steps)
     short = SimpleNamespace(duration=Seconds(271.5), min_duration=Seconds(600.0))
     monkeypatch.setattr("cm4vllm.campaign.step_values.read_performance", lambda folder: short)
     repeated = [step.condition for name, step in steps.items() if name.startswith("Offline performance again")]

@@ -136,7 +136,7 @@ def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
 
 def test_it_is_left_out_where_each_run_has_its_session(published_power: Path, tmp_path: Path) -> None:
     made = job(tmp_path)
-    condition, values = preflight_step(made).condition, Values(made, {})
+    condition, values = preflight_step(made).condition, Values(made.out, {}, {})
     assert condition is not None and values.holds(condition)
     run = made.out / "runs" / "a_system" / "a_model" / "Offline" / "performance"
     copied(published_power, SINGLE, run.with_name(SESSION))

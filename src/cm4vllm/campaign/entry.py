@@ -12,7 +12,6 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
-from cm4vllm.campaign.execution import Recipes
 from cm4vllm.campaign.job import run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.machine_needs import machine_notes
@@ -22,7 +21,7 @@ from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
 from cm4vllm.campaign.schedule import common_inputs, schedule, with_durations
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import Duration, MeasuredTarget, Product, Step
+from cm4vllm.campaign.steps import ALL, Duration, MeasuredTarget, Product, Recipes, Step
 from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
@@ -87,7 +86,7 @@ def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
             remedy="leave it out, or let the job have a performance run at a rate, as of --scenario=Server",
         )
     known = [step.key for step in steps if step.product not in (None, Product.SERVER)]
-    for name in sorted(job.rerun):
+    for name in sorted(job.rerun - {ALL}):
         if name not in known:
             raise UsageError(f"--rerun={name} names no step of this job that is kept", remedy=nearest(name, known))
 

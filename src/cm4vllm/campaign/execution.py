@@ -9,22 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from cm4vllm.campaign.failed_attempts import forget_answers, set_aside
 from cm4vllm.campaign.kept_results import KeptResult, kept_result
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.current_status import JobStatus, steps_of
 from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
-from cm4vllm.campaign.schedule import FOLDER
+from cm4vllm.campaign.scheduled_job import ScheduledJob
 from cm4vllm.campaign.step_checks import CHECKS
-from cm4vllm.campaign.steps import Condition, Product, Step
+from cm4vllm.campaign.step_values import Values
+from cm4vllm.campaign.steps import FOLDER, Product, Recipes, Step, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -38,7 +37,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import now
 
-__all__ = ["Execution", "Recipes", "ScheduledJob", "StepValues", "run_schedule"]
+__all__ = ["Execution", "recipes_of", "run_schedule"]
 
 R = TypeVar("R")
 
@@ -47,56 +46,25 @@ _NOT_NEEDED = "no step needed it: it was not started"
 _BY_THE_SEARCH = "made by the search, which ended with it"
 
 
-class Recipes(Protocol):
-    """Runs the recipe with these tags on top of this environment, and returns what it exports. Raises CmError."""
+def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], given: Mapping[str, Any], adr: Any = None) -> Recipes:
+    """Return what runs the recipes of steps by the engine's `run`, on top of the environment `given`.
 
-    def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
+    `adr` are the changes of `--adr` that only the engine applies.
+    """
 
+    def recipes(tags: str, env: Mapping[str, str]) -> dict[str, str]:
+        done = run({"tags": tags, "names": names_of(tags), "env": {**given, **env}, "adr": adr or {}, "quiet": True})
+        if done["return"]:
+            raise CmError.again(done["return"], done["error"])
+        return {key: value for key, value in done["new_env"].items() if isinstance(value, str)}
 
-class ScheduledJob(Protocol):
-    """The facts of a job that its execution needs: `notes` are shown first, `notices` mark every page."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-    @property
-    def notices(self) -> Sequence[str]: ...
-
-    @property
-    def serve(self) -> Address | None: ...
-
-    @property
-    def out(self) -> Path:
-        """The folder of the results."""
-
-    @property
-    def attempts(self) -> int:
-        """Times that a step is tried where the server that the job started ends during it."""
-
-    def reruns(self, step: str) -> bool:
-        """Say whether a step is taken again although its result is there."""
-
-
-class StepValues(Protocol):
-    """Values known only during the run: `env` has the exports of the steps so far, `good` their names."""
-
-    env: dict[str, str]
-    good: set[str]
-
-    def inputs(self, step: Step) -> dict[str, str]:
-        """Return a step's inputs with every value filled in."""
-
-    def holds(self, condition: Condition) -> bool:
-        """Say whether a condition holds."""
+    return recipes
 
 
 def run_schedule(
     job: ScheduledJob,
     steps: Iterable[Step],
-    values: StepValues,
+    env: Mapping[str, str],
     recipes: Recipes,
     given: Mapping[str, Any],
     *,
@@ -105,14 +73,15 @@ def run_schedule(
 ) -> R:
     """Take the steps in their order, with a live view, and return what `finish` returns after the last.
 
-    `given` is the environment that recipes have beside what the job gives them. Raises CmError for what failed.
+    `env` are the inputs of all steps, `given` is the environment that recipes have beside what the job gives them.
+    Raises CmError for what failed.
     """
     for note in job.notes:
         say(f"note: {note}")
     require_results_folder(job.out)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
-        execution = Execution(job, steps, values, recipes, given, after_step)
+        execution = Execution(job, steps, env, recipes, given, after_step)
         shown = steps_of(tuple(execution.steps.values()), execution.file)
         execution.begin()
         with watched(JobStatus(job.title, job.notices, shown), job.out, job.serve) as monitor:
@@ -130,7 +99,7 @@ class Execution:
         self,
         job: ScheduledJob,
         steps: Iterable[Step],
-        values: StepValues,
+        env: Mapping[str, str],
         recipes: Recipes,
         given: Mapping[str, Any],
         after_step: Callable[[Execution], None],
@@ -141,8 +110,8 @@ class Execution:
         self.after_step = after_step
         self.started = now()
         self.steps = {step.name: step for step in steps}
-        self.values = values
-        self.env = values.env
+        self.values = Values(job.out, env, self.steps)
+        self.env = self.values.env
         self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
         self.server: OwnServer | None = None
         self.failure: CmError | None = None

@@ -9,10 +9,10 @@ from importlib import metadata
 from typing import Any
 
 from cm4vllm import __version__
-from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
-from cm4vllm.campaign.schedule import schedule
+from cm4vllm.campaign.execution import Execution, run_schedule
+from cm4vllm.campaign.schedule import common_inputs, schedule
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.step_values import Values
+from cm4vllm.campaign.steps import Recipes
 from cm4vllm.common.errors import CmError, InvalidResult
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say, warn
@@ -35,11 +35,10 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
     `command` is the line that started it, for the records; `given` the environment that recipes have beside what the
     job gives them.
     """
-    steps = schedule(job)
     return run_schedule(
         job,
-        steps,
-        Values(job, {step.name: step for step in steps}),
+        schedule(job),
+        common_inputs(job),
         recipes,
         given or {},
         finish=partial(_report, job),

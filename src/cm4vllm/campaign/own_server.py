@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Protocol
 
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.campaign.steps import Step
+from cm4vllm.campaign.steps import Recipes, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
@@ -39,10 +38,6 @@ def earlier_server(folder: Path, planned: str, model_record: str) -> Path | None
     return path if alike else None
 
 
-class _Recipes(Protocol):
-    def __call__(self, tags: str, env: Mapping[str, str]) -> Mapping[str, str]: ...
-
-
 class OwnServer:
     """`take` takes the step that starts it, once."""
 
@@ -53,7 +48,7 @@ class OwnServer:
         self._take = take
         self._waits = False
 
-    def can_wait(self, recipes: _Recipes, env: MutableMapping[str, str]) -> bool:
+    def can_wait(self, recipes: Recipes, env: MutableMapping[str, str]) -> bool:
         """Say whether the server of an earlier command was the same, so that its record tells all before a start.
 
         `env` then gets what the step would export.

@@ -40,7 +40,7 @@ from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, 
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, Scenario
 
-__all__ = ["FOLDER", "common_inputs", "schedule", "with_durations"]
+__all__ = ["common_inputs", "schedule", "with_durations"]
 
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"

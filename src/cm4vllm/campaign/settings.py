@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE, SIMULATED_POWER_NOTICE
@@ -13,8 +12,9 @@ from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sente
 from cm4vllm.campaign.division_checks import Fault
 from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
+from cm4vllm.campaign.scheduled_job import ScheduledJob
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
-from cm4vllm.campaign.steps import key_of, reruns
+from cm4vllm.campaign.steps import reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
@@ -111,8 +111,8 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     power_port: input_types.PowerPort = 4950
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Job(ScheduledJob):
     """The settings, understood: what is run, under which rules, and where its files go."""
 
     settings: CampaignSettings
@@ -121,16 +121,10 @@ class Job:
     category: Category
     scenarios: tuple[Scenario, ...]
     modes: tuple[Mode, ...]
-    execution_mode: ExecutionMode
     division: Division
     tests: tuple[str, ...]
     sources: Sources
-    out: Path
     quantisation: str = ""
-    rerun: frozenset[str] = frozenset()
-    rerun_all: bool = False
-    serve: Address | None = None
-    notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     space: Space | None = None
     step_inputs: tuple[StepInput, ...] = ()
@@ -155,22 +149,11 @@ class Job:
         return rule is not None and all(fault.rule != rule for fault in self.faults)
 
     @property
-    def attempts(self) -> int:
-        """Times that a step is tried where the server that the job started ends during it."""
-        return self.settings.attempts
-
-    def reruns(self, step: str) -> bool:
-        """Say whether a step is to be taken again whatever an earlier command left of it."""
-        return self.rerun_all or key_of(step) in self.rerun
-
-    @property
     def title(self) -> str:
-        """The job in a few words."""
         return f"{self.benchmark.name} {self.round.name}, {', '.join(self.scenarios)}, {self.division}"
 
     @property
     def notices(self) -> list[str]:
-        """Statements that every page and record of the job must carry, as far as they are known before its runs."""
         return [
             *([SIMULATED_NOTICE] if self.settings.rehearse else []),
             *([SIMULATED_POWER_NOTICE] if self.settings.power == "simulated" else []),
@@ -181,10 +164,6 @@ class Job:
     def scores(self) -> bool:
         """True if accuracy runs are scored: the answers of a simulated server have no meaning."""
         return not self.settings.rehearse
-
-    @property
-    def rehearsal(self) -> bool:
-        return self.execution_mode is ExecutionMode.TEST
 
     @property
     def search_minutes(self) -> float:
@@ -242,9 +221,9 @@ class Job:
             tests=compliance_tests(settings.compliance, benchmark, division, category),
             sources=asset_sources,
             out=typed_path(settings.output_dir).absolute() / execution_mode,
+            attempts=settings.attempts,
             quantisation=asked_quantisation(settings.quantize, benchmark.name, served=bool(settings.api_server)),
-            rerun=reruns(settings.rerun)[1],
-            rerun_all=reruns(settings.rerun)[0],
+            rerun=reruns(settings.rerun),
             serve=Address.parse(settings.serve) if settings.serve else None,
             space=asked_space(
                 settings.search,

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
-from cm4vllm.campaign.schedule import FOLDER, common_inputs
-from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Condition, MeasuredTarget, Need, Step
+from cm4vllm.campaign.steps import FOLDER, Condition, MeasuredTarget, Need, Step
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
@@ -28,12 +26,12 @@ _EXPORTED = re.compile(r"<<<(\w+)>>>")
 class Values:
     """`env` holds the inputs of the whole job and what the steps taken so far have exported.
 
-    `good` are the names of the steps that have ended well.
+    `good` are the names of the steps that have ended well. The results of the job are in the folder `out`.
     """
 
-    def __init__(self, job: Job, steps: Mapping[str, Step]) -> None:
-        self.job = job
-        self.env = common_inputs(job)
+    def __init__(self, out: Path, env: Mapping[str, str], steps: Mapping[str, Step]) -> None:
+        self.out = out
+        self.env = dict(env)
         self.good: set[str] = set()
         self._steps = steps
         self._said: set[str] = set()
@@ -80,7 +78,7 @@ class Values:
 
     def _earlier_target(self, place: str) -> TargetQps | None:
         """Return the target of a valid result of an earlier run in a folder below the results."""
-        folder = self.job.out / self._filled(place)
+        folder = self.out / self._filled(place)
         if not (folder / RUN_FILE).exists():
             return None
         try:
@@ -125,7 +123,7 @@ class Values:
 
     def has_no_session(self, place: str) -> bool:
         """Say whether no folder of runs that the pattern names has its power session."""
-        return not any(session_beside(folder) is not None for folder in self.job.out.glob(place))
+        return not any(session_beside(folder) is not None for folder in self.out.glob(place))
 
 
 _NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {

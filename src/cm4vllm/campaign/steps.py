@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from cm4vllm.common.records import Record
 
 __all__ = [
+    "ALL",
     "FOLDER",
     "RECIPES",
     "Brings",
@@ -17,6 +18,7 @@ __all__ = [
     "MeasuredTarget",
     "Need",
     "Product",
+    "Recipes",
     "Step",
     "key_of",
     "names_of",
@@ -62,8 +64,13 @@ RECIPES = {
 #: A simulated server takes the place of vLLM's.
 _SIMULATED = ("run,simulated-vllm-server", "run,vllm-server")
 
+#: What stands for every step among the keys of those that --rerun names.
+ALL = "all"
 #: The words of --rerun for every step, and for none; all others name steps.
-_ALL, _NONE = ("yes", "on", "true", "1", "all"), ("no", "off", "false", "0", "")
+_ALL, _NONE = ("yes", "on", "true", "1", ALL), ("no", "off", "false", "0", "")
+
+#: Runs the recipe with these tags on top of this environment, and returns what it exports. Raises CmError.
+Recipes = Callable[[str, Mapping[str, str]], Mapping[str, str]]
 
 
 class Product(StrEnum):
@@ -213,12 +220,12 @@ def point_name(number: int) -> str:
     return f"point {number}"
 
 
-def reruns(text: str) -> tuple[bool, frozenset[str]]:
-    """Return the request of --rerun: True for all steps, else the names of steps."""
+def reruns(text: str) -> frozenset[str]:
+    """Return the keys of the steps that --rerun names; ALL in their place stands for every step."""
     word = text.lower()
     if word in _ALL or word in _NONE:
-        return word in _ALL, frozenset()
-    return False, frozenset(filter(None, map(str.strip, word.split(","))))
+        return frozenset({ALL} if word in _ALL else ())
+    return frozenset(filter(None, map(str.strip, word.split(","))))
 
 
 def key_of(name: str) -> str:

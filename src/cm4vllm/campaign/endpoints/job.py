@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
@@ -12,9 +11,9 @@ from cm4vllm import __version__
 from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.campaign.entry import as_plan, durations
-from cm4vllm.campaign.execution import Execution, Recipes, run_schedule
+from cm4vllm.campaign.execution import Execution, run_schedule
 from cm4vllm.campaign.schedule import with_durations
-from cm4vllm.campaign.steps import Condition, Step
+from cm4vllm.campaign.steps import Recipes
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import is_loopback
@@ -39,27 +38,6 @@ from cm4vllm.submission.published_program import program_digest
 
 __all__ = ["plan_job", "run_job"]
 
-_EXPORTED = re.compile(r"<<<(\w+)>>>")
-
-
-class _Values:
-    """The exports of the steps so far; no step of this schedule has a condition."""
-
-    def __init__(self, job: EndpointsJob) -> None:
-        self.env = common_inputs(job)
-        self.good: set[str] = set()
-
-    def inputs(self, step: Step) -> dict[str, str]:
-        """Return a step's inputs with every value filled in."""
-        return {
-            key: _EXPORTED.sub(lambda match: self.env.get(match[1], ""), str(value))
-            for key, value in step.inputs.items()
-        }
-
-    def holds(self, condition: Condition) -> bool:
-        """Raise ValueError: no step of this schedule has a condition."""
-        raise ValueError(condition.words)
-
 
 def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
@@ -80,7 +58,7 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
     run_schedule(
         job,
         schedule(job),
-        _Values(job),
+        common_inputs(job),
         recipes,
         dict(env),
         finish=partial(_report, job),

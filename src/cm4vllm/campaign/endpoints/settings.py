@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.endpoints.point_options import point_options
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.steps import key_of, reruns
+from cm4vllm.campaign.scheduled_job import ScheduledJob
+from cm4vllm.campaign.steps import reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -52,8 +52,8 @@ class EndpointsSettings(Record, frozen=True, kw_only=True):
     serve: input_types.Serve = ""
 
 
-@dataclass(frozen=True)
-class EndpointsJob:
+@dataclass(frozen=True, kw_only=True)
+class EndpointsJob(ScheduledJob):
     """The settings, understood. `given` are the points of --points; `c_max` is 0 where a search finds it.
 
     `options` are further options of vLLM for single points, by their concurrency.
@@ -62,35 +62,17 @@ class EndpointsJob:
     settings: EndpointsSettings
     benchmark: EndpointsBenchmark
     sources: Sources
-    execution_mode: ExecutionMode
-    out: Path
     given: tuple[int, ...]
     options: Mapping[int, str]
     c_min: int
     c_max: int
-    rerun: frozenset[str]
-    rerun_all: bool
-    serve: Address | None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rehearsal(self) -> bool:
-        """True for a rehearsal: its points are shorter than the rules ask."""
-        return self.execution_mode is ExecutionMode.TEST
-
-    @property
-    def attempts(self) -> int:
-        """Times that a step is tried where the server that the job started ends during it."""
-        return self.settings.attempts
 
     @property
     def title(self) -> str:
-        """The job in a few words."""
         return f"MLPerf Endpoints {endpoints_rules().version}, {self.benchmark.name}"
 
     @property
     def notices(self) -> list[str]:
-        """The marks that each page of the job has."""
         return [REHEARSAL_NOTICE] if self.rehearsal else []
 
     @property
@@ -103,10 +85,6 @@ class EndpointsJob:
     def is_stand_in(self) -> bool:
         """True where the tiny model is measured, on its own dataset."""
         return self.sources.model == "_tiny"
-
-    def reruns(self, step: str) -> bool:
-        """Say whether a step is to be taken again whatever an earlier command left of it."""
-        return self.rerun_all or key_of(step) in self.rerun
 
     @classmethod
     def of(cls, settings: EndpointsSettings) -> EndpointsJob:
@@ -141,12 +119,12 @@ class EndpointsJob:
             sources=asset_sources,
             execution_mode=mode,
             out=typed_path(settings.output_dir).absolute() / "endpoints" / mode,
+            attempts=settings.attempts,
             given=given,
             options=point_options(settings.point_args, given, served=bool(settings.api_server)),
             c_min=c_min,
             c_max=c_max,
-            rerun=reruns(settings.rerun)[1],
-            rerun_all=reruns(settings.rerun)[0],
+            rerun=reruns(settings.rerun),
             serve=Address.parse(settings.serve) if settings.serve else None,
             notes=tuple(_notes(settings, given, rehearsal=rehearsal)),
         )
