@@ -8,6 +8,7 @@ import pytest
 
 from cm4vllm.campaign.job_status import StatusSettings, report_status
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.steps import Duration, Step
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError
 from cm4vllm.common.redaction import Vault
 
@@ -31,9 +32,20 @@ def test_the_entries_of_a_step_add_up(tmp_path):
     run = ledger.states["run"]
     assert (run.attempts, run.digest, run.took_s, run.last.inputs, run.last.tags) == (2, "d", 2.0, {"A": "b"}, "a,b")
     assert (ledger.digest("run"), ledger.digest("model"), ledger.attempts("model")) == ("d", "", 0)
-    assert {name: duration.seconds for name, duration in ledger.durations().items()} == {"run": 2.0}
-    assert list(ledger.durations_of({"other": "", "run": "a,b"})) == ["run"]
-    assert not ledger.durations_of({"model": "a,c", "run": "a,b"})  # of another model nothing is known
+
+
+def test_durations_are_those_of_the_schedule_or_of_before(tmp_path):
+    file = LedgerFile(tmp_path, "first 1")
+    file.append([entry("model", State.DONE, tags="a", took_s=5.0), entry("run", State.DONE, tags="b", took_s=2.0)])
+    run, by_rules = Step(name="run", tags="b"), Duration(seconds=600, source="by the rules")
+
+    def words(*steps):
+        return [step.duration and step.duration.words for step in file.ledger.with_durations(steps)]
+
+    assert words(Step(name="model", tags="a"), run) == ["5 s, as on 2026-01-01", "2 s, as on 2026-01-01"]
+    assert words(Step(name="other", tags=""), run) == [None, "2 s, as on 2026-01-01"]
+    assert words(Step(name="run", tags="b", duration=by_rules)) == ["600 s, by the rules"]
+    assert words(Step(name="model", tags="c"), run) == [None, None]  # of another model nothing is known
 
 
 @pytest.mark.parametrize("cut", [1, 20, 10_000])

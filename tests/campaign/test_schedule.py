@@ -8,9 +8,9 @@ import pytest
 
 from cm4vllm.accuracy.graders.catalogue import grader_lacks
 from cm4vllm.campaign.run_targets import TARGET, TARGET_SOURCE
-from cm4vllm.campaign.schedule import schedule, with_durations
+from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import Duration, MeasuredTarget, Step
+from cm4vllm.campaign.steps import MeasuredTarget, Step
 
 #: The earlier steps that export the keys to which inputs refer.
 EXPORTED_BY = {
@@ -178,20 +178,6 @@ def test_the_server_serves_what_the_steps_before_it_provide():
     given = Job.of(CampaignSettings(vllm_model_name="served", api_server="http://127.0.0.1:1"))
     (server,) = [step for step in schedule(given) if step.name == "server"]
     assert "CM_VLLM_SERVER_MODEL_NAME" not in server.inputs
-
-
-def test_durations_are_the_rules_or_those_of_before():
-    steps = schedule(Job.of(CampaignSettings(execution_mode="valid", server_target_qps=3.0)))
-    known = with_durations(
-        steps,
-        {
-            "server": Duration(seconds=21, source="as before"),
-            "Server performance": Duration(seconds=1, source="as before"),
-        },
-    )
-    durations = {step.name: step.duration.words if step.duration else None for step in known}
-    assert (durations["server"], durations["system"]) == ("21 s, as before", None)
-    assert durations["Server performance"] == "at least 600 s, by the rules"
 
 
 def test_a_compliance_test_is_run_and_verified_in_each_scenario():

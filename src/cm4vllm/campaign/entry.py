@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
 from cm4vllm.campaign.published_results import published_env, published_notes, published_runs
 from cm4vllm.campaign.rehearsal.launch import rehearsal_env, require_rehearsal
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
-from cm4vllm.campaign.schedule import common_inputs, schedule, with_durations
+from cm4vllm.campaign.schedule import common_inputs, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.campaign.steps import ALL, Duration, MeasuredTarget, Product, Recipes, Step
+from cm4vllm.campaign.steps import ALL, MeasuredTarget, Product, Recipes, Step
 from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
@@ -31,7 +32,7 @@ from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import node_notes
 
-__all__ = ["as_plan", "command_line", "durations", "input_values", "plan_job", "prepared", "run_job"]
+__all__ = ["command_line", "input_values", "plan_job", "planned_steps", "prepared", "run_job"]
 
 #: No changes by --adr.
 UNCHANGED = Amendments()
@@ -96,12 +97,10 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
     job, changed = prepared(env, changes)
     for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
-    steps = schedule(job)
-    steps = with_durations(steps, durations(job.out, steps))
     return {
         "adr": changes.rest,
         "env": {**changed, **common_inputs(job), **_results(job)},
-        "steps": [as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
+        "steps": planned_steps(job.out, schedule(job)),
     }
 
 
@@ -138,15 +137,14 @@ def _results(job: Job) -> dict[str, str]:
     return {"CM_MLPERF_RESULTS_DIR": str(job.out), "CM_MLPERF_SUMMARY": str(job.out / "summary.html")}
 
 
-def durations(out: Path, steps: tuple[Step, ...]) -> dict[str, Duration]:
-    """Return how long the steps took that earlier commands took; none where their ledger cannot be read."""
-    try:
-        return read_ledger(out).durations_of({step.name: step.tags for step in steps})
-    except OSError:
-        return {}
+def planned_steps(out: Path, steps: tuple[Step, ...]) -> list[dict[str, Any]]:
+    """Return a schedule in the form of the engine's hook `plan`, with how long its steps took in earlier commands."""
+    with contextlib.suppress(OSError):  # of a ledger that cannot be read nothing is known
+        steps = read_ledger(out).with_durations(steps)
+    return [_as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)]
 
 
-def as_plan(step: Step, before: Step | None) -> dict[str, Any]:
+def _as_plan(step: Step, before: Step | None) -> dict[str, Any]:
     """Return a step in the form of the engine's hook `plan`; the step `before` already shows the values of both."""
     measured = {key: value for key, value in step.inputs.items() if isinstance(value, MeasuredTarget)}
     new = [value for key, value in measured.items() if before is None or before.inputs.get(key) != value]

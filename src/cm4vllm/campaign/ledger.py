@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.campaign.steps import Duration
+from cm4vllm.campaign.steps import Duration, Step
 from cm4vllm.common.errors import DiskFull, translated_os_errors
 from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
@@ -146,26 +146,21 @@ class Ledger:
         """Return the digest of the inputs with which a step was last done or kept, empty where it never was."""
         return self.states[step].digest if step in self.states else ""
 
-    def durations(self) -> dict[str, Duration]:
-        """Return how long each step took when it was last done, by its name."""
-        return {
-            name: Duration(seconds=state.took_s, source=f"as on {state.done_at[:10]}")
-            for name, state in self.states.items()
-            if state.took_s is not None
-        }
-
-    def durations_of(self, steps: Mapping[str, str]) -> dict[str, Duration]:
-        """Return how long these steps took before, by name; `steps` are a job's, in their order, with their tags.
+    def with_durations(self, steps: Iterable[Step]) -> tuple[Step, ...]:
+        """Return the steps of a job with how long they took before, where the schedule does not say it.
 
         From the first on that has other tags now, as the model where another is asked for, nothing is known.
         """
-        known, durations = self.durations(), {}
-        for name, tags in steps.items():
-            if name in self.states and self.states[name].last.tags != tags:
-                break
-            if name in known:
-                durations[name] = known[name]
-        return durations
+        known, is_known = [], True
+        for step in steps:
+            before = self.states.get(step.name)
+            is_known = is_known and (before is None or before.last.tags == step.tags)
+            if is_known and before and before.took_s is not None:
+                took = Duration(seconds=before.took_s, source=f"as on {before.done_at[:10]}")
+                known.append(replace(step, duration=step.duration or took))
+            else:
+                known.append(step)
+        return tuple(known)
 
 
 def read_ledger(out: Path) -> Ledger:

@@ -40,7 +40,7 @@ from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, 
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, Scenario
 
-__all__ = ["common_inputs", "schedule", "with_durations"]
+__all__ = ["common_inputs", "schedule"]
 
 TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
@@ -85,11 +85,6 @@ def schedule(job: Job) -> tuple[Step, ...]:
     """
     steps = (*steps_before(job), *asset_steps(job), *_runs(job), *_submission(job))
     return tuple(msgspec.structs.replace(step, inputs=amended(step, job.step_inputs)) for step in steps)
-
-
-def with_durations(steps: tuple[Step, ...], known: Mapping[str, Duration]) -> tuple[Step, ...]:
-    """Return the steps with how long those of the same names took before, where the schedule does not say it."""
-    return tuple(msgspec.structs.replace(step, duration=step.duration or known.get(step.name)) for step in steps)
 
 
 # --- the LoadGen runs ------------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from typing import Any
 from cm4vllm import __version__
 from cm4vllm.campaign.endpoints.schedule import common_inputs, schedule
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
-from cm4vllm.campaign.entry import as_plan, durations
+from cm4vllm.campaign.entry import planned_steps
 from cm4vllm.campaign.execution import Execution, run_schedule
-from cm4vllm.campaign.schedule import with_durations
 from cm4vllm.campaign.steps import Recipes
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -44,12 +43,7 @@ def plan_job(env: Mapping[str, Any]) -> dict[str, Any]:
     job = _prepared(env)
     for note in (*job.notes, *_curve_notes(job)):
         say(f"note: {note}")
-    steps = schedule(job)
-    steps = with_durations(steps, durations(job.out, steps))
-    return {
-        "env": {**common_inputs(job), **_results(job)},
-        "steps": [as_plan(step, before) for step, before in zip(steps, (None, *steps), strict=False)],
-    }
+    return {"env": {**common_inputs(job), **_results(job)}, "steps": planned_steps(job.out, schedule(job))}
 
 
 def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str, str]:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
 from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.schedule import with_durations
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.campaign.steps import Step, point_name
 from cm4vllm.common import progress
@@ -83,7 +82,7 @@ def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[S
 
 def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:
     """Return what gives the steps of a job as its ledger has them, with how long they took before this command."""
-    planned = with_durations(tuple(steps), file.ledger.durations())
+    planned = file.ledger.with_durations(steps)
     seen: dict[tuple[str, int], float] = {}  # by the monotonic clock: the time of day may be set
     return lambda: [_step_status(step, file.ledger.states.get(step.name), seen) for step in planned]
 
