@@ -19,7 +19,7 @@ from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.compliance.audit import audit_config
+from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, point_setup
@@ -72,12 +72,11 @@ def result_folder(inputs: Mapping[str, str]) -> Path | None:
 
 def _run(env: Mapping[str, str], _known: str) -> KeptResult:
     inputs = read_settings(RunInputs, env)
-    settings = settings_of(inputs, audit_config(inputs.compliance_test))
-    folder = inputs.folder
-    earlier = earlier_run(folder, settings)
+    settings = run_settings_of(inputs)
+    earlier = earlier_run(inputs.folder, settings)
     if earlier.record is not None and (why_not := lacks_session(inputs, env)):
         return KeptResult(settings_sha256(settings), None, why_not)
-    exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(folder / RUN_FILE)}
+    exports = None if earlier.record is None else {"CM_MLPERF_RUN_RECORD": str(inputs.folder / RUN_FILE)}
     return KeptResult(settings_sha256(settings), exports, earlier.why_not)
 
 

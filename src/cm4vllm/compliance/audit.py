@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.loadgen.measurement import RunInputs, settings_of
+from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.rules import Audit, audit
 
-__all__ = ["audit_config", "config_text", "require_applied"]
+__all__ = ["audit_config", "config_text", "require_applied", "run_settings_of"]
 
 #: The keys of audit.config that the detail log has under another name. In Offline LoadGen issues one query, and the
 #: least number of queries becomes that of its samples.
@@ -26,6 +28,14 @@ _FLAGS = (_UNIQUE, "sample_concatenate_permutation")
 def audit_config(test: str, benchmark: str = "") -> str:
     """Return the text of the audit.config of a benchmark's test, empty where no test is named. Raises UsageError."""
     return config_text(audit(test, benchmark)) if test else ""
+
+
+def run_settings_of(inputs: RunInputs) -> RunSettings:
+    """Return the settings of the run that the inputs describe, with audit.config where it is one of a test.
+
+    Raises UsageError when something is not given.
+    """
+    return settings_of(inputs, audit_config(inputs.compliance_test, inputs.model))
 
 
 def config_text(test: Audit) -> str:
