@@ -10,11 +10,9 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.amendments import amendments
-    from cm4vllm.campaign.links import completed_run
+    from cm4vllm.campaign.links import completed_link
 
-    changes = amendments(i["input"].get("adr"), i["automation"].reach, job="app,mlperf,inference,vllm")
-    i["env"].update(completed_run(i["env"], changes.settings))
+    i["env"].update(completed_link("app,mlperf,inference,vllm", i["env"], i["input"].get("adr"), i["automation"].reach))
     return {"return": 0}
 
 
@@ -25,9 +23,9 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import kept_run_server
+    from cm4vllm.campaign.links import kept_server
 
-    i["env"].update(kept_run_server(i["env"]))
+    i["env"].update(kept_server("app,mlperf,inference,vllm", i["env"]))
     return {"return": 0}
 
 

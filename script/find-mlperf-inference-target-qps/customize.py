@@ -4,11 +4,11 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.amendments import amendments
-    from cm4vllm.campaign.links import completed_search
+    from cm4vllm.campaign.links import completed_link
 
-    changes = amendments(i["input"].get("adr"), i["automation"].reach, job="find,mlperf,inference,target-qps")
-    i["env"].update(completed_search(i["env"], changes.settings))
+    i["env"].update(
+        completed_link("find,mlperf,inference,target-qps", i["env"], i["input"].get("adr"), i["automation"].reach)
+    )
     return {"return": 0}
 
 
@@ -19,9 +19,9 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.links import kept_search_server
+    from cm4vllm.campaign.links import kept_server
 
-    i["env"].update(kept_search_server(i["env"]))
+    i["env"].update(kept_server("find,mlperf,inference,target-qps", i["env"]))
     return {"return": 0}
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.campaign.amendments import amendments
-    from cm4vllm.campaign.links import completed_settings_search
+    from cm4vllm.campaign.links import completed_link
 
-    changes = amendments(i["input"].get("adr"), i["automation"].reach, job="find,mlperf,inference,server-settings")
-    i["env"].update(completed_settings_search(i["env"], changes.settings))
+    i["env"].update(
+        completed_link("find,mlperf,inference,server-settings", i["env"], i["input"].get("adr"), i["automation"].reach)
+    )
     return {"return": 0}
 
 

@@ -17,6 +17,7 @@ from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.stand_ins import variation_of
+from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
 from cm4vllm.campaign.locks import only_one, require_unlocked
@@ -35,8 +36,8 @@ from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
-from cm4vllm.compliance.audit import audit_config
-from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run, settings_of
+from cm4vllm.compliance.audit import audit_config, run_settings_of
+from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
@@ -47,12 +48,9 @@ from cm4vllm.serving.server import SERVER_FILE
 
 __all__ = [
     "RESULTS",
-    "completed_run",
-    "completed_search",
+    "completed_link",
     "completed_server",
-    "completed_settings_search",
-    "kept_run_server",
-    "kept_search_server",
+    "kept_server",
     "lock_of",
     "make_run",
     "make_search",
@@ -91,52 +89,37 @@ class LinkInputs(AssetInputs, frozen=True, kw_only=True):
         return sources(replace(self, vllm_model_name="") if self.model_record else self)
 
 
-def completed_run(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys that a LoadGen run alone gets before its dependencies; none in the main job.
+def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | None, reach: Reach) -> Mapping[str, str]:
+    """Return the keys that a link run alone gets before its dependencies; none in the main job.
 
-    `changed` are the settings that `--adr` gives. Raises CmError for what can be refused before anything is downloaded,
-    installed or started.
+    `link` are the tags of its recipe, `adr` the changes that `--adr` asks for. Raises CmError for what can be refused
+    before anything is downloaded, installed or started.
     """
     if env.get(RESULTS):
         return {}
-    env = {**env, **changed}
+    changed = amendments(adr, reach, job=link).settings
+    return {**changed, **_COMPLETED[link]({**env, **changed})}
+
+
+def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     inputs = _run_inputs(env)
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{_kind(inputs)}").absolute()
     _require_folder(folder)
     keep = Division.parse(inputs.division) is Division.OPEN
-    return {
-        **changed,
-        **_assets(env, inputs),
-        **_folders(folder, RUN_FILE),
-        "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no",
-    }
+    return {**_assets(env, inputs), **_folders(folder, RUN_FILE), "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no"}
 
 
-def completed_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys that a search for a rate alone gets before its dependencies; none in the main job.
-
-    Raises CmError as completed_run does.
-    """
-    if env.get(RESULTS):
-        return {}
-    env = {**env, **changed}
+def _completed_search(env: Mapping[str, Any]) -> dict[str, str]:
     inputs = _run_inputs(env)
     require_searchable(inputs.terms)
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
     _require_folder(folder)
-    return {**changed, **_assets(env, inputs), **_folders(folder, SEARCH_FILE)}
+    return {**_assets(env, inputs), **_folders(folder, SEARCH_FILE)}
 
 
-def completed_settings_search(env: Mapping[str, Any], changed: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys that a search over server settings alone gets before its dependencies; none in the main job.
-
-    `changed` are the settings that `--adr` gives. Raises CmError as completed_run does.
-    """
-    if env.get(RESULTS):
-        return {}
-    env = {**env, **changed}
+def _completed_settings_search(env: Mapping[str, Any]) -> dict[str, str]:
     require_rehearsal(env)
     if search := str(env.get("CM_VLLM_SEARCH") or ""):
         asked_space(search, None, given=False, simulated=bool(env.get(PROFILE)))
@@ -145,7 +128,7 @@ def completed_settings_search(env: Mapping[str, Any], changed: Mapping[str, str]
         require_run(inputs)
     folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
     _require_folder(folder)
-    return {**changed, **_assets(env, runs[0]), _FOLDER: str(folder)}
+    return {**_assets(env, runs[0]), _FOLDER: str(folder)}
 
 
 def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
@@ -187,25 +170,11 @@ def planned_exports(env: Mapping[str, Any], exports: Mapping[str, str]) -> dict[
     return {"env": {key: str(Path(folder) / name) for key, name in exports.items()} if folder else {}}
 
 
-def kept_run_server(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the record of the server of the earlier run in the link's folder, if that run is kept; else nothing.
+def kept_server(link: str, env: Mapping[str, Any]) -> dict[str, str]:
+    """Return the record of the server of the earlier result in the folder of a link, if that is kept; else nothing.
 
-    With the record no server is started: a kept run needs none.
+    `link` are the tags of its recipe. With the record no server is started: a kept result needs none.
     """
-
-    def is_kept(inputs: RunInputs) -> bool:
-        settings = settings_of(inputs, audit_config(inputs.compliance_test, inputs.model))
-        return earlier_run(inputs.folder, settings).record is not None
-
-    return _kept_server(env, is_kept)
-
-
-def kept_search_server(env: Mapping[str, Any]) -> dict[str, str]:
-    """Return the record of the server of the earlier search in the link's folder, if that is kept; else nothing."""
-    return _kept_server(env, lambda inputs: earlier_search(inputs) is not None)
-
-
-def _kept_server(env: Mapping[str, Any], is_kept: Callable[[RunInputs], bool]) -> dict[str, str]:
     planned = str(env.get(_PLANNED) or "")
     if env.get(RESULTS) or env.get(_SERVER_RECORD) or not planned:
         return {}
@@ -213,7 +182,7 @@ def _kept_server(env: Mapping[str, Any], is_kept: Callable[[RunInputs], bool]) -
     if path is None:
         return {}
     server = {_SERVER_RECORD: str(path)}
-    return server if is_kept(read_settings(RunInputs, {**env, **server})) else {}
+    return server if _IS_KEPT[link](read_settings(RunInputs, {**env, **server})) else {}
 
 
 def make_run(env: Mapping[str, Any]) -> Path:
@@ -234,7 +203,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
         _check_server(env)
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
-        earlier = earlier_run(folder, settings_of(inputs, audit_text))
+        earlier = earlier_run(folder, run_settings_of(inputs))
         if earlier.record is not None:
             say(f"kept: {folder} holds this run, made with the same inputs")
             inputs.forget_generated_conf()
@@ -332,3 +301,19 @@ def _dataset(sources: Sources, inputs: RunInputs) -> str:
     if sources.performance and inputs.terms.mode is Mode.PERFORMANCE:
         return f"_performance,{sources.performance}"
     return sources.dataset
+
+
+def _is_run_kept(inputs: RunInputs) -> bool:
+    return earlier_run(inputs.folder, run_settings_of(inputs)).record is not None
+
+
+#: The keys that a link gets, and whether it keeps an earlier result as a whole, by the tags of its recipe.
+_COMPLETED: Mapping[str, Callable[[Mapping[str, Any]], dict[str, str]]] = {
+    "app,mlperf,inference,vllm": _completed_run,
+    "find,mlperf,inference,target-qps": _completed_search,
+    "find,mlperf,inference,server-settings": _completed_settings_search,
+}
+_IS_KEPT: Mapping[str, Callable[[RunInputs], bool]] = {
+    "app,mlperf,inference,vllm": _is_run_kept,
+    "find,mlperf,inference,target-qps": lambda inputs: earlier_search(inputs) is not None,
+}
