@@ -23,7 +23,12 @@ SIMULATED = "SIMULATED"
 SAMPLES = "spl.txt"
 #: A sample begins here; the time of a single analyzer, after its name, is part of the sample before it.
 _BEGIN = re.compile(r"(?<!Analyzer\d,)(?<!Analyzer\d\d,)(?=Time,)")
-_UNITS = ("Watts", "Volts", "Amps", "PF")
+_READING = "Watts,([^,]+),Volts,([^,]+),Amps,([^,]+),PF,([^,]+)"
+#: The reading of the whole system, and each part after it: a mark, the simulated analyzer's word, or a channel.
+_WHOLE = re.compile(f"Time,([^,]+),{_READING}")
+_PART = re.compile(
+    f",(?:Mark,(?P<mark>[^,]*)|(?P<simulated>{SIMULATED})|(?:(?P<name>[^,]*),(?:Time,[^,]+,)?)?{_READING})(?=,|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -96,65 +101,24 @@ def samples_of(text: str) -> Samples:
 
 def _sample(text: str) -> Sample | None:
     """Return the sample in a text that begins with `Time,`; None where the text is cut."""
-    words = _Words(text)
+    text = ",".join(word.strip() for word in text.strip().rstrip(",").split(","))
+    whole = _WHOLE.match(text)
+    if whole is None or (at := time_of(whole[1])) is None:
+        return None
+    mark, simulated, channels, end = "", False, dict[str, Reading](), whole.end()
     try:
-        words.skip("Time")
-        at = time_of(words.next())
-        if at is None:
-            return None
-        total, mark, simulated = words.reading(), "", False
-        channels: dict[str, Reading] = {}
-        while words.more:
-            name = words.next()
-            if name == "Mark":
-                marked = words.next()
-                mark = mark or marked
-            elif name == SIMULATED:
-                simulated = True
-            elif name == "Watts":  # PTDaemon's replies do not name the channels
-                words.back()
-                channels[f"Ch{len(channels) + 1}"] = words.reading()
-            elif words.peek() in ("Watts", "Time"):
-                if words.peek() == "Time":
-                    words.next()
-                    words.next()
-                channels[name] = words.reading()
-            else:
+        total = Reading(*map(float, whole.groups()[1:]))
+        while end < len(text):
+            part = _PART.match(text, end)
+            if part is None:
                 return None
-    except (ValueError, IndexError):
+            if part["mark"] is not None:
+                mark = mark or part["mark"]
+            elif part["simulated"]:
+                simulated = True
+            else:  # PTDaemon's replies do not name the channels
+                channels[part["name"] or f"Ch{len(channels) + 1}"] = Reading(*map(float, part.groups()[3:]))
+            end = part.end()
+    except ValueError:
         return None
     return Sample(at, total, mark, channels, simulated)
-
-
-class _Words:
-    """The words of a line between its commas, taken one after the other. Raises IndexError at their end."""
-
-    def __init__(self, text: str) -> None:
-        self._words = [word.strip() for word in text.strip().rstrip(",").split(",")]
-        self._at = 0
-
-    @property
-    def more(self) -> bool:
-        return self._at < len(self._words)
-
-    def next(self) -> str:
-        word = self._words[self._at]
-        self._at += 1
-        return word
-
-    def back(self) -> None:
-        self._at -= 1
-
-    def peek(self) -> str:
-        return self._words[self._at]
-
-    def skip(self, word: str) -> None:
-        if self.next() != word:
-            raise ValueError(word)
-
-    def reading(self) -> Reading:
-        values = []
-        for unit in _UNITS:
-            self.skip(unit)
-            values.append(float(self.next()))
-        return Reading(*values)
