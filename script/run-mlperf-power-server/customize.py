@@ -5,7 +5,8 @@ from typing import Any
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.power.server_run import ServerSettings, require_settings
+    from cm4vllm.power.server_config import ServerSettings
+    from cm4vllm.power.server_run import require_settings
 
     require_settings(read_settings(ServerSettings, i["env"]))
     return {"return": 0}
@@ -13,7 +14,8 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.settings import read_settings
-    from cm4vllm.power.server_run import ServerSettings, serve
+    from cm4vllm.power.server_config import ServerSettings
+    from cm4vllm.power.server_run import serve
 
     serve(read_settings(ServerSettings, i["env"]))
     return {"return": 0}

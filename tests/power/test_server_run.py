@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import PortInUse, UsageError
 from cm4vllm.power.programs import CLIENT, official_environment, provide
 from cm4vllm.power.ptd import simulated_program
-from cm4vllm.power.server_run import ServerSettings, require_settings
+from cm4vllm.power.server_config import ServerSettings
+from cm4vllm.power.server_run import require_settings
 from cm4vllm.power.session import PowerSession, unmeasured
 from cm4vllm.power.supplies import design_watts, read_supplies
 from cm4vllm.rules import round_names, round_terms
@@ -65,7 +66,8 @@ SERVE = """
 import sys, threading
 from cm4vllm.power import server_run, simulated_site
 from cm4vllm.power.clocks import LOOPBACK, serve_time
-from cm4vllm.power.server_run import ServerSettings, serve
+from cm4vllm.power.server_config import ServerSettings
+from cm4vllm.power.server_run import serve
 environment = server_run.official_environment
 server_run.official_environment = lambda folder: {**environment(folder), "MLPP_DEBUG": "1"}  # shorter pauses
 simulated_site._raise_loopback()

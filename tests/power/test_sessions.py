@@ -24,7 +24,7 @@ from cm4vllm.power import clocks
 from cm4vllm.power.making import OUTPUT, Site, make_session, preflight_run
 from cm4vllm.power.programs import provide
 from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
+from cm4vllm.power.server_config import ServerSettings, config_text
 from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase, PowerSession, unmeasured
 from cm4vllm.rules import round_names, round_terms
 
@@ -210,9 +210,10 @@ def test_the_offset_of_a_clock_is_read_and_refused(monkeypatch: pytest.MonkeyPat
 def test_a_configuration_is_refused_where_the_server_would_not_start(tmp_path: Path) -> None:
     ptd = tmp_path / "ptd"
     ptd.touch()
-    analyzer = Analyzer(device_type=49, device_port="/dev/usbtmc0", channel="1")
-    config = ServerConfig(ptd=str(ptd), ntp_server="ntp.example", analyzer=analyzer, section="analyzer1")
-    assert config_text(config).splitlines() == [
+    settings = ServerSettings(
+        ptd=str(ptd), ntp_server="ntp.example", device_type=49, device_port="/dev/usbtmc0", channel="1"
+    )
+    assert config_text(settings, "analyzer1").splitlines() == [
         "[server]",
         "ntpServer = ntp.example",
         "listen = 127.0.0.1 4950",
@@ -228,10 +229,10 @@ def test_a_configuration_is_refused_where_the_server_would_not_start(tmp_path: P
         "channel = 1",
         "",
     ]
-    assert "[analyzer1]" not in config_text(replace(config, section="ptd"))
-    for change in ({"ptd": "/none"}, {"ntp_server": ""}, {"host": "localhost"}, {"ntp_server": "a\nb"}):
+    assert "[analyzer1]" not in config_text(settings, "ptd")
+    for change in ({"ptd": "/none"}, {"listen": "localhost"}, {"ntp_server": "a\nb"}):
         with pytest.raises(UsageError):
-            config_text(replace(config, **change))
+            config_text(replace(settings, **change), "ptd")
 
 
 # --- the whole session ------------------------------------------------------------------------------------------------

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import configparser
 import socket
-from typing import Annotated
 
-from cm4vllm.common import input_types
 from cm4vllm.common.errors import PortInUse, RunFailed, UsageError
 from cm4vllm.common.files import given_path, text_of
 from cm4vllm.common.processes import exit_in_words
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.making import several_analyzers
 from cm4vllm.power.programs import official_environment, server_running
-from cm4vllm.power.server_config import Analyzer, ServerConfig, config_text
-from cm4vllm.rules import round_names, round_terms
+from cm4vllm.power.server_config import ServerSettings, config_text
+from cm4vllm.rules import round_terms
 from cm4vllm.serving.ports import free_port, port_holder
 
-__all__ = ["ServerSettings", "require_settings", "serve"]
-
-
-class ServerSettings(Record, frozen=True, kw_only=True):
-    """The settings of the power server; `conf_file` replaces all but the programs."""
-
-    source: input_types.PowerSource = ""
-    round: input_types.Round = round_names()[-1]
-    ptd: Annotated[str, Key("CM_MLPERF_PTD_PATH")] = ""
-    ntp_server: input_types.NtpServer = ""
-    listen: Annotated[str, Key("CM_MLPERF_POWER_SERVER_LISTEN")] = "127.0.0.1"
-    port: input_types.PowerPort = 4950
-    device_type: Annotated[int | None, Key("CM_MLPERF_POWER_DEVICE_TYPE")] = None
-    device_port: Annotated[str, Key("CM_MLPERF_POWER_DEVICE_PORT")] = ""
-    interface_flag: Annotated[str, Key("CM_MLPERF_POWER_INTERFACE_FLAG")] = ""
-    channel: Annotated[str, Key("CM_MLPERF_POWER_CHANNEL")] = ""
-    conf_file: Annotated[str, Key("CM_MLPERF_POWER_SERVER_CONF_FILE")] = ""
-    num_analyzers: input_types.NumAnalyzers = 1
-    screen: Annotated[bool, Key("CM_MLPERF_POWER_SERVER_USE_SCREEN")] = False
+__all__ = ["require_settings", "serve"]
 
 
 def require_settings(settings: ServerSettings) -> None:
@@ -54,7 +32,7 @@ def require_settings(settings: ServerSettings) -> None:
     if settings.conf_file:
         _read_conf(settings)
         return
-    _config(settings)
+    _require_analyzer(settings)
     if not settings.ntp_server:
         raise UsageError("the power server needs --ntp_server", remedy="give --ntp_server=HOST; there is no default")
 
@@ -65,8 +43,11 @@ def serve(settings: ServerSettings) -> None:
     Raises UsageError for settings that it cannot start with, RunFailed where it ends by itself.
     """
     require_settings(settings)
-    text = _read_conf(settings) if settings.conf_file else config_text(_config(settings))
-    if not settings.conf_file:
+    if settings.conf_file:
+        text = _read_conf(settings)
+    else:
+        section = round_terms(settings.round).power.section
+        text = config_text(settings, section, ptd_port=free_port(LOOPBACK, 0))
         require_clock(settings.ntp_server)
     with scratch_folder("cm4vllm-power-") as folder:
         path = folder / "server.conf"
@@ -97,28 +78,14 @@ def _read_conf(settings: ServerSettings) -> str:
     return text
 
 
-def _config(settings: ServerSettings) -> ServerConfig:
-    """Return the configuration that the settings describe; PTDaemon gets a free port. Raises UsageError, PortInUse."""
+def _require_analyzer(settings: ServerSettings) -> None:
+    """Raise UsageError for an analyzer that is not described, PortInUse for a port that is taken."""
     if settings.device_type is None or not settings.device_port:
         raise UsageError(
             "the power analyzer is not described",
             remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
         )
     _require_free(settings.listen, settings.port)
-    return ServerConfig(
-        ptd=settings.ptd,
-        ntp_server=settings.ntp_server,
-        analyzer=Analyzer(
-            device_type=settings.device_type,
-            device_port=settings.device_port,
-            interface_flag=settings.interface_flag,
-            channel=settings.channel,
-        ),
-        section=round_terms(settings.round).power.section,
-        host=settings.listen,
-        port=settings.port,
-        ptd_port=free_port(LOOPBACK, 0),
-    )
 
 
 def _require_free(host: str, port: int) -> None:

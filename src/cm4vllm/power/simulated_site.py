@@ -26,7 +26,7 @@ from cm4vllm.power.clocks import LOOPBACK, serve_time
 from cm4vllm.power.programs import server_running
 from cm4vllm.power.ptd import simulated_program
 from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.server_config import SIMULATED_DEVICE, Analyzer, ServerConfig, config_text
+from cm4vllm.power.server_config import SIMULATED_DEVICE, ServerSettings, config_text
 
 __all__: list[str] = []
 
@@ -39,16 +39,13 @@ def main(folder: Path, source: Path, section: str, command: Sequence[str]) -> in
     die_with_parent()
     _raise_loopback()
     threading.Thread(target=serve_time, args=(LOOPBACK,), daemon=True).start()
-    config = ServerConfig(
-        ptd=str(simulated_program(folder)),
-        ntp_server=LOOPBACK,
-        analyzer=Analyzer(device_type=SIMULATED_DEVICE, device_port=SIMULATED),
-        section=section,
+    settings = ServerSettings(
+        ptd=str(simulated_program(folder)), ntp_server=LOOPBACK, device_type=SIMULATED_DEVICE, device_port=SIMULATED
     )
     path = folder / "server.conf"
-    path.write_text(config_text(config), encoding="utf-8")
+    path.write_text(config_text(settings, section), encoding="utf-8")
     with server_running(str(source), path, output=folder / "server-output.txt") as server:
-        _await_port(config.port, server)
+        _await_port(settings.port, server)
         return subprocess.run(command, cwd=folder, check=False).returncode
 
 
