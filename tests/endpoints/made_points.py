@@ -9,9 +9,12 @@ import msgspec
 import yaml
 
 from cm4vllm.common.files import write_json, write_text
-from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, system_document
+from cm4vllm.endpoints.client_config import ClientRun
+from cm4vllm.endpoints.disclosure import Disclosure, point_document, system_document
+from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, Window
-from cm4vllm.rules import endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
+from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
+from cm4vllm.serving.records import ServerRecord
 
 BENCHMARK = endpoints_benchmark("llama3_1-8b")
 CURVE = regions(c_min=8, c_max=256)
@@ -88,6 +91,38 @@ POWER = {
 }
 
 
+def point_record(terms, *, samples, curve=CURVE, benchmark=BENCHMARK, scored=(), **fields):
+    """Return the record of a point with made-up figures."""
+    run = ClientRun(
+        folder="point",
+        endpoints=("http://127.0.0.1:1",),
+        api="openai",
+        model="m",
+        dataset=ClientDataset(name="d"),
+        samples=samples,
+        concurrency=terms.concurrency,
+        seeds=SEEDS,
+        max_tokens=1,
+        temperature=0,
+        top_p=1,
+        scored=scored,
+    )
+    server = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="", owned=False)
+    made = {
+        "offline": "none",
+        "model": "m",
+        "model_sha256": "",
+        "dataset_sha256": "",
+        "client_commit": "",
+        "identity": "",
+        "started_at": "",
+        "wall_s": 1.0,
+        "duration_s": 1.0,
+        "samples_per_second": 1.0,
+    }
+    return PointRecord(benchmark=benchmark, terms=terms, curve=curve, run=run, server=server, **{**made, **fields})
+
+
 def write_points(folder, benchmark=BENCHMARK):
     """Write the run folders of the curve into `folder` and return them by concurrency.
 
@@ -135,16 +170,12 @@ def _write_point(folder, concurrency, benchmark):
         n_samples=(PASSES - 1) * benchmark.samples,
         duration_s=seconds * 5 / 6,
     )
-    facts = PointFacts(
-        concurrency=concurrency,
-        load_pattern="concurrency",
+    record = point_record(
+        terms,
         samples=samples,
-        least_seconds=terms.least_seconds,
+        benchmark=benchmark,
+        scored=(benchmark.performance,) if accuracy else (),
         offline="elected" if concurrency == CURVE.c_max else "none",
-        accuracy=accuracy,
-        warm_up=WarmUp(
-            duration_s=0, requests_issued=0, requests_completed=0, data_source="none", concurrency=0, logs_retained=True
-        ),
         steady_state=SteadyState(
             status="insufficient_duration" if stand_in else "windowable",
             verdict="STEADY STATE",
@@ -160,7 +191,7 @@ def _write_point(folder, concurrency, benchmark):
         dataset_name="CNN/DailyMail",
         dataset_link="https://example.org/dataset",
     )
-    write_text(folder / "point.yaml", yaml.safe_dump(point_document(benchmark, CURVE, SEEDS, stated, facts)))
+    write_text(folder / "point.yaml", yaml.safe_dump(point_document(record, CURVE, stated, "none")))
     write_json(
         folder / "system_desc.json",
         system_document(

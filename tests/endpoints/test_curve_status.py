@@ -2,17 +2,14 @@
 
 import json
 
-from made_points import BENCHMARK, SEEDS
+from made_points import BENCHMARK, point_record
 from msgspec.structs import replace
 
 from cm4vllm.common.records import write_record
-from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
 from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
-from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord, Probe
+from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, Probe
 from cm4vllm.endpoints.steady_state import SteadyState
-from cm4vllm.rules import ClientDataset
-from cm4vllm.serving.records import ServerRecord
 
 PLAN = plan_curve(
     BENCHMARK, ServerRates(by_concurrency={1: 2.0, 512: 80.0}, source="made"), c_min=1, c_max=512, at_full_length=False
@@ -28,38 +25,8 @@ CURVE = CurveRecord(
 def measured(folder, number):
     """Write the files of a point that the status is made from."""
     point = PLAN.points[number - 1]
-    run = ClientRun(
-        folder=folder.name,
-        endpoints=("http://127.0.0.1:1",),
-        api="openai",
-        model="m",
-        dataset=ClientDataset(name="d"),
-        samples=point.samples,
-        concurrency=point.concurrency,
-        seeds=SEEDS,
-        max_tokens=1,
-        temperature=0,
-        top_p=1,
-    )
-    server = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="", owned=False)
-    record = PointRecord(
-        benchmark=BENCHMARK,
-        terms=point.terms,
-        curve=PLAN.regions,
-        run=run,
-        offline="none",
-        model="m",
-        model_sha256="",
-        dataset_sha256="",
-        server=server,
-        client_commit="",
-        identity="",
-        started_at="",
-        wall_s=1.0,
-        duration_s=1.0,
-        samples_per_second=1.0,
-        steady_state=SteadyState(status="insufficient_passes", verdict="not found"),
-    )
+    state = SteadyState(status="insufficient_passes", verdict="not found")
+    record = point_record(point.terms, samples=point.samples, curve=PLAN.regions, steady_state=state)
     (folder / "performance").mkdir(parents=True)
     summary = {"tps": 100.0 * number, "tpot": {"percentiles": {"99.0": 9e6, "90.0": 4e6}}}
     (folder / "performance" / "result_summary.json").write_text(json.dumps(summary))

@@ -19,7 +19,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.settings import Key
 from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
-from cm4vllm.endpoints.disclosure import Disclosure, PointFacts, WarmUp, point_document, system_document
+from cm4vllm.endpoints.disclosure import Disclosure, point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.results.curves import POWER_FILE
@@ -121,19 +121,7 @@ def _author(
     """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
     if record.curve is None:
         raise CmError(f"{path} is of no curve")
-    facts = PointFacts(
-        concurrency=record.terms.concurrency,
-        load_pattern="max_throughput" if record.run.concurrency is None else "concurrency",
-        samples=record.run.samples,
-        least_seconds=record.terms.least_seconds,
-        offline=record.offline,
-        accuracy=record.run.accuracy,
-        warm_up=WarmUp(
-            duration_s=0, requests_issued=0, requests_completed=0, data_source=warmed, concurrency=0, logs_retained=True
-        ),
-        steady_state=record.steady_state,
-    )
-    document = point_document(record.benchmark, record.curve, record.run.seeds, disclosure, facts)
+    document = point_document(record, record.curve, disclosure, warmed)
     write_text(path / "point.yaml", yaml.safe_dump(document, sort_keys=False))
     system = system_document(
         description,
@@ -195,7 +183,8 @@ def _disclosure(
         "dataset_name": dataset.name if dataset else "",
         "dataset_link": dataset.source if dataset else "",
     }
-    return Disclosure(division=stated.division, cohort=inputs.cohort, **{**known, **stated.model, **stated.dataset})
+    known.update([*stated.model.items(), *stated.dataset.items()])
+    return Disclosure(division=stated.division, cohort=inputs.cohort, **known)
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:

@@ -14,15 +14,14 @@ import msgspec
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import Record
+from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
-from cm4vllm.rules import EndpointsBenchmark, Regions, SeedSet
+from cm4vllm.rules import Regions
 
 __all__ = [
     "OFFLINE_REGION",
     "REQUIRED_OF_NODE",
     "Disclosure",
-    "PointFacts",
-    "WarmUp",
     "missing_of_node",
     "point_document",
     "region_word",
@@ -32,17 +31,6 @@ __all__ = [
 #: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
 OFFLINE_REGION = "submitters_choice"
 _WORDS = {"Ultra Low": "low_latency", "Low": "low_concurrency", "Medium": "med_concurrency", "High": "high_concurrency"}
-
-
-class WarmUp(Record, frozen=True, kw_only=True):
-    """The warm-up before a point: seconds to its first sample, requests, their source in words, requests in flight."""
-
-    duration_s: float
-    requests_issued: int
-    requests_completed: int
-    data_source: str
-    concurrency: int
-    logs_retained: bool
 
 
 class Disclosure(Record, frozen=True, kw_only=True):
@@ -58,31 +46,17 @@ class Disclosure(Record, frozen=True, kw_only=True):
     dataset_link: str = ""
 
 
-class PointFacts(Record, frozen=True, kw_only=True):
-    """The measurement of a point: load, samples, warm-up, steady state; `offline` is none, elected or dedicated."""
-
-    concurrency: int
-    load_pattern: str
-    samples: int
-    least_seconds: float
-    offline: str
-    accuracy: bool
-    warm_up: WarmUp
-    steady_state: SteadyState | None
-
-
-def point_document(
-    benchmark: EndpointsBenchmark, curve: Regions, seeds: SeedSet, stated: Disclosure, facts: PointFacts
-) -> dict[str, Any]:
-    """Return point.yaml of a point; keys without a value are left out."""
+def point_document(record: PointRecord, curve: Regions, stated: Disclosure, warm_up: str) -> dict[str, Any]:
+    """Return point.yaml of a point of a curve; keys without a value are left out. `warm_up` says what it had before."""
+    run, seeds = record.run, record.run.seeds
     document = {
-        "concurrency": facts.concurrency,
-        "region": region_word(curve, facts),
-        "dataset": benchmark.dataset,
+        "concurrency": record.terms.concurrency,
+        "region": region_word(record, curve),
+        "dataset": record.benchmark.dataset,
         "runtime_settings": {
-            "load_pattern": facts.load_pattern,
-            "min_duration_ms": round(facts.least_seconds * 1000),
-            "min_sample_count": facts.samples,
+            "load_pattern": "max_throughput" if run.concurrency is None else "concurrency",
+            "min_duration_ms": round(record.terms.least_seconds * 1000),
+            "min_sample_count": run.samples,
             "stream_all_chunks": False,
             "runtime": {
                 "scheduler_rng_seed": seeds.scheduler,
@@ -91,35 +65,43 @@ def point_document(
             },
             "warmup": {"salt": False},
         },
-        "warmup": msgspec.to_builtins(facts.warm_up),
+        "warmup": {
+            "duration_s": 0,
+            "requests_issued": 0,
+            "requests_completed": 0,
+            "data_source": warm_up,
+            "concurrency": 0,
+            "logs_retained": True,
+        },
         "division": stated.division,
         "max_supported_concurrency": curve.c_max,
-        "model_name": benchmark.name,
+        "model_name": record.benchmark.name,
         "model_precision": stated.model_precision,
         "link_to_model": stated.link_to_model,
         "link_to_model_transformation": stated.link_to_model_transformation,
         "model_notes": stated.model_notes,
         "dataset_name": stated.dataset_name,
-        "dataset_type": "Accuracy + Performance" if facts.accuracy else "Performance",
+        "dataset_type": "Accuracy + Performance" if run.accuracy else "Performance",
         "dataset_link": stated.dataset_link,
-        "offline": facts.offline,
+        "offline": record.offline,
         "seed_set": seeds.name,
         "target_cohort": stated.cohort,
-        "steady_state": _steady_state(facts.steady_state),
+        "steady_state": _steady_state(record.steady_state),
     }
-    return {key: value for key, value in document.items() if value not in ("", None)}
+    return _given(document)
 
 
-def region_word(curve: Regions, facts: PointFacts) -> str:
+def region_word(record: PointRecord, curve: Regions) -> str:
     """Return the checker's word for the computed region of a point."""
-    if facts.offline == "dedicated":
+    concurrency = record.terms.concurrency
+    if record.offline == "dedicated":
         return OFFLINE_REGION
-    if facts.concurrency <= curve.c_min:
+    if concurrency <= curve.c_min:
         return _WORDS[curve.ultra_low.name]
     for region in (curve.low, curve.medium, curve.high):
-        if facts.concurrency in region:
+        if concurrency in region:
             return _WORDS[region.name]
-    return "margin" if facts.concurrency in curve.margin else OFFLINE_REGION
+    return "margin" if concurrency in curve.margin else OFFLINE_REGION
 
 
 def system_document(

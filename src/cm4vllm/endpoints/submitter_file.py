@@ -67,8 +67,8 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     division: Literal["Standardized", "Serviced", "RDI"] = "RDI"
     system: dict[str, Any] = {}
     node: dict[str, Any] = {}
-    model: dict[str, str] = {}
-    dataset: dict[str, str] = {}
+    model: dict[Literal["model_precision", "link_to_model", "link_to_model_transformation", "model_notes"], str] = {}
+    dataset: dict[Literal["dataset_name", "dataset_link"], str] = {}
     power: Power | None = None
 
     def power_document(self, system_name: str, nodes: int) -> dict[str, Any] | None:
