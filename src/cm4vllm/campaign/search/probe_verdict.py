@@ -32,9 +32,9 @@ _EARLY_CONFIDENCE = 1 - 1e-6
 _LEAST_PART, _HOPELESS = 0.5, 0.5
 #: A probe waits for answers to what it has issued for at most this part of its time.
 _LONGEST_WAIT = 0.25
-#: Growth is looked for in so many parts of the time, and believed from this ratio of slope to standard error on: 1 in
-#: 500 for independent values and eight parts.
-_PARTS, _CERTAIN_SLOPE = 8, 4.5
+#: Growth is looked for in so many parts of the time, of so many queries each at least, and believed from this ratio of
+#: slope to standard error on: 1 in 500 for independent values and eight parts.
+_PARTS, _LEAST_IN_A_PART, _CERTAIN_SLOPE = 8, 5, 4.5
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,14 @@ class Judge:
             return False
         name, limit = self._waiting
         counted = [query for query in self._known if query.issued_s >= self._plan.warm_up_s]
-        means = _part_means([(query.issued_s, _value(query, name) or 0.0) for query in counted], _PARTS)
-        if len(means) < _PARTS:
+        size = len(counted) // _PARTS
+        if size < _LEAST_IN_A_PART:
             return False
-        times, values = zip(*means, strict=True)
-        slope, intercept = statistics.linear_regression(times, values)
-        rest = [value - intercept - slope * time for time, value in means]
-        spread = math.sqrt(sum(difference * difference for difference in rest) / (len(means) - 2) / _squares(times))
-        return slope * self._plan.full_s + intercept > limit and slope > _CERTAIN_SLOPE * spread
+        waits = np.array([(query.issued_s, _value(query, name) or 0.0) for query in counted[: _PARTS * size]])
+        times, means = waits.reshape(_PARTS, size, 2).mean(axis=1).T
+        (slope, intercept), covariance = np.polyfit(times, means, 1, cov=True)
+        spread = math.sqrt(covariance[0, 0])
+        return bool(slope * self._plan.full_s + intercept > limit and slope > _CERTAIN_SLOPE * spread)
 
     def limits(self) -> list[LimitRecord]:
         """Return the status of each limit by the queries that count."""
@@ -273,19 +273,3 @@ def probe_record(
         server=server,
         speed=speed,
     )
-
-
-def _part_means(values: list[tuple[float, float]], parts: int) -> list[tuple[float, float]]:
-    """Return the means of time and value in `parts` equal numbers of values; none where there are too few."""
-    size = len(values) // parts
-    if size < 5:
-        return []
-    groups = [values[part * size : (part + 1) * size] for part in range(parts)]
-    return [
-        (statistics.fmean(at for at, _ in group), statistics.fmean(value for _, value in group)) for group in groups
-    ]
-
-
-def _squares(values: tuple[float, ...]) -> float:
-    middle = statistics.fmean(values)
-    return sum((value - middle) ** 2 for value in values)
