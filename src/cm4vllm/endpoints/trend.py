@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, median
+from statistics import NormalDist
 
 import numpy as np
 
@@ -36,24 +36,17 @@ def trend(values: Sequence[float]) -> Trend:
     count = len(values)
     if count < LEAST_VALUES:
         raise ValueError(f"{count} values of at least {LEAST_VALUES}")
-    slope = _slope(values)
-    score = sum(_sign(values[j] - values[i]) for i in range(count) for j in range(i + 1, count))
+    first, later = np.triu_indices(count, k=1)
+    rises = np.asarray(values, dtype=float)[later] - np.asarray(values, dtype=float)[first]
+    slope = float(np.median(rises / (later - first)))
+    score = int(np.count_nonzero(rises > 0) - np.count_nonzero(rises < 0))
     variance, factor = _variance(values), _autocorrelation_factor(values, slope)
     if variance == 0 or score == 0:
         return Trend(p=1.0, slope=slope)
     if factor > 0:  # in a short series that alternates it can be negative: then nothing is corrected
         variance *= factor
-    z = (score - _sign(score)) / math.sqrt(variance)
+    z = (score - math.copysign(1, score)) / math.sqrt(variance)
     return Trend(p=2 * (1 - NormalDist().cdf(abs(z))), slope=slope)
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-def _slope(values: Sequence[float]) -> float:
-    count = len(values)
-    return median((values[j] - values[i]) / (j - i) for i in range(count) for j in range(i + 1, count))
 
 
 def _variance(values: Sequence[float]) -> float:
