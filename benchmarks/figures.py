@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from cm4vllm.common.terminal_text import columns
+
 __all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "ratios", "report"]
 
 #: A load average above this share of the processors is told: what was measured then is measured beside other work.
@@ -92,8 +94,4 @@ def _table(figures: Sequence[Figure]) -> str:
     for f in figures:
         numbers = [f"{number:,.4g}" for number in (f.value, f.low, f.high)]
         rows.append([f.name, *numbers, f.unit, f.limit or "", verdicts[f.holds]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    form = "{:<{}}  {:>{}}  {:>{}}  {:>{}}  {:<{}}  {:<{}}  {:<{}}"
-    return "\n".join(
-        form.format(*(part for pair in zip(row, widths, strict=True) for part in pair)).rstrip() for row in rows
-    )
+    return "\n".join(columns(rows, numbers=(1, 2, 3)))

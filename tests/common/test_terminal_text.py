@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.progress import say, say_text
-from cm4vllm.common.terminal_text import one_line, printable, spelled_out
+from cm4vllm.common.terminal_text import columns, one_line, printable, spelled_out
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,8 @@ def test_what_is_said_and_an_errors_text_are_cleaned(capsys):
     assert "\x9b" not in str(error)
     assert "\x08" not in str(error)
     assert str(error).splitlines()[2].strip() == "second line"
+
+
+def test_columns_are_aligned_and_numbers_to_the_right() -> None:
+    rows = [("name", "n", "why"), ("a", "1,000", ""), ("long name", "2", "so")]
+    assert columns(rows, numbers=(1,)) == ["name           n  why", "a          1,000", "long name      2  so"]

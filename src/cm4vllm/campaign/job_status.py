@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,11 +14,12 @@ from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.progress import say_text, warn
 from cm4vllm.common.records import Record
+from cm4vllm.common.terminal_text import columns
 from cm4vllm.rules import ExecutionMode
 
 __all__ = ["StatusSettings", "report_status"]
 
-_HEADINGS = ("step", "state", "attempts", "at", "seconds", "")
+_HEADINGS, _NUMBERS = ("step", "state", "attempts", "at", "seconds", ""), (2, 4)
 #: Characters of the last column.
 _WHY = 100
 _KILLED = "its command has ended without reporting it"
@@ -48,7 +49,7 @@ def _reported(out: Path) -> dict[str, object]:
         under_way, ledger = is_under_way(out), read_ledger(out)
     steps = ledger.of_last_run
     say_text(f"{out}: {_heading(ledger, steps, under_way=under_way)}")
-    for line in _table([_row(state, under_way=under_way) for state in steps]):
+    for line in columns([_HEADINGS, *(_row(state, under_way=under_way) for state in steps)], numbers=_NUMBERS):
         say_text(line)
     live = read_status(out)
     if live is not None and live[0].notices:
@@ -87,16 +88,6 @@ def _row(state: StepState, *, under_way: bool) -> tuple[str, ...]:
     took = "" if last.took_s is None else f"{last.took_s:,.1f}"
     at = "" if now is State.PLANNED else (state.begun_at if now is State.RUNNING else last.at)
     return (last.step, str(now), str(state.attempts or ""), at, took, why if len(why) <= _WHY else f"{why[:_WHY]}…")
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    table = [_HEADINGS, *rows]
-    widths = [max(len(row[place]) for row in table) for place in range(len(_HEADINGS))]
-    for row in table:
-        yield "  ".join(
-            cell.rjust(width) if place in (2, 4) else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
 
 
 def _as_object(state: StepState, *, under_way: bool) -> dict[str, object]:

@@ -1,10 +1,11 @@
-"""Text of other programs, made safe for a terminal: logs of servers, bodies of errors, names in files."""
+"""Text for a terminal: that of other programs (logs of servers, bodies of errors, names in files) made safe; tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["one_line", "printable", "spelled_out", "whole_number"]
+__all__ = ["columns", "one_line", "printable", "spelled_out", "whole_number"]
 
 #: The escape sequences of ECMA-48: CSI (colours, cursor), the strings OSC, DCS, SOS, PM and APC with what ends them
 #: (ST, or BEL), and the short ones. An unfinished string ends with its line.
@@ -38,6 +39,20 @@ def whole_number(value: object) -> int | None:
 def one_line(text: str) -> str:
     """Return the printable text with its lines joined by spaces."""
     return " ".join(printable(text).split())
+
+
+def columns(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) -> list[str]:
+    """Return the rows of a table as lines of aligned columns, those of `numbers` to the right."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [
+            cell.rjust(width) if at in numbers else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def spelled_out(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.terminal_text import columns
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
 from cm4vllm.endpoints.records import CurveRecord
 from cm4vllm.rules import Regions, endpoints_rules, regions
@@ -89,5 +90,4 @@ def foreseen_table(record: CurveRecord, measured: Mapping[int, float]) -> str:
                 f"{seconds / foreseen - 1:+.0%}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+    return "\n".join(columns(rows, numbers=range(len(_HEAD))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
+from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
@@ -96,9 +97,7 @@ def curve_table(curves: Sequence[Curve]) -> str:
     """Return the points of the curves as a table of plain text."""
     lines: list[str] = []
     for curve, name in zip(curves, _names(curves), strict=True):
-        rows = [head(curve), *_rows(curve)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines += [name, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), ""]
+        lines += [name, *columns([head(curve), *_rows(curve)]), ""]
     return "\n".join(lines)
 
 

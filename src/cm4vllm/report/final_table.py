@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from cm4vllm.accuracy.accuracy_record import AccuracyRecord
-from cm4vllm.common.terminal_text import printable
+from cm4vllm.common.terminal_text import columns, printable
 from cm4vllm.report.campaign_verdict import (
     Kind,
     findings,
@@ -161,9 +161,8 @@ def one_line(text: str) -> str:
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table whose first row is its head."""
     table = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+    rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
+    return columns([table[0], rule, *table[1:]])
 
 
 def _coloured(report: Report, rows: list[tuple[str, ...]]) -> str:

@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from cm4vllm.common.terminal_text import columns
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import ordered
 from cm4vllm.results.kept_findings import CheckedSubmission
@@ -37,7 +38,7 @@ def counts(checked: Sequence[CheckedSubmission], findings: Iterable[Finding]) ->
             rows.append(("between submissions", "", "", "", *map(_written, between)))
         rows.append(("all", "", _written(results), _written(covered), *(_written(number[level]) for level in Severity)))
     head = ("submission", "rules of", "results", "rules applied", *(f"{level}s" for level in Severity))
-    yield from _table([head, *rows], numbers=5)
+    yield from columns([head, *rows], numbers=range(2, 7))
 
 
 def _written(number: int) -> str:
@@ -103,23 +104,11 @@ def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]
     yield from ("", f"{' and '.join(f'{level}s' for level in levels).capitalize()} by code:")
     order = sorted(number, key=lambda key: (list(Severity).index(key[0]), -number[key], key[1]))
     rows = [(code, str(level), f"{number[level, code]:,}", str(len(places[level, code]))) for level, code in order]
-    table = _table([("code", "severity", "findings", "submissions"), *rows], numbers=2)
-    yield f"{next(table)}  rule"
+    head, *table = columns([("code", "severity", "findings", "submissions"), *rows], numbers=(2, 3))
+    yield f"{head}  rule"
     for line, (_, code) in zip(table, order, strict=True):
         text = f"{line}  {rules[code]}"
         yield text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
-
-
-def _table(rows: Sequence[Sequence[str]], *, numbers: int) -> Iterator[str]:
-    """Give aligned lines; the last `numbers` columns are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    first = len(widths) - numbers
-    for row in rows:
-        cells = [
-            cell.rjust(width) if at >= first else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 def _cut(text: str) -> str:

@@ -25,6 +25,7 @@ from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.terminal_text import columns
 from cm4vllm.loadgen.measurement import RunInputs, require_given
 from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
@@ -148,11 +149,7 @@ def table(record: SettingsRecord) -> str:
                 f"dropped: {evaluation.failure.splitlines()[0]}" if evaluation.failure else mark,
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    )
+    return "\n".join(columns(rows))
 
 
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
