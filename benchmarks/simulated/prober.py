@@ -22,7 +22,6 @@ from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.results.rate_search_record import ProbeRecord
 from cm4vllm.rules import LatencyLimits
-from simulated.issued_queries import issued_queries
 from simulated.systems import Drift, Drifting, Served, System
 
 __all__ = ["SimulatedProber", "full_length_run_is_valid", "offline_rate"]
@@ -79,9 +78,8 @@ def offline_rate(system: System, queries: int = 2000, *, seed: int = 0) -> float
 
 
 def _served(system: System, rate: float, full: FullLength, noise: int) -> Served:
-    queries = issued_queries(rate, full.seed, full.seconds, full.whole)
     return system.serve(
-        arrivals(rate, full.seed, queries),
+        arrivals(rate, full.seed, full.queries(rate)),
         np.random.default_rng(full.seed + 1),
         np.random.default_rng((full.seed, noise)),
     )

@@ -7,10 +7,10 @@ import pytest
 from fake_vllm import FakeVllm
 from msgspec.structs import replace
 
+from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.process.runner import run
-from simulated.issued_queries import issued_queries
 
 
 @pytest.mark.parametrize(("rate", "duration_ms"), [(250.0, 900), (97.3, 1)])
@@ -28,7 +28,7 @@ def test_they_are_those_of_loadgen_to_the_nanosecond(tmp_path, make_settings, ra
         for key in ("generated_query_count", "generated_query_duration")
     )
     seed = settings.terms.seeds.schedule
-    assert issued_queries(rate, seed, duration_ms / 1000, whole=settings.samples) == count
+    assert FullLength(duration_ms / 1000, seed, whole=settings.samples).queries(rate) == count
     assert round(arrivals(rate, seed, count + 1)[-1] * 1e9) == end_ns
 
 
@@ -41,6 +41,6 @@ def test_a_schedule_is_stretched_by_the_rate_and_the_longer_one_begins_with_the_
 
 def test_a_run_ends_with_the_first_query_at_or_after_its_time():
     times = arrivals(20.0, 7, 3000)
-    count = issued_queries(20.0, 7, 60.0)
+    count = FullLength(60.0, 7).queries(20.0)
     assert times[count - 2] < 60 <= times[count - 1]
-    assert issued_queries(20.0, 7, 60.0, whole=1000) == 2000
+    assert FullLength(60.0, 7, whole=1000).queries(20.0) == 2000
