@@ -1,17 +1,9 @@
 """Published results: their settings are understood, their figures are those of the logs, the user's go first."""
 
-from pathlib import Path
-
 import pytest
 
 from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
-from cm4vllm.campaign.published_results import (
-    published_env,
-    published_notes,
-    published_page,
-    published_run,
-    published_runs,
-)
+from cm4vllm.campaign.published_results import published_env, published_notes, published_run, published_runs
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.settings import env_keys, read_settings
@@ -19,7 +11,6 @@ from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.arguments import ServerSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_ROUND": "v6.1"}
 H100 = "v4.1-neuralmagic-llama2-70b-fp8-4xh100"
 
@@ -150,8 +141,3 @@ def test_random_weights_take_the_place_of_a_published_model():
     assert not {"CM_VLLM_SERVER_MODEL_NAME", "CM_ML_MODEL_QUANTIZATION"} & set(given)
     job = Job.of(read_settings(CampaignSettings, {**DEFAULTS, "CM_ML_MODEL_SOURCE": "_dummy", **given}))
     assert job.sources.model == "_dummy.llama3.1-8b"
-
-
-def test_the_page_is_that_of_the_files():
-    page = ROOT / "docs" / "published.md"
-    assert page.read_text(encoding="utf-8") == published_page(), "python -m cm4vllm.campaign.published_results"

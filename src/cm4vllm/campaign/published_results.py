@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import msgspec
 
-from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit_lines
+from cm4vllm.campaign.published_fit import fit_lines
 from cm4vllm.campaign.settings import CampaignSettings
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
@@ -24,9 +23,9 @@ __all__ = [
     "PublishedRun",
     "published_env",
     "published_notes",
-    "published_page",
     "published_run",
     "published_runs",
+    "setting_text",
 ]
 
 _FOLDER = Path(__file__).with_name("published_runs")
@@ -91,9 +90,16 @@ class PublishedRun(Record, frozen=True, kw_only=True):
         return f"vLLM {self.vllm}" if self.vllm else "vLLM of a release that is not stated"
 
     @property
-    def fit(self) -> tuple[str, ...]:
-        """Lines of the fit advisor for the model on these GPUs, beside the published figures."""
-        return tuple(fit_lines(self.settings, self.accelerator, self.accelerators))
+    def notes(self) -> Iterator[str]:
+        """The differences of a run with these settings, and lines of the fit advisor for the model on these GPUs."""
+        yield from self.differences
+        if self.vllm and not _can_be_measured(self.vllm):
+            yield (
+                f"vLLM {self.vllm} does not return token ids, and cannot be measured for that reason: the default "
+                "release is taken instead; the oldest one that can be measured is "
+                f"--vllm_version={'.'.join(map(str, OLDEST_RELEASE))}"
+            )
+        yield from fit_lines(self.settings, self.accelerator, self.accelerators)
 
 
 @cache
@@ -125,7 +131,7 @@ def published_env(env: Mapping[str, Any]) -> dict[str, str]:
     defaults = {key: str(getattr(CampaignSettings(), field)) for field, key in campaign.items()}
     values = {
         _ROUND: run.round,
-        **{campaign.get(field) or server[field]: _text(value) for field, value in run.settings.items()},
+        **{campaign.get(field) or server[field]: setting_text(value) for field, value in run.settings.items()},
     }
     if source := str(env.get(campaign["model_source"]) or ""):  # another model in its place
         values.pop(campaign["vllm_model_name"], None)
@@ -152,8 +158,7 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
         f"published: {run.submitter}, {run.hardware}, {run.software}, {run.round}, "
         f"{run.division} division ({run.source})",
         *(f"published: {result.words}" for result in run.results),
-        *_differences(run),
-        *run.fit,
+        *run.notes,
         *(
             ["published in the closed division; here it is run in the open one"]
             if run.division != str(env.get(env_keys(CampaignSettings)["division"]) or "open")
@@ -162,86 +167,10 @@ def published_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def published_page() -> str:
-    """Return docs/published.md."""
-    return "\n".join(_lines()) + "\n"
-
-
-_INTRODUCTION = """\
-`--published=NAME` sets benchmark, round, model, rates, the release of vLLM and the server's options as they were
-published. Your own flags override them, and so does a model among the tags: with `_dummy` the benchmark's model is
-rehearsed with random weights. A flag with its default value (`_r6.1`, `--model=llama3.1-8b`) overrides nothing, because
-it cannot be distinguished from one that is not given. With `--api_server` the release and the options of the server are
-left out: that server runs already. The plan and the run show what was published. This project measured no number below.
-
-Each section has the settings (flags of the same name, but for `extra`, `--extra_args`, and `kv_cache_gib`,
-`--kv_cache_space`), the published figures, and in what a run of cm4vllm differs. Two of its lines compare layouts: that
-which the fit advisor ([models.md](models.md#what-fits)) suggests for these GPUs, and the published one. In both,
-"tensor 2 x data 2" is two replicas of two GPUs each.
-""".splitlines()
-
-
-def _lines() -> Iterator[str]:
-    yield "# Published results that can be measured again"
-    yield ""
-    yield "Generated from `src/cm4vllm/campaign/published_runs/` by `python -m cm4vllm.campaign.published_results`."
-    yield ""
-    yield "    cm run script --tags=run-mlperf,inference,_vllm --published=NAME --plan"
-    yield ""
-    yield from _INTRODUCTION
-    for why in (LAYOUTS_DIFFER, SEQUENCES_DIFFER):
-        yield ""
-        yield from _wrapped(f"{why[0].upper()}{why[1:]}.")
-    for name, run in published_runs().items():
-        yield ""
-        yield f"## {name}"
-        yield ""
-        yield from _wrapped(
-            f"{run.submitter}, {run.hardware}, {run.software}, {run.round}, {run.division} division. "
-            f"Source: {run.source}."
-        )
-        yield ""
-        yield "| setting | value |"
-        yield "|---|---|"
-        yield from (f"| {field} | `{_text(value)}` |" for field, value in run.settings.items())
-        yield ""
-        yield "| scenario | tokens/s | samples/s | TTFT p99 (ms) | TPOT p99 (ms) | ROUGE-1 | ROUGE-2 | ROUGE-L |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for result in run.results:
-            latencies = " | ".join(
-                f"{value:,.1f}" if value is not None else "-" for value in (result.ttft_p99_ms, result.tpot_p99_ms)
-            )
-            yield (
-                f"| {result.scenario} | {result.tokens_per_second:,} | {result.samples_per_second} | {latencies} | "
-                f"{result.rouge1} | {result.rouge2} | {result.rougeL} |"
-            )
-        yield ""
-        for line in (*_differences(run), *run.fit):
-            if line not in (LAYOUTS_DIFFER, SEQUENCES_DIFFER):
-                yield from _wrapped(f"- {line}", "  ")
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
 def _can_be_measured(release: str) -> bool:
     return bool(release) and tuple(map(int, release.split("."))) >= OLDEST_RELEASE
 
 
-def _differences(run: PublishedRun) -> Iterator[str]:
-    yield from run.differences
-    if run.vllm and not _can_be_measured(run.vllm):
-        oldest = ".".join(map(str, OLDEST_RELEASE))
-        yield (
-            f"vLLM {run.vllm} does not return token ids, and cannot be measured for that reason: the default release "
-            f"is taken instead; the oldest one that can be measured is --vllm_version={oldest}"
-        )
-
-
-def _text(value: bool | int | float | str) -> str:
+def setting_text(value: bool | int | float | str) -> str:
+    """Return the value of a setting as it is typed."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-if __name__ == "__main__":
-    print(published_page(), end="")
