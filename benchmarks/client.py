@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clients.bench import Bench, Case, Group, not_installed
-from clients.programs import AT_ONCE, Pace, Stamps, compiled, floor, mock, wrk
+from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor, mock, wrk
 from clients.real_vllm import bench_serve
 from clients.real_vllm_groups import vllm, ways
 from clients.task import Result, Task, perform
@@ -337,8 +337,8 @@ def main() -> int:
         told.vllm,
         told.model,
     )
-    for program in ("mock_vllm", "floor"):
-        compiled(program)
+    for source in (MOCK, FLOOR):
+        compiled(source)
     return report([result for name in told.only.split(",") for result in GROUPS[name](bench)], told.json)
 
 

@@ -16,10 +16,12 @@ from typing import IO, cast
 
 from clients.task import HERE, TOO_LONG_S, Result, Task, bodies, pinned
 
-__all__ = ["AT_ONCE", "Mock", "Pace", "Stamps", "compiled", "floor", "mock", "token", "wrk"]
+__all__ = ["AT_ONCE", "FLOOR", "MOCK", "Mock", "Pace", "Stamps", "compiled", "floor", "mock", "token", "wrk"]
 
 _FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-std=gnu11")
 _WORDS = 4096
+#: The sources of the mock server and of the floor client.
+MOCK, FLOOR = HERE / "mock_vllm.c", HERE / "floor.c"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def mock(*, core: int, tokens: int, pace: Pace = AT_ONCE) -> Iterator[Mock]:
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder) / "stamps"
         argv = [
-            str(compiled("mock_vllm")),
+            str(compiled(MOCK)),
             "-n",
             str(tokens),
             "-t",
@@ -91,16 +93,16 @@ def _stamps(path: Path) -> Stamps:
     )
 
 
-def compiled(name: str) -> Path:
-    """Return the program of `name`.c, compiled once for each version of it."""
-    source = HERE / f"{name}.c"
-    digest = hashlib.sha256(source.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
+def compiled(source: Path, *flags: str) -> Path:
+    """Return the program of a file of C, compiled once for each version of it."""
+    digest = hashlib.sha256(source.read_bytes() + " ".join((*_FLAGS, *flags)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cm4vllm" / "benchmarks"
-    program = cache / f"{name}-{digest}"
+    program = cache / f"{source.stem}-{digest}"
     if not program.exists():
         cache.mkdir(parents=True, exist_ok=True)
         aside = program.with_suffix(f".{os.getpid()}")
-        subprocess.run([os.environ.get("CC", "cc"), *_FLAGS, "-o", str(aside), str(source)], check=True)
+        words = [*_FLAGS, "-o", str(aside), str(source), *flags]
+        subprocess.run([os.environ.get("CC", "cc"), *words], check=True)
         aside.rename(program)
     return program
 
@@ -112,7 +114,7 @@ def floor(task: Task, core: int) -> Result:
     with tempfile.NamedTemporaryFile() as file, pinned([core]):
         file.write(head.encode() + body)
         file.flush()
-        argv = [str(compiled("floor")), str(task.port), str(task.in_flight), str(task.queries), file.name]
+        argv = [str(compiled(FLOOR)), str(task.port), str(task.in_flight), str(task.queries), file.name]
         said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=TOO_LONG_S).stdout
     wall, cpu, tokens = map(int, said.split())
     return Result(queries=task.queries, tokens=tokens, wall_s=wall / 1e9, cpu_s=cpu / 1e9)

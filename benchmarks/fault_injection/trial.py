@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from clients.programs import compiled
 from cm4vllm.campaign.ledger import LEDGER_FILE, State, read_ledger
 from cm4vllm.campaign.live.records import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
@@ -281,14 +282,6 @@ class Trial:
 
 
 def clock_library() -> Path | None:
-    """Build the library that gives processes a clock of their own; None without a C compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return None
+    """Return the library that gives processes a clock of their own; None without a C compiler."""
     source = Path(__file__).with_name("clock.c")
-    library = Path(f"/tmp/cm4vllm-fault-clock-{os.getuid()}-{int(source.stat().st_mtime)}.so")  # noqa: S108
-    if not library.exists():
-        aside = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(aside), str(source), "-ldl"], check=True)
-        aside.rename(library)
-    return library
+    return compiled(source, "-shared", "-fPIC", "-ldl") if shutil.which(os.environ.get("CC", "cc")) else None
