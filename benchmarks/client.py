@@ -15,6 +15,7 @@ another. The groups, each with its cases in turn:
     workers  two worker processes beside one, where there are cores for it
     vllm     the real vLLM: Offline through LoadGen beside its in-process generate (with --vllm and --model)
     ways     the real vLLM over TCP or a Unix socket, whole answers or streams, completions or tokens only
+    executors the real vLLM with the processes of its default executor, and with one less
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from clients.bench import Bench, Case, Group, not_installed
 from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor, mock, wrk
 from clients.real_vllm import bench_serve
-from clients.real_vllm_groups import vllm, ways
+from clients.real_vllm_groups import executors, vllm, ways
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
@@ -239,6 +240,7 @@ GROUPS: dict[str, Group] = {
     "workers": workers,
     "vllm": vllm,
     "ways": ways,
+    "executors": executors,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,22 @@ from pathlib import Path
 
 from clients.bench import Bench, not_installed
 from clients.real_vllm import Made, RealVllm
+from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, figure, interleaved, ratios
 
-__all__ = ["vllm", "ways"]
+__all__ = ["executors", "vllm", "ways"]
 
+#: Queries/s of the Server run of `executors`, far below what a small model's server can do, so that TTFT is not that of
+#: a queue; and their number.
+_SERVER_QPS, _SERVER_QUERIES = 30.0, 300
+#: The figures of `executors` and their units.
+_OF_EXECUTORS = {
+    "start": "s",
+    "Offline": "tokens/s",
+    "Server": "tokens/s",
+    "Server TTFT p99": "ms",
+    "Server TPOT p99": "ms",
+}
 IN_PROCESS, LIKE_THE_SERVER = "in process", "in process, as the server"
 
 
@@ -89,6 +102,33 @@ def ways(bench: Bench) -> Iterator[Figure]:
         yield figure(f"real vLLM, Offline, {name}", [made.rate for made in all_made], "tokens/s")
         yield figure(f"real vLLM, Offline, {name} / the first", ratios([made.rate for made in all_made], first), "x")
         yield figure(f"real vLLM, Offline, {name}: HTTP process", [made.api for made in all_made], "s")
+
+
+def executors(bench: Bench) -> Iterator[Figure]:
+    """The real vLLM with the processes of its default executor (mp) and with one less (uni); each round starts both."""
+    real = _real(bench)
+    if real is None:
+        return
+    cases = {name: partial(_by_executor, replace(real, eager=True), name) for name in ("mp", "uni")}
+    measured = interleaved(cases, bench.rounds)
+    for name, unit in _OF_EXECUTORS.items():
+        values = {executor: [made[name] for made in all_made] for executor, all_made in measured.items()}
+        for executor, made in values.items():
+            yield figure(f"real vLLM, {executor}: {name}", made, unit)
+        yield figure(f"real vLLM, uni / mp: {name}", ratios(values["uni"], values["mp"]), "x")
+
+
+def _by_executor(real: RealVllm, executor: str) -> dict[str, float]:
+    """Start a server with this executor, make an Offline and a Server run, and return their figures by name."""
+    begin = time.monotonic()
+    with real.served(real.settings(executor)) as server:
+        start_s = time.monotonic() - begin
+        task = replace(real.task, api="generate")
+        offline = real.through_loadgen(server, task)
+        paced = replace(task, streamed=True, interval=SERVER_STREAM_INTERVAL, qps=_SERVER_QPS, queries=_SERVER_QUERIES)
+        made = real.through_loadgen(server, paced)
+    values = (start_s, offline.rate, made.rate, made.ttft_p99, made.tpot_p99)
+    return dict(zip(_OF_EXECUTORS, values, strict=True))
 
 
 def _real(bench: Bench) -> RealVllm | None:
