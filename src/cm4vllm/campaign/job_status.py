@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
-from cm4vllm.campaign.live.status_file import read_status, status_text
+from cm4vllm.campaign.live.panels import view_of
+from cm4vllm.campaign.live.records import read_status
+from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path
@@ -55,7 +57,7 @@ def _reported(out: Path) -> dict[str, object]:
     if live is not None and live[0].notices:
         say_text(f"*** {'; '.join(live[0].notices)} ***")
     if live is not None and under_way:
-        say_text(f"\n{status_text(*live)}")
+        say_text(f"\n{plain_text(view_of(*live))}")
     if ledger.unreadable:
         warn(f"{ledger.unreadable} lines of {out / LEDGER_FILE} are not entries of this version of cm4vllm")
     return {

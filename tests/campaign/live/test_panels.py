@@ -22,8 +22,7 @@ from cm4vllm.campaign.live import monitor as module
 from cm4vllm.campaign.live.current_status import JobStatus, job_left
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.panels import Tone, view_of
-from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus
-from cm4vllm.campaign.live.status_file import read_status, status_text
+from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus, read_status
 from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress
@@ -134,9 +133,9 @@ def test_a_status_that_is_no_longer_written_is_of_a_process_that_has_ended():
 def test_another_process_reads_the_same(tmp_path):
     assert read_status(tmp_path) is None
     write_record(tmp_path / STATUS_FILE, status())
-    assert status_text(*read_status(tmp_path)) == plain_text(view_of(status()))
+    assert plain_text(view_of(*read_status(tmp_path))) == plain_text(view_of(status()))
     os.utime(tmp_path / STATUS_FILE, (1e9, 1e9))
-    assert "no sign of life for" in status_text(*read_status(tmp_path))
+    assert "no sign of life for" in plain_text(view_of(*read_status(tmp_path)))
     (tmp_path / STATUS_FILE).write_text('{"schema": 99}')
     assert read_status(tmp_path) is None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
+from pathlib import Path
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.search.search_status import SearchStatus
-from cm4vllm.common.records import Record
+from cm4vllm.common.errors import CmError
+from cm4vllm.common.records import Record, read_record
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
-__all__ = ["INTERVAL_S", "STATUS_FILE", "JobState", "StatusRecord", "StepStatus"]
+__all__ = ["INTERVAL_S", "STATUS_FILE", "JobState", "StatusRecord", "StepStatus", "read_status"]
 
 #: The name of the record's file in the folder of a job's results.
 STATUS_FILE = "status.json"
@@ -69,3 +72,15 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     left_is_least: bool = False
     warnings: tuple[str, ...] = ()
     cause: str = ""
+
+
+def read_status(out: Path) -> tuple[StatusRecord, float] | None:
+    """Return the status of the job whose results come into the folder `out`, and how many seconds old it is.
+
+    None where there is none, or where another version of cm4vllm wrote it.
+    """
+    path = out / STATUS_FILE
+    try:
+        return read_record(path, StatusRecord), max(0.0, time.time() - path.stat().st_mtime)
+    except (OSError, CmError):
+        return None
