@@ -70,7 +70,7 @@ def program(checker, name):
 
 def test_a_curve_that_keeps_the_rules_has_no_error_and_no_warning(checker, build, points, tmp_path):
     report = official_report(checker, build(points), tmp_path / "report.json")
-    faults = [f"{finding.rule}: {finding.message}" for finding in report.findings if finding.severity != "info"]
+    faults = [f"{finding.rule}: {finding.message}" for finding in report.results if finding.severity != "info"]
     assert faults == []
 
 

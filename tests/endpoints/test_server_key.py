@@ -95,7 +95,7 @@ def test_the_key_of_a_server_is_in_no_file_and_no_output(tmp_path, reference_cli
             workers=1,
         )
         client = read_record(reference_client, ClientInstallation)
-        run_client(client, run, folder, client_environment(None, hub=False))
+        run_client(client, run, folder, client_environment(hub=False))
         assert len(server.bodies) == 2 * SAMPLES
         assert KEY in "".join(gateway.heads)
     files = [path for path in folder.rglob("*") if path.is_file()]

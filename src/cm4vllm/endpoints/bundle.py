@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
 from cm4vllm.common.files import staged_folder, write_json
@@ -28,25 +29,23 @@ class CheckerInstallation(Record, frozen=True, kw_only=True):
     version: str
 
 
-class OfficialFinding(Record, frozen=True, kw_only=True):
-    """A finding of the official checker: the rule by its id, severity, message, and the section of the rules."""
+class OfficialFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of the official checker: the rule by its id, its severity and its message."""
 
     rule: str
     severity: Literal["error", "warning", "info"]
     message: str
-    section: str = ""
-    path: str = ""
 
 
-class OfficialReport(Record, frozen=True, kw_only=True):
-    """The findings of the official checker on a bundle, in its order."""
+class OfficialReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings of the official checker on a bundle, in its order; `version` is that of the checker."""
 
-    version: str
-    findings: tuple[OfficialFinding, ...]
+    results: tuple[OfficialFinding, ...]
+    version: str = ""
 
     def counts(self, severity: str) -> Counter[str]:
         """Return how often each rule has a finding of this severity."""
-        return Counter(finding.rule for finding in self.findings if finding.severity == severity)
+        return Counter(finding.rule for finding in self.results if finding.severity == severity)
 
     @property
     def passed(self) -> bool:
@@ -105,19 +104,9 @@ def official_report(checker: CheckerInstallation, bundle: Path, report: Path) ->
     report.unlink(missing_ok=True)
     done = run([checker.python, _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
     try:
-        results = json.loads(report.read_text(encoding="utf-8"))["results"]
-        findings = tuple(
-            OfficialFinding(
-                rule=result["rule"],
-                severity=result["severity"],
-                message=result["message"],
-                section=result.get("spec_ref") or "",
-                path=str(result.get("path") or ""),
-            )
-            for result in results
-        )
-        return OfficialReport(version=checker.version, findings=findings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        written = msgspec.json.decode(report.read_bytes(), type=OfficialReport)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckerFailed(
             f"the official checker {checker.version} gives no report on {bundle}", cause=done.tail(12)
         ) from error
+    return msgspec.structs.replace(written, version=checker.version)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cm4vllm.accuracy.sentences import UNTRAINED, Sentences
+from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
@@ -75,10 +75,9 @@ def _file_of(dataset: DatasetRecord) -> str:
     return f"{dataset.name}.jsonl"
 
 
-def client_environment(sentences: Sentences | None, *, hub: bool) -> dict[str, str]:
+def client_environment(*, hub: bool) -> dict[str, str]:
     """Return the environment of the client: where its sentence model is, and whether the model hub may be used."""
-    data = _NLTK_DATA if sentences is None or sentences.data is None else str(sentences.data)
-    return {"NLTK_DATA": data, **({} if hub else {"HF_HUB_OFFLINE": "1"}), "PYTHONUNBUFFERED": "1"}
+    return {"NLTK_DATA": _NLTK_DATA, **({} if hub else {"HF_HUB_OFFLINE": "1"}), "PYTHONUNBUFFERED": "1"}
 
 
 def _rows(path: Path, samples: int) -> Iterable[Mapping[str, Any]]:

@@ -86,9 +86,7 @@ def _lines(curves: tuple[Curve, ...], findings: list[Finding], official: Officia
     for severity in ("error", "warning"):
         for rule, count in official.counts(severity).items():
             message = next(
-                finding.message
-                for finding in official.findings
-                if finding.rule == rule and finding.severity == severity
+                finding.message for finding in official.results if finding.rule == rule and finding.severity == severity
             )
             yield from _wrapped(f"official {severity} {rule} ({count}): {message}")
     errors, warnings = (sum(official.counts(severity).values()) for severity in ("error", "warning"))

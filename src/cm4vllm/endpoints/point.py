@@ -113,7 +113,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
         files=_given_file(inputs, planned),
     )
     sentences = planned.dataset is not None and planned.dataset.sentences == UNTRAINED
-    environment = client_environment(None, hub=not sentences)
+    environment = client_environment(hub=not sentences)
     started, began = now(), time.monotonic()
     alive = partial(death_reason, planned.server)
     if inputs.curve:
