@@ -13,33 +13,26 @@ from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import given_path
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.power.making import Site, make_session, require_hosts, require_reachable
+from cm4vllm.power.making import SiteInputs, make_session, require_hosts, require_reachable
 from cm4vllm.power.samples import SIMULATED, mean_watts
 from cm4vllm.power.session import Phase, PowerSession
-from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.power_files import require_analyzer
 from cm4vllm.submission.privacy import private_words
 from cm4vllm.submission.privacy_check import words_of
 
-__all__ = ["ClientSettings", "make", "require_settings", "site_of"]
+__all__ = ["ClientSettings", "make", "require_settings"]
 
 
-class ClientSettings(Record, frozen=True, kw_only=True):
+class ClientSettings(SiteInputs, frozen=True, kw_only=True):
     """The settings of a session: its servers, the command, the folder of its logs, and that of the session.
 
     `results_dir` is the folder of the job whose session it is; with `before_tree` that job makes a
     submission, and the simulated PTDaemon is refused. The ranges are known for their refusal.
     """
 
-    source: input_types.PowerSource = ""
-    round: input_types.Round = round_names()[-1]
-    power_server: input_types.PowerServer = ""
-    port: input_types.PowerPort = 4950
-    ntp_server: input_types.NtpServer = ""
     run_cmd: Annotated[str, Key("CM_MLPERF_RUN_CMD")] = ""
     loadgen_logs: Annotated[str, Key("CM_MLPERF_LOADGEN_LOGS_DIR")] = "loadgen_logs"
     log_dir: Annotated[str, Key("CM_MLPERF_POWER_LOG_DIR")] = "logs"
@@ -50,18 +43,6 @@ class ClientSettings(Record, frozen=True, kw_only=True):
     max_amps: Annotated[str, Key("CM_MLPERF_POWER_MAX_AMPS")] = ""
     max_volts: Annotated[str, Key("CM_MLPERF_POWER_MAX_VOLTS")] = ""
     results_dir: input_types.ResultsDir = ""
-
-
-def site_of(settings: ClientSettings) -> Site:
-    """Return the place of the session."""
-    return Site(
-        source=settings.source,
-        programs=round_terms(settings.round).power,
-        host=settings.power_server,
-        port=settings.port,
-        ntp_server=settings.ntp_server,
-        simulated=settings.simulated,
-    )
 
 
 def require_settings(settings: ClientSettings) -> None:
@@ -78,13 +59,13 @@ def require_settings(settings: ClientSettings) -> None:
     kept = not settings.preflight and not settings.timestamp
     if kept and (folder := given_path(settings.log_dir)).exists():
         raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
-    require_hosts(site_of(settings))
+    require_hosts(settings.site(simulated=settings.simulated))
 
 
 def make(settings: ClientSettings) -> Path:
     """Make the session; return its folder, or the present one after a session before the runs, which is not kept."""
     require_settings(settings)
-    site = site_of(settings)
+    site = settings.site(simulated=settings.simulated)
     require_reachable(site)
     if settings.preflight:
         words = words_of(Path(settings.results_dir)) if settings.results_dir else private_words()

@@ -16,15 +16,22 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
-from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, read_settings
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.power.making import OUTPUT, Site, make_session, require_hosts, require_reachable, several_analyzers
+from cm4vllm.power.making import (
+    OUTPUT,
+    Site,
+    SiteInputs,
+    make_session,
+    require_hosts,
+    require_reachable,
+    several_analyzers,
+)
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
-from cm4vllm.rules import round_names, round_terms
+from cm4vllm.rules import round_terms
 
 __all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
 
@@ -36,31 +43,19 @@ _NO_SESSION = "it has no power session"
 Measure = Callable[[RunInputs], Path]
 
 
-class PowerInputs(Record, frozen=True, kw_only=True):
+class PowerInputs(SiteInputs, frozen=True, kw_only=True):
     """The settings of a run under power: its servers, and the pages of the user on the system and the analyzer."""
 
     power: input_types.Power = "no"
     under_power: Annotated[str, Key(UNDER_POWER)] = ""
-    round: input_types.Round = round_names()[-1]
-    source: input_types.PowerSource = ""
-    power_server: input_types.PowerServer = ""
-    ntp_server: input_types.NtpServer = ""
     settings_file: input_types.PowerSettings = ""
     wiring_file: input_types.PowerWiring = ""
     supplies_file: input_types.PowerSupplies = ""
-    port: input_types.PowerPort = 4950
     num_analyzers: input_types.NumAnalyzers = 1
 
     @property
-    def site(self) -> Site:
-        return Site(
-            source=self.source,
-            programs=round_terms(self.round).power,
-            host=self.power_server,
-            port=self.port,
-            ntp_server=self.ntp_server,
-            simulated="simulated" in (self.power, self.under_power),
-        )
+    def own_site(self) -> Site:
+        return self.site(simulated="simulated" in (self.power, self.under_power))
 
 
 def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
@@ -73,7 +68,7 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
         return
     if asked.num_analyzers != 1:
         raise several_analyzers(asked.num_analyzers)
-    require_hosts(asked.site)
+    require_hosts(asked.own_site)
     if asked.power == "yes":
         for value, flag, title in (
             (asked.settings_file, "--power_settings", "the settings of the measured system"),
@@ -93,7 +88,7 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
                 remedy="leave --power_supplies out",
             )
         read_supplies(typed_path(asked.supplies_file))
-    require_reachable(asked.site)
+    require_reachable(asked.own_site)
 
 
 def step_inputs(power: str, settings: Mapping[str, str]) -> dict[str, str]:
@@ -122,7 +117,7 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
             write_bytes(logs / name, bytes_of(made / name))
 
     try:
-        made = make_session(asked.site, session, one_run)
+        made = make_session(asked.own_site, session, one_run)
         _state(made, asked)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)

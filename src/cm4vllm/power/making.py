@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
 from cm4vllm.common.files import bytes_of, staged_folder, text_of, write_bytes
 from cm4vllm.common.processes import exit_in_words, run
@@ -29,9 +30,18 @@ from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
 from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
-from cm4vllm.rules import PowerPrograms
+from cm4vllm.rules import PowerPrograms, round_names, round_terms
 
-__all__ = ["OUTPUT", "Site", "make_session", "preflight_run", "require_hosts", "require_reachable", "several_analyzers"]
+__all__ = [
+    "OUTPUT",
+    "Site",
+    "SiteInputs",
+    "make_session",
+    "preflight_run",
+    "require_hosts",
+    "require_reachable",
+    "several_analyzers",
+]
 
 #: What the client printed, beside the folder of the session: never published.
 OUTPUT = "power-client-output.txt"
@@ -58,6 +68,27 @@ class Site(Record, frozen=True, kw_only=True):
     ntp_server: str = ""
     simulated: bool = False
     debug: bool = False
+
+
+class SiteInputs(Record, frozen=True, kw_only=True):
+    """The inputs that name the place of a session."""
+
+    source: input_types.PowerSource = ""
+    round: input_types.Round = round_names()[-1]
+    power_server: input_types.PowerServer = ""
+    port: input_types.PowerPort = 4950
+    ntp_server: input_types.NtpServer = ""
+
+    def site(self, *, simulated: bool) -> Site:
+        """Return the place."""
+        return Site(
+            source=self.source,
+            programs=round_terms(self.round).power,
+            host=self.power_server,
+            port=self.port,
+            ntp_server=self.ntp_server,
+            simulated=simulated,
+        )
 
 
 def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: bool = False) -> PowerSession:
