@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
@@ -74,8 +74,7 @@ def server_running(
     What it prints goes to `output`, or to where this process prints.
     """
     words = [sys.executable, "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
-    log = output.open("wb") if output else None
-    try:
+    with output.open("wb") if output else nullcontext() as log:
         server = subprocess.Popen(
             words,
             cwd=conf.parent,
@@ -84,9 +83,6 @@ def server_running(
             stdout=log,
             stderr=subprocess.STDOUT if log else None,
         )
-    finally:
-        if log is not None:
-            log.close()
     try:
         yield server
     finally:

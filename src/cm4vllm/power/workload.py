@@ -8,6 +8,7 @@ in the files of the session. When the other process ends, the command fails.
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +26,7 @@ read -r _ <&3
 _NAMES = ("requests", "answers")
 
 
-class Relay:
+class Relay(AbstractContextManager["Relay"]):
     """The two pipes between the command in a folder, and the process that makes the runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,9 +37,6 @@ class Relay:
             os.mkfifo(folder / name)
         # Both directions: no side waits for the other to open, and the command reads the end when this process ends.
         self._requests, self._answers = (os.open(folder / name, os.O_RDWR | os.O_NONBLOCK) for name in _NAMES)
-
-    def __enter__(self) -> Relay:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
