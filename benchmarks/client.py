@@ -1,6 +1,6 @@
 """The LoadGen client, measured beside the ways others go, and beside the least that can be done.
 
-    python benchmarks/client.py [--quick] [--rounds=N] [--only=GROUP,…] [--json=FILE] [--cores=CLIENT,SERVER]
+    python benchmarks/client.py [--quick] [--rounds=N] [--only=PART,…] [--json=FILE] [--cores=CLIENT,SERVER]
                                 [--endpoints=PYTHON] [--vllm=PYTHON --model=DIR]
 
 All ask one mock server, a C program that answers as vLLM 0.32 does, at a known pace; it has one core, the client
@@ -24,7 +24,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor
 from clients.real_vllm import bench_serve
 from clients.real_vllm_groups import executors, vllm, ways
 from clients.task import Result, Task, perform
+from cm4vllm.loadgen.logs.early_stopping import percentile
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from figures import Figure, arguments, figure, interleaved, ratios, report
 
@@ -288,16 +289,11 @@ def _latency(bench: Bench, name: str, task: Task) -> Callable[[], Added]:
 
 
 def _added(result: Result, stamps: Stamps) -> Added:
-    tpot = _percentile(stamps.tpot, 50)
     return Added(
-        result.ttft_p50 - _percentile(stamps.ttft, 50),
-        result.ttft_p99 - _percentile(stamps.ttft, 99),
-        100 * abs(result.tpot_p50 / tpot - 1),
+        result.ttft_p50 - percentile(stamps.ttft, 0.5),
+        result.ttft_p99 - percentile(stamps.ttft, 0.99),
+        100 * abs(result.tpot_p50 / percentile(stamps.tpot, 0.5) - 1),
     )
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))]
 
 
 def _cpu_ratios(over: list[Result], under: list[Result]) -> list[float]:
@@ -316,17 +312,13 @@ def _has_aiohttp() -> bool:
 
 def main() -> int:
     """Measure the groups that are asked for, and print the table."""
-    parser = arguments(__doc__.split("\n")[0], rounds=5)
-    parser.add_argument("--only", default=",".join(GROUPS), metavar="GROUP,…", help="of %(default)s")
+    parser = arguments(__doc__.split("\n")[0], rounds=5, parts=GROUPS)
     parser.add_argument("--quick", action="store_true", help="a thirtieth of the work, once: it runs, no more")
     parser.add_argument("--cores", default="0,1", metavar="CLIENT,SERVER", help="core of each side (%(default)s)")
     parser.add_argument("--endpoints", metavar="PYTHON", help="a Python that has mlcommons/endpoints")
     parser.add_argument("--vllm", metavar="PYTHON", help="a Python that has vllm")
     parser.add_argument("--model", type=Path, metavar="DIR", help="a model folder for --vllm")
     told = parser.parse_args()
-    unknown = set(told.only.split(",")) - set(GROUPS)
-    if unknown:
-        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     client, server = map(int, told.cores.split(","))
     if not {client, server} <= os.sched_getaffinity(0) or client == server:
         parser.error(f"--cores={told.cores}: two different cores of {sorted(os.sched_getaffinity(0))} are needed")
@@ -341,7 +333,7 @@ def main() -> int:
     )
     for source in (MOCK, FLOOR):
         compiled(source)
-    return report([result for name in told.only.split(",") for result in GROUPS[name](bench)], told.json)
+    return report([result for name in told.only for result in GROUPS[name](bench)], told.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The script engine, timed as whole processes: `python benchmarks/engine.py [--only=CASE,…] [--json=FILE]`.
+"""The script engine, timed as whole processes: `python benchmarks/engine.py [--only=PART,…] [--json=FILE]`.
 
 Each case is a command line of the real `cm`, in a CM home of its own with a repository of synthetic scripts, timed in
 turn with `python -c pass` and with `cm version`, which is cmind's own start and so the floor of every case. With
@@ -311,15 +311,11 @@ def figures_of(
 
 def main() -> int:
     """Print the table."""
-    known = [*CASES, "search", "first"]
-    parser = arguments("the script engine beside Python's and cmind's own start, and beside cm4mlops", rounds=9)
-    parser.add_argument("--only", default=",".join(known), metavar="CASE,…", help="cases (%(default)s)")
+    description = "the script engine beside Python's and cmind's own start, and beside cm4mlops"
+    parser = arguments(description, rounds=9, parts=(*CASES, "search", "first"))
     parser.add_argument("--first-rounds", type=int, default=2, help="rounds of the case first (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round, and a hundredth of 10,000 scripts")
     options = parser.parse_args()
-    names = options.only.split(",")
-    if strange := [name for name in names if name not in known]:
-        parser.error(f"no case {strange[0]}; there are {', '.join(known)}")
     rounds, first_rounds = (1, 1) if options.quick else (options.rounds, options.first_rounds)
     with tempfile.TemporaryDirectory(prefix="engine-benchmark-") as temporary:
         folder = Path(temporary)
@@ -330,7 +326,12 @@ def main() -> int:
             print("cm4mlops: not measured; CM4MLOPS=DIR names a checkout of it", file=sys.stderr)
         return report(
             figures_of(
-                names, engines, folder, rounds=rounds, first_rounds=first_rounds, share=0.01 if options.quick else 1
+                options.only,
+                engines,
+                folder,
+                rounds=rounds,
+                first_rounds=first_rounds,
+                share=0.01 if options.quick else 1,
             ),
             options.json,
         )

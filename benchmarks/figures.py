@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -67,11 +67,20 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
-def arguments(description: str, *, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser that knows --rounds and --json; a benchmark adds its own options."""
+def arguments(description: str, *, rounds: int, parts: Collection[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser that knows --rounds and --json, and --only of a benchmark with `parts`; others are added."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds that are measured (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+
+    def some(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in parts]:
+            raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}; there are {', '.join(parts)}")
+        return names
+
+    if parts:
+        parser.add_argument("--only", type=some, default=list(parts), metavar="PART,…", help=f"of {', '.join(parts)}")
     return parser
 
 

@@ -175,9 +175,8 @@ def _left_out(part: str, why: str) -> None:
 
 def main() -> int:
     """Measure the parts that are asked for, and print the table."""
-    parser = arguments(__doc__.split("\n")[0], rounds=3)
+    parser = arguments(__doc__.split("\n")[0], rounds=3, parts=PARTS)
     parser.add_argument("--vllm_python", required=True, metavar="PYTHON", help="a Python that has vllm")
-    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,…", help="of %(default)s")
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="%(default)s")
     parser.add_argument("--gpus", type=int, help="how many are used together in `parallel`; all otherwise")
     parser.add_argument("--model", default="llama3.1-8b", help="benchmark or name of the catalogue (%(default)s)")
@@ -186,8 +185,6 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=256, help="--max-num-seqs of vLLM (%(default)s)")
     parser.add_argument("--share", type=float, default=0.8, help="of the in-process rate, for Server (%(default)s)")
     asked = parser.parse_args()
-    if unknown := set(asked.only.split(",")) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     gpus = asked.gpus or len(detect_gpus())
     with tempfile.TemporaryDirectory() as folder:
         model = provide(ModelSettings(source="dummy", location=asked.model, layers=asked.dummy_layers), Path(folder))
@@ -207,7 +204,7 @@ def main() -> int:
             asked.share,
         )
         figures = []
-        for name in asked.only.split(","):
+        for name in asked.only:
             for part_figure in PARTS[name](hour):
                 print(f"{part_figure.name}: {part_figure.value:,.4g} {part_figure.unit}", flush=True)
                 figures.append(part_figure)

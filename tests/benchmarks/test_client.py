@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client import _added, _percentile
+from client import _added
 from clients.programs import Stamps
 from clients.task import Result
 
@@ -26,7 +26,8 @@ def test_a_quick_run_writes_its_figures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [("--only=nothing", "no group nothing"), ("--cores=0,0", "two different cores")]
+    ("words", "said"),
+    [("--only=alone,nothing", "no part nothing; there are offline, alone,"), ("--cores=0,0", "two different cores")],
 )
 def test_what_cannot_be_measured_is_refused(words, said):
     done = subprocess.run([sys.executable, str(SCRIPT), words], capture_output=True, text=True, timeout=60)
@@ -39,8 +40,3 @@ def test_what_the_client_adds_is_what_loadgen_measured_less_what_the_server_did(
     added = _added(result, Stamps([20.0, 20.0, 21.0, 22.0], [20.0, 20.0, 20.0, 21.0]))
     assert (added.p50, added.p99) == (0.5, 8.0)
     assert added.tpot == pytest.approx(2.0)
-
-
-def test_percentiles_are_those_of_the_values():
-    assert _percentile([3, 1, 2], 50) == 2
-    assert _percentile(range(1000), 99) == 990

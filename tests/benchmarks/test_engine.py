@@ -22,4 +22,4 @@ def test_a_quick_run_writes_its_figures(tmp_path):
 def test_a_case_that_there_is_not_is_refused():
     done = subprocess.run([sys.executable, str(SCRIPT), "--only=nothing"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "no case nothing" in done.stderr
+    assert "no part nothing" in done.stderr
