@@ -38,6 +38,7 @@ from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.files import write_text
+from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.records import now, read_record
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.machine_limits import machine_limits
@@ -160,7 +161,8 @@ def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -
     """Rehearse one cell."""
     out, begin = folder / cell.name, time.monotonic()
     words = command(cell, model, url, out, more)
-    asked = Ran(cell=cell, took_s=0, date=now(), machine=machine(), command=shown(words), commit=commit())
+    commit = commit_of_this_repository()[:7] or "unknown"  # so many digits as git shows
+    asked = Ran(cell=cell, took_s=0, date=now(), machine=machine(), command=shown(words), commit=commit)
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CELL_S)
     except subprocess.TimeoutExpired:
@@ -187,15 +189,6 @@ def machine() -> str:
         f"{cpu.logical_cpus} processors ({cpu.model_name}), {memory.usable_bytes / 2**30:.0f} GiB of memory, "
         f"{'no limit of open files' if files is None else f'{files:,} open files a process (ulimit -Hn)'}"
     )
-
-
-@cache
-def commit() -> str:
-    """Return the commit of cm4vllm, "unknown" outside a checkout."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def outcome(ran: Ran, out: Path) -> Ran:
