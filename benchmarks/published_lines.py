@@ -21,8 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,14 +31,14 @@ import cmind
 import numpy
 import pandas
 
+from clients.real_vllm import await_health
 from cm4vllm.common.files import json_of
 from cm4vllm.common.processes import die_with_parent
 from figures import arguments, figure, report
 
 LINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 ROUND, BENCHMARK = "v4.1", "llama2-70b-99"
-ENDPOINT = "http://localhost:8000"
-READY_S = 300
+PORT = 8000
 #: The name of the published file, which holds a table of these columns.
 DATASET = "open_orca_gpt4_tokenized_llama.sampled_24576.pkl.gz"
 #: As few as let the Offline run of the tiny model last for the ten minutes of the rules on two cores.
@@ -149,7 +147,7 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
         "--served-model-name",
         name,
         "--port",
-        "8000",
+        str(PORT),
         "--no-enable-prefix-caching",
         "--generation-config",
         "vllm",
@@ -177,22 +175,10 @@ def server(model: str, name: str, sequences: int) -> Iterator[None]:
         ) as process,
     ):
         try:
-            wait_until_ready(process)
+            await_health(process, ("localhost", PORT))
             yield
         finally:
             process.terminate()
-
-
-def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers."""
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{ENDPOINT}/v1/models", timeout=5).close()  # noqa: S310 - it is http
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise SystemExit("the server does not answer")
 
 
 if __name__ == "__main__":

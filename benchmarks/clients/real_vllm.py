@@ -24,7 +24,7 @@ from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.records import Api
 
-__all__ = ["Made", "RealVllm", "Served", "bench_serve"]
+__all__ = ["Made", "RealVllm", "Served", "await_health", "bench_serve"]
 
 #: Seconds that vLLM may take to load a model, or to answer all prompts.
 START_S = 600
@@ -184,7 +184,7 @@ class RealVllm:
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
             try:
-                _await(server, unix or ("127.0.0.1", port))
+                await_health(server, unix or ("127.0.0.1", port))
                 yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
             finally:
                 server.terminate()
@@ -269,7 +269,8 @@ def _environment(**more: str) -> dict[str, str]:
     return env
 
 
-def _await(server: subprocess.Popen[bytes], place: Path | tuple[str, int]) -> None:
+def await_health(server: subprocess.Popen[bytes], place: Path | tuple[str, int]) -> None:
+    """Wait until a server says at its address, or on its Unix socket, that it is healthy. Raises RuntimeError."""
     deadline = time.monotonic() + START_S
     family, address = (socket.AF_UNIX, str(place)) if isinstance(place, Path) else (socket.AF_INET, place)
     while server.poll() is None and time.monotonic() < deadline:
