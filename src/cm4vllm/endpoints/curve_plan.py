@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, permutations
 
 from cm4vllm.common.errors import UsageError
@@ -14,7 +14,6 @@ __all__ = [
     "CurvePlan",
     "PlannedPoint",
     "ServerRates",
-    "coverage_faults",
     "coverage_words",
     "next_point",
     "placed_points",
@@ -124,8 +123,8 @@ def placed_points(curve: Regions, given: Sequence[int], count: int) -> tuple[int
     return _with_gaps_halved(chosen, count)
 
 
-def coverage_faults(curve: Regions, points: Iterable[int]) -> list[str]:
-    """Return what the rules do not allow in these points of a curve, a clause each; empty where all is well."""
+def coverage_words(curve: Regions, points: Sequence[int]) -> str:
+    """Return what the rules do not allow in these points of a curve in a sentence; empty where all is well."""
     rules = endpoints_rules().curve
     chosen = sorted(set(points))
     faults = [
@@ -142,12 +141,6 @@ def coverage_faults(curve: Regions, points: Iterable[int]) -> list[str]:
         for concurrency in chosen
         if concurrency > curve.margin.end
     ]
-    return faults
-
-
-def coverage_words(curve: Regions, points: Sequence[int]) -> str:
-    """Return what the rules do not allow in these points in a sentence; empty where all is well."""
-    faults = coverage_faults(curve, points)
     return f"--points={','.join(map(str, points))} {'; '.join(faults)}" if faults else ""
 
 

@@ -92,7 +92,7 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
     if (plateau := _first_plateau(series, rules)) is None:
         return SteadyState(
             status="insufficient_passes",
-            verdict=_shape_without_window(series, rules),
+            verdict=_shape(series[rules.left_out :], rules, "not found"),
             state=_states(series, rules),
             blocks=len(series) - rules.left_out,
             least_variation=_least_variation(series, rules),
@@ -100,10 +100,9 @@ def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
     first, last = plateau
     window = _window(blocks, first, last, size)
     later = _later_plateau(series, plateau, rules)
-    after = _states(series[first:], rules)
     return SteadyState(
         status="windowable" if window.duration_s >= terms.least_seconds else "insufficient_duration",
-        verdict=_verdict(after, later),
+        verdict="anomaly" if later else _shape(series[first:], rules, "STEADY STATE"),
         window=window,
         state=_states(series[first : last + 1], rules),
         anomaly=later,
@@ -202,21 +201,12 @@ def _later_plateau(series: Sequence[dict[str, float]], plateau: tuple[int, int],
     return Anomaly(super_pass=last + 1 + later[0], change_percent=100 * change)
 
 
-def _verdict(states: dict[str, State], later: Anomaly | None) -> Verdict:
-    """Return the shape of a run that has a window, from its states to the end of the run."""
-    if later is not None:
-        return "anomaly"
-    if "Drifting Up" in states.values():
-        return "drifting_up"
-    return "drifting_down" if "Drifting Down" in states.values() else "STEADY STATE"
-
-
-def _shape_without_window(series: Sequence[dict[str, float]], rules: WindowRules) -> Verdict:
-    """Return the shape of a run without a window: the direction of its drift, where it has one."""
-    states = _states(series[rules.left_out :], rules).values()
+def _shape(series: Sequence[dict[str, float]], rules: WindowRules, without_drift: Verdict) -> Verdict:
+    """Return the direction in which a metric drifts over these blocks, `without_drift` where none does."""
+    states = _states(series, rules).values()
     if "Drifting Up" in states:
         return "drifting_up"
-    return "drifting_down" if "Drifting Down" in states else "not found"
+    return "drifting_down" if "Drifting Down" in states else without_drift
 
 
 def _window(blocks: Sequence[Sequence[SampleTimes]], first: int, last: int, size: int) -> Window:
