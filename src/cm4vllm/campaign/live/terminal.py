@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cm4vllm.campaign.live.panels import Line, Tone, View
 from cm4vllm.common.progress import drawn_by_a_view
@@ -25,10 +25,8 @@ _NOTICE = "yellow"
 _LABEL, _BAR = 9, 12
 
 
-class Drawing(Protocol):
-    """A surface on which a view is drawn."""
-
-    def __call__(self, view: View) -> None: ...
+#: Draws a view.
+Drawing = Callable[[View], None]
 
 
 @contextmanager
