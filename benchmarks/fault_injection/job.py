@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign import job as campaign
-from cm4vllm.campaign import rehearsal
-from cm4vllm.campaign.rehearsal.profile import read_profile
+from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
@@ -35,16 +34,12 @@ from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, measure
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import run_settings
-from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.launch import end, started
-from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, described
-from cm4vllm.serving.records import Api
+from cm4vllm.serving.launch import end
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_probe import probe
 
 Env = Mapping[str, str]
 
-SERVER = Path(rehearsal.__file__).with_name("start.py")
 PROFILE = Path(__file__).with_name("small.yaml")
 MODEL, SAMPLES = "small", 256
 
@@ -135,42 +130,22 @@ class _Recipes:
         )
         return {"CM_DATASET_RECORD": str(record)}
 
-    def _planned(self, env: Env) -> Planned:
-        part = ServerSettings(
-            model="small",
-            name=MODEL,
-            api=Api.COMPLETIONS,
-            max_num_seqs=int(env.get("CM_VLLM_SERVER_MAX_NUM_SEQS", "8")),
-        )
-        words = [
-            sys.executable,
-            str(SERVER),
-            f"--profile={PROFILE}",
-            f"--served-model-name={MODEL}",
-            "--port={port}",
-            f"--max-num-seqs={part.max_num_seqs}",
-        ]
-        return Planned(Path(sys.executable), [part], words)
-
     def _described(self, env: Env) -> dict[str, str]:
-        path = Path(env["CM_VLLM_SERVER_DIR"]) / PLANNED_FILE
-        simulation = read_profile(str(PROFILE)).simulation(0, "")
-        write_record(path, replace(described(self._planned(env)), simulated=simulation))
-        return {"CM_VLLM_SERVER_PLANNED": str(path)}
+        return launch.act({**env, launch.PROFILE: str(PROFILE), "CM_VLLM_SERVER_ACTION": "describe"})
 
     def _started(self, env: Env) -> dict[str, str]:
-        folder = Path(env["CM_VLLM_SERVER_DIR"])
         if given := env.get("CM_MLPERF_INFERENCE_API_SERVER"):
+            path = writable_folder(Path(env["CM_VLLM_SERVER_DIR"])) / SERVER_FILE
             record = replace(probe(given, MODEL), software="")  # the model has no tokenizer to compare
-            write_record(writable_folder(folder) / SERVER_FILE, record)
-        else:
-            record = started(self._planned(env), folder, 60)
-            self.server = str(folder / SERVER_FILE)
-        return {
-            "CM_VLLM_SERVER_RECORD": str(folder / SERVER_FILE),
-            "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
-            "CM_VLLM_SERVER_MODEL_FOLDER": "",
-        }
+            write_record(path, record)
+            return {
+                "CM_VLLM_SERVER_RECORD": str(path),
+                "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
+                "CM_VLLM_SERVER_MODEL_FOLDER": "",
+            }
+        exports = launch.act({**env, launch.PROFILE: str(PROFILE)})
+        self.server = exports["CM_VLLM_SERVER_RECORD"]
+        return exports
 
     @staticmethod
     def _run(env: Env) -> dict[str, str]:
