@@ -152,7 +152,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             brings=sources.performance_brings,
         )
     for test in job.tests:
-        if _has_own_dataset(job, test):
+        if audit(test, job.benchmark.name).own_dataset:
             yield Step(
                 name=f"{test} dataset",
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
@@ -180,8 +180,3 @@ def _server(job: Job) -> Step:
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
         inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
     )
-
-
-def _has_own_dataset(job: Job, test: str) -> bool:
-    """Say whether a compliance test is run on a dataset of its own."""
-    return bool(audit(test, job.benchmark.name).own_dataset)

@@ -59,8 +59,4 @@ def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bo
         if one_by_one
         else f"{share} x the {rate} of {step}"
     )
-    return TargetQps(_rounded(rate * share), source)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+    return TargetQps(float(f"{rate * share:.3g}"), source)

@@ -95,7 +95,11 @@ def report_machine(settings: MachineSettings, home: Path, installation: Sequence
     devices, lacking = _devices()
     rows = benchmark_rows(round_.name, devices)
     containers, unusable = _containers(devices)
-    missing = [*lacking, *unusable, *_assets(rows, home, os.environ), *installation, *_unready()]
+    not_ready = [
+        Missing("this machine", f"{finding.what}: {finding.why}", finding.command)
+        for finding in unready(load=load_sample())
+    ]
+    missing = [*lacking, *unusable, *_assets(rows, home, os.environ), *installation, *not_ready]
     for line in _page(round_.name, devices, containers, rows, missing):
         say_text(line)
     return {
@@ -262,13 +266,6 @@ def _assets(rows: Sequence[Row], home: Path, env: Mapping[str, str]) -> Iterator
                 f"{size_text(free)} free in {home}; the weights of {name} need {size_text(row.weight_bytes)}",
                 "free space there, or export CM_REPOS=FOLDER, a folder on another disk",
             )
-
-
-def _unready() -> list[Missing]:
-    return [
-        Missing("this machine", f"{finding.what}: {finding.why}", finding.command)
-        for finding in unready(load=load_sample())
-    ]
 
 
 def _page(

@@ -104,7 +104,8 @@ def completed_link(link: str, env: Mapping[str, Any], adr: Mapping[str, Any] | N
 def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     inputs = _run_inputs(env)
     require_run(inputs)
-    folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{_kind(inputs)}").absolute()
+    kind = inputs.compliance_test or inputs.terms.mode
+    folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{kind}").absolute()
     _require_folder(folder)
     keep = Division.parse(inputs.division) is Division.OPEN
     return {**_assets(env, inputs), **_folders(folder, RUN_FILE), "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no"}
@@ -257,10 +258,6 @@ def _run_inputs(env: Mapping[str, Any]) -> RunInputs:
     round_ = round_terms(inputs.round)
     require_runnable(round_, benchmark_terms(round_.name, inputs.model), (Scenario.parse(inputs.scenario),))
     return inputs
-
-
-def _kind(inputs: RunInputs) -> str:
-    return inputs.compliance_test or str(inputs.terms.mode)
 
 
 def _require_folder(folder: Path) -> None:

@@ -49,17 +49,14 @@ class CurveStatus(Record, frozen=True, kw_only=True):
 
 def curve_status(record: CurveRecord, number: int, folder: Path) -> CurveStatus:
     """Return the status of a curve at the start of a point; `folder` has the run folders of the points before it."""
+    kept = [earlier for earlier in range(1, number) if (folder / f"point-{earlier}" / POINT_FILE).is_file()]
     return CurveStatus(
-        points=tuple(_measured(folder / f"point-{earlier}", earlier) for earlier in _kept(folder, number)),
+        points=tuple(_measured(folder / f"point-{earlier}", earlier) for earlier in kept),
         number=number,
         count=len(record.plan.points),
         concurrency=record.plan.points[number - 1].concurrency,
         foreseen_s=tuple(round(record.foreseen_s(point), 1) for point in record.plan.points),
     )
-
-
-def _kept(folder: Path, number: int) -> list[int]:
-    return [earlier for earlier in range(1, number) if (folder / f"point-{earlier}" / POINT_FILE).is_file()]
 
 
 def _measured(folder: Path, number: int) -> MeasuredPoint:
