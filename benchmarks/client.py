@@ -1,4 +1,4 @@
-"""The LoadGen client, measured beside the ways others go, and beside the least that can be done.
+"""The LoadGen client, measured beside other clients, and beside the smallest one that does the same work.
 
     python benchmarks/client.py [--quick] [--rounds=N] [--only=PART,…] [--json=FILE] [--cores=CLIENT,SERVER]
                                 [--endpoints=PYTHON] [--vllm=PYTHON --model=DIR]
@@ -42,7 +42,7 @@ WITH_WORKER = "ours with its worker"
 
 
 def offline(bench: Bench) -> Iterator[Figure]:
-    """Offline runs of LoadGen: how many queries/s each way drives."""
+    """Offline runs of LoadGen: the queries/s of each client."""
     task = Task(port=0, queries=0, tokens=2, streamed=False, in_flight=64)
     cases = {
         "ours": _case(bench, "ours", "loadgen", replace(task, queries=bench.queries(80_000))),
@@ -69,10 +69,10 @@ def offline(bench: Bench) -> Iterator[Figure]:
 
 
 def alone(bench: Bench) -> Iterator[Figure]:
-    """The client without LoadGen: its ceiling, beside two programs in C.
+    """The highest rate of the client without LoadGen, beside two programs in C.
 
-    "ours" is the client by itself, one process as the others are: what the limit is for. "With its worker" is what a
-    run has on top of that, here all on one core: a process of its own, the socket pair, and the thread that reads.
+    "ours" is the client by itself, in one process as the others are: the limit is for this case. "With its worker" adds
+    what a run has, here all on one core: a process of its own, the socket pair, and the thread that reads.
     """
     task = Task(port=0, queries=bench.queries(100_000), tokens=1, streamed=False, in_flight=64, warm=True)
     cases = {
@@ -106,9 +106,9 @@ def alone(bench: Bench) -> Iterator[Figure]:
 def paced(bench: Bench) -> Iterator[Figure]:
     """Processor time for each token of streams that come as a real server sends them; "ours" is as in `alone`.
 
-    The streams tick one after the other, as those of a server that writes them in turn. The real vLLM is one: beside
-    it, on a core of its own, an event loop found 1.5 tokens in a wake-up. "Together": as close to each other as a
-    client sends its first requests, so that a wake-up finds ten; the limit is not for these.
+    The server writes to the streams in turn, as the real vLLM does: of that an event loop on a core of its own found
+    1.5 tokens at each wake-up. "Together": the streams send as close to each other as the client sent its requests, so
+    that a wake-up finds ten tokens; no limit is set for these.
     """
     queries = bench.queries(2_000)
     task = Task(port=0, queries=queries, tokens=64, streamed=True, in_flight=min(500, queries), warm=True)
@@ -147,7 +147,7 @@ class Added:
 
 
 def latency(bench: Bench) -> Iterator[Figure]:
-    """A Server run at 51,200 tokens/s: what LoadGen measured less what the server did.
+    """A Server run at 51,200 tokens/s: the latencies that LoadGen measured, less those that the server measured.
 
     A percentile of the added time is the difference of both sides' percentiles: LoadGen's log names no query.
     """

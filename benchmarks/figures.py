@@ -19,7 +19,7 @@ from cm4vllm.common.terminal_text import columns
 
 __all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "ratios", "report"]
 
-#: A load average above this share of the processors is told: what was measured then is measured beside other work.
+#: Above this load average, as a share of the processors, other work may have changed the figures: the table says so.
 BUSY_LOAD = 0.75
 
 

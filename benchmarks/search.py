@@ -148,7 +148,7 @@ def truth(case: Case, offline: float) -> float:
 
 
 def outcome(case: Case) -> Outcome:
-    """Search on one system, and hold what was found against the truth."""
+    """Search on one system, and compare the rate found with the true one."""
     offline = offline_rate(case.system, seed=case.full.seed)
     true, prober = truth(case, offline), SimulatedProber(case.system, case.limits, case.full, case.drift)
     try:
@@ -233,7 +233,7 @@ class SettingsOutcome:
 
 
 def settings_outcome(system: Paged, limits: LatencyLimits | None, seed: int) -> SettingsOutcome:
-    """Search for settings on one system, and hold what was chosen against the best."""
+    """Search for settings on one system, and compare the chosen candidate with the best one."""
     candidates = SPACE.candidates({})
     start_s = random.Random(seed).uniform(*START_S)  # noqa: S311 - a simulation
     bench = SimulatedBench(system, limits, FullLength(SETTINGS_S, seed), start_s=start_s)

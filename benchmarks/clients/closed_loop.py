@@ -1,4 +1,4 @@
-"""Contestants without LoadGen: all queries are handed over at once, so many at a time are sent."""
+"""Clients without LoadGen: all queries are handed over at once, and a fixed number of them is sent at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Client(Protocol):
 
 
 def measure(task: Task, make: Callable[[First, Done], Client]) -> Result:
-    """Do `task` with the client that `make` gives, and return what it took, without what was before the first query."""
+    """Do `task` with the client that `make` returns; return its times and memory, from the first query on."""
     finished = threading.Semaphore(0)
     lock = threading.Lock()
     queries = tokens = 0

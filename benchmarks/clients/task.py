@@ -121,7 +121,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 def perform(name: str, way: str, task: Task, cores: Sequence[int], *, python: str = sys.executable) -> Result:
-    """Have a contestant do `task` in a process of its own on `cores`, alone or through LoadGen.
+    """Run a client in a process of its own on `cores`, which does `task` alone or through LoadGen.
 
     Raises RuntimeError when it fails, or did not count all tokens.
     """

@@ -53,7 +53,7 @@ def watched_run(task: Task, *, drawn: bool) -> Result:
 
 
 def _meter(monitor: Monitor) -> list[float]:
-    """Have the processor time of each passing on added to the first element of a list."""
+    """Return a list whose first element grows by the processor time of each report that the monitor passes on."""
     spent, pass_on = [0.0], monitor._pass_on
 
     def metered() -> None:

@@ -217,7 +217,7 @@ class Trial:
         return runs
 
     def says(self, fault: str) -> None:
-        """Have the fast server do something else from now on."""
+        """Give the fast server a fault from now on; an empty text ends it."""
         (self.folder / _FAULT_FILE).write_text(fault, encoding="utf-8")
 
     def set_clock(self, seconds: float) -> None:
