@@ -69,19 +69,19 @@ def run_schedule(
     given: Mapping[str, Any],
     *,
     finish: Callable[[Execution], R],
-    after_step: Callable[[Execution], None] = lambda execution: None,
+    record: Callable[[Execution], bool],
 ) -> R:
     """Take the steps in their order, with a live view, and return what `finish` returns after the last.
 
     `env` are the inputs of all steps, `given` is the environment that recipes have beside what the job gives them.
-    Raises CmError for what failed.
+    `record` writes the record of the job as soon as it can, and says whether it did. Raises CmError for what failed.
     """
     for note in job.notes:
         say(f"note: {note}")
     require_results_folder(job.out)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
-        execution = Execution(job, steps, env, recipes, given, after_step)
+        execution = Execution(job, steps, env, recipes, given, record)
         shown = steps_of(tuple(execution.steps.values()), execution.file)
         execution.begin()
         with watched(JobStatus(job.title, job.notices, shown), job.out, job.serve) as monitor:
@@ -102,12 +102,12 @@ class Execution:
         env: Mapping[str, str],
         recipes: Recipes,
         given: Mapping[str, Any],
-        after_step: Callable[[Execution], None],
+        record: Callable[[Execution], bool],
     ) -> None:
         self.job = job
         self.recipes = recipes
         self.given = given
-        self.after_step = after_step
+        self.record = record
         self.started = now()
         self.steps = {step.name: step for step in steps}
         self.values = Values(job.out, env, self.steps)
@@ -115,8 +115,7 @@ class Execution:
         self.file = LedgerFile(job.out, f"{self.started} {os.getpid()}")
         self.server: OwnServer | None = None
         self.failure: CmError | None = None
-        #: True once the record of the job is written, which is when system and model are known.
-        self.has_campaign = False
+        self.is_recorded = False
 
     def begin(self) -> None:
         """Set aside what a command that was killed has left, and enter all steps as planned."""
@@ -255,7 +254,7 @@ class Execution:
         self.env.update(exports)
         self.values.good.add(step.name)
         self._enter(step, state, **fields)
-        self.after_step(self)
+        self.is_recorded = self.is_recorded or self.record(self)
 
     def _enter(
         self,

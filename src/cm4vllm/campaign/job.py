@@ -42,16 +42,15 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
         recipes,
         given or {},
         finish=partial(_report, job),
-        after_step=partial(_record_campaign, job, command),
+        record=partial(_record_campaign, job, command),
     )
 
 
-def _record_campaign(job: Job, command: str, execution: Execution) -> None:
-    """Write the settings that the command resolved to, as soon as system and model are known."""
+def _record_campaign(job: Job, command: str, execution: Execution) -> bool:
+    """Write the settings that the command resolved to, once system and model are known; say whether they are."""
     system, model = execution.env.get("CM_SUT_NAME", ""), execution.env.get("CM_ML_MODEL_NAME", "")
-    if execution.has_campaign or not (system and model):
-        return
-    execution.has_campaign = True
+    if not (system and model):
+        return False
     write_record(
         job.out / CAMPAIGN_FILE,
         CampaignRecord(
@@ -73,6 +72,7 @@ def _record_campaign(job: Job, command: str, execution: Execution) -> None:
             search_evidence=execution.env.get(EVIDENCE, ""),
         ),
     )
+    return True
 
 
 def _report(job: Job, execution: Execution) -> Report:

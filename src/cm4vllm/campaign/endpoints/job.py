@@ -56,16 +56,13 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str) -> dict[str,
         recipes,
         dict(env),
         finish=partial(_report, job),
-        after_step=partial(_record_command, job, command),
+        record=partial(_record_command, job, command),
     )
     return _results(job)
 
 
-def _record_command(job: EndpointsJob, command: str, execution: Execution) -> None:
+def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bool:
     """Write which command made the results, and with which program."""
-    if execution.has_campaign:
-        return
-    execution.has_campaign = True
     write_record(
         job.out / COMMAND_FILE,
         CommandRecord(
@@ -78,6 +75,7 @@ def _record_command(job: EndpointsJob, command: str, execution: Execution) -> No
             program_sha256=program_digest(),
         ),
     )
+    return True
 
 
 def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
