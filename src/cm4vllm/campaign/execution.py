@@ -88,7 +88,7 @@ def run_schedule(
             with monitor.drawn():
                 for step in execution.steps.values():
                     execution.take(step)
-                execution.end()
+                execution.note_unneeded()
             return finish(execution)
 
 
@@ -170,16 +170,14 @@ class Execution:
         except CmError as error:
             self._failed(step, error)
 
-    def end(self) -> None:
-        self._note_unneeded()
-
     def _end_server(self) -> None:
         """End the server of the steps before, where there is one: the next steps have another."""
         if self.server is not None:
-            self._note_unneeded()
+            self.note_unneeded()
             self.server.end(self.env)
 
-    def _note_unneeded(self) -> None:
+    def note_unneeded(self) -> None:
+        """Enter the step of a server that no step needed as kept."""
         if self.server is not None and not self.server.was_needed:
             self._enter(self.server.step, State.KEPT, why=_NOT_NEEDED)
 
