@@ -124,19 +124,7 @@ class Execution:
         killed = [state.last for state in self.file.ledger.states.values() if state.last.state is State.RUNNING]
         for entry in killed:
             left = set_aside(self.job.out, entry.step, entry.inputs)
-            self.file.append(
-                [
-                    Entry(
-                        run="",
-                        at=now(),
-                        step=entry.step,
-                        state=State.ABORTED,
-                        attempt=entry.attempt,
-                        why=_KILLED,
-                        left=left,
-                    )
-                ]
-            )
+            self.file.enter(entry.step, State.ABORTED, attempt=entry.attempt, why=_KILLED, left=left)
             say(f"{entry.step}: an earlier command was killed during it" + (f"; what it left: {left}" if left else ""))
         self.file.append(
             [
@@ -264,17 +252,4 @@ class Execution:
         **fields: Any,
     ) -> None:
         took_s = None if took_s is None else round(took_s, 3)
-        self.file.append(
-            [
-                Entry(
-                    run="",
-                    at=now(),
-                    step=step.name,
-                    state=state,
-                    tags=step.tags,
-                    took_s=took_s,
-                    inputs=dict(inputs or {}),
-                    **fields,
-                )
-            ]
-        )
+        self.file.enter(step.name, state, tags=step.tags, took_s=took_s, inputs=dict(inputs or {}), **fields)

@@ -22,7 +22,7 @@ from cm4vllm.campaign.steps import Duration, Step
 from cm4vllm.common.errors import DiskFull, translated_os_errors
 from cm4vllm.common.files import bytes_of, opened, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
-from cm4vllm.common.records import Record
+from cm4vllm.common.records import Record, now
 from cm4vllm.common.redaction import vault
 
 __all__ = [
@@ -209,6 +209,10 @@ class LedgerFile:
         with translated_os_errors("read", self._path, "--output_dir"):
             self.torn = self._set_aside_torn_line()
             self.ledger = read_ledger(out)
+
+    def enter(self, step: str, state: State, **fields: Any) -> None:
+        """Append the entry of one change, of now. Raises DiskFull, NotWritable; nothing is appended then."""
+        self.append([Entry(run="", at=now(), step=step, state=state, **fields)])
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Append entries in one write, and sync. Raises DiskFull, NotWritable; nothing is appended then."""

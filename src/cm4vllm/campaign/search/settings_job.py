@@ -13,7 +13,7 @@ import msgspec
 
 from cm4vllm import __version__
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.campaign.ledger import LEDGER_FILE, Entry, LedgerFile, State, read_ledger
+from cm4vllm.campaign.ledger import LEDGER_FILE, LedgerFile, State, read_ledger
 from cm4vllm.campaign.rehearsal import launch as simulated
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
 from cm4vllm.campaign.search.possible_gain import evidence_words, rivals
@@ -23,7 +23,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
-from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key, env_keys, read_settings
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.loadgen.measurement import RunInputs, require_given
@@ -180,15 +180,8 @@ class _Noted:
         )
         if self._file is None or name in self._known:
             return
-        entry = Entry(
-            run="",
-            at=now(),
-            step=name,
-            state=State.FAILED if evaluation.failure else State.DONE,
-            took_s=evaluation.took_s,
-            why=words(evaluation),
-        )
-        self._file.append([entry])
+        state = State.FAILED if evaluation.failure else State.DONE
+        self._file.enter(name, state, took_s=evaluation.took_s, why=words(evaluation))
 
 
 def searched_envs(env: Mapping[str, Any], scenarios: Sequence[str] = ()) -> list[dict[str, Any]]:
