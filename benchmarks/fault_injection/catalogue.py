@@ -81,10 +81,6 @@ def _hang(trial: Trial) -> None:
     trial.says("")
 
 
-def _set_clock(seconds: float, trial: Trial) -> None:
-    trial.set_clock(seconds)
-
-
 def _killed(which: str, *, ends_server: bool = False) -> Fault:
     return Fault(partial(_kill, which, signal.SIGKILL, ends_server=ends_server))
 
@@ -102,8 +98,8 @@ FAULTS: Mapping[str, Fault] = {
     "server ten times slower": Fault(lambda trial: trial.says("slow"), codes=(0,)),
     "server answers rubbish": Fault(lambda trial: trial.says("rubbish")),
     "disk full": Fault(_fill, codes=(0, 40), with_disk=True),
-    "clock set forward": Fault(partial(_set_clock, CLOCK_S), codes=(0,), with_clock=True),
-    "clock set back": Fault(partial(_set_clock, -CLOCK_S), codes=(0,), with_clock=True),
+    "clock set forward": Fault(lambda trial: trial.set_clock(CLOCK_S), codes=(0,), with_clock=True),
+    "clock set back": Fault(lambda trial: trial.set_clock(-CLOCK_S), codes=(0,), with_clock=True),
     "terminal closed": Fault(Trial.close_terminal, codes=(0, 129, -signal.SIGHUP), on_terminal=True),
     "terminal closed, nohup": Fault(Trial.close_terminal, codes=(0,), on_terminal=True, ignores_hangup=True),
 }

@@ -29,6 +29,8 @@ IDENTITY = (
     f"{SIMULATED},1000,1,1,1,1,0,0,1,version={VERSION},OS={SIMULATED},mode=power,1,1,1,0,0,no_cal_date,"
     f"{SIMULATED};{SIMULATED};0;{SIMULATED}"
 )
+#: The replies that are always the same, by their command.
+_FIXED = {"Hello": "Hello, PTDaemon here!", "Identify": IDENTITY, "RR": "Ranges,1,-1.000000,1,-1.000000"}
 BANNER = f"{SIMULATED} PTDaemon, version {VERSION}: no analyzer, no measurement; every value is made up"
 #: The made-up reading: power in W, and the part of it by which it swings, within the seconds of a swing.
 _WATTS, _SWING, _PERIOD_S, _VOLTS, _FACTOR = 200.0, 0.01, 20.0, 230.0, 0.98
@@ -51,12 +53,8 @@ class SimulatedAnalyzer:
     def reply(self, command: str) -> list[str]:
         """Return the lines with which PTDaemon answers a command."""
         name, *words = command.strip().split(",")
-        if name == "Hello":
-            return ["Hello, PTDaemon here!"]
-        if name == "Identify":
-            return [IDENTITY]
-        if name == "RR":
-            return ["Ranges,1,-1.000000,1,-1.000000"]
+        if name in _FIXED:
+            return [_FIXED[name]]
         if name == "SR" and len(words) == 2 and words[0] in self._ranges:
             self._ranges[words[0]] = words[1]
             return [f"Range {words[0]} changed"]
