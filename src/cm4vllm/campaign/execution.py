@@ -47,7 +47,7 @@ _BY_THE_SEARCH = "made by the search, which ended with it"
 
 
 def recipes_of(run: Callable[[dict[str, Any]], dict[str, Any]], given: Mapping[str, Any], adr: Any = None) -> Recipes:
-    """Return what runs the recipes of steps by the engine's `run`, on top of the environment `given`.
+    """Return a function that runs the recipe of a step by the engine's `run`, on top of the environment `given`.
 
     `adr` are the changes of `--adr` that only the engine applies.
     """

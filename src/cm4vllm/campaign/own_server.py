@@ -39,7 +39,7 @@ def earlier_server(folder: Path, planned: str, model_record: str) -> Path | None
 
 
 class OwnServer:
-    """`take` takes the step that starts it, once."""
+    """The server that a step of the job starts; `take` is called with that step each time that it must be started."""
 
     def __init__(self, step: Step, inputs: Mapping[str, str], take: Callable[[Step, Mapping[str, str]], None]) -> None:
         self.step = step

@@ -81,7 +81,7 @@ def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[S
 
 
 def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:
-    """Return what gives the steps of a job as its ledger has them, with how long they took before this command."""
+    """Return a function for the steps of a job as its ledger has them, with how long they took before this command."""
     planned = file.ledger.with_durations(steps)
     seen: dict[tuple[str, int], float] = {}  # by the monotonic clock: the time of day may be set
     return lambda: [_step_status(step, file.ledger.states.get(step.name), seen) for step in planned]

@@ -1,8 +1,8 @@
-"""The highest rate at which a server keeps its limits, by short probes: what candidates of server settings count with.
+"""The highest rate at which a server keeps its limits, by short probes: the score of a candidate of server settings.
 
 A bracket is narrowed: what passes is raised, what fails is lowered, and between the two the next rate is where the
-latencies that decide would just keep their limits. It says which of two servers does more under the same probes; what a
-full-length run does at that rate is another question (`algorithm`).
+latencies that decide would just keep their limits. It shows which of two servers does more under the same probes; it
+does not show what a full-length run does at that rate (`rate_search`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _PLANNED = 0.92
 
 
 class Bench(Protocol):
-    """Measures candidates. What it returns of one that cannot be measured says why in `failure`."""
+    """Measures candidates; the evaluation of one that cannot be measured says why in `failure`."""
 
     def measure(self, number: int, candidate: Candidate, round_: int, seconds: float) -> Evaluation: ...
 

@@ -1,10 +1,10 @@
 """Candidates of server settings measured on real servers: each is started, and asked by short LoadGen runs.
 
-Offline counts in tokens/s that the server itself generated after a third of the time, when its batch is full. A
-scenario whose queries come at their own times counts in the highest queries/s whose probes keep the limits: the share
-of queries within them at one common rate would be 0 or 1 for most candidates. The first start says where the probes of
-all begin: at the rate at which samples are answered that come at once. One whose queries follow each other counts in
-answers/s.
+The score in Offline is the rate in tokens/s at which the server itself generated after a third of the time, when its
+batch is full. The score in a scenario whose queries come at their own times is the highest rate in queries/s whose
+probes keep the limits: at one common rate, all queries or none of most candidates would keep them. The probes begin at
+the rate at which the server answers samples that come at once, which the first start measures. The score in a scenario
+whose queries follow each other is the rate in answers/s.
 """
 
 from __future__ import annotations
