@@ -200,12 +200,16 @@ def outcome(ran: Ran, out: Path) -> Ran:
     if not settings.model.is_dummy and not (out / "submission").is_dir():
         return replace(ran, error="no submission tree")
     made = read_performance(records[0].parent)
-    tokens = float(made.tokens_per_second or 0.0)
-    length = tokens / float(made.samples_per_second)
+    tokens, samples = float(made.tokens_per_second or 0.0), float(made.samples_per_second)
     published = next(
         (target.reference for target in settings.terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None
     )
-    return replace(ran, tokens_per_second=round(tokens, 1), factor=f"{length / published:.3f}" if published else "")
+    return replace(
+        ran,
+        tokens_per_second=round(tokens, 1),
+        samples_per_second=round(samples, 2),
+        factor=f"{tokens / samples / published:.3f}" if published else "",
+    )
 
 
 def error_of(text: str) -> str:
@@ -219,8 +223,9 @@ def figures(ran: Sequence[Ran]) -> Iterator[Figure]:
     for done in ran:
         if not done.error:
             yield figure(f"{done.cell.name}, time", [done.took_s], "s")
-            if done.tokens_per_second:
-                yield figure(f"{done.cell.name}, tokens/s", [done.tokens_per_second], "tokens/s")
+            rate, unit = done.rate
+            if rate:
+                yield figure(f"{done.cell.name}, {unit}", [rate], unit)
     yield figure("cells that did not fail", [sum(not done.failed for done in ran) / len(ran)], "share", at_least=1)
 
 
@@ -288,11 +293,9 @@ def run_cells(asked: argparse.Namespace) -> Cells:
             for cell in together:
                 done = run(cell, served_model, url, folder, more)
                 kept = kept.with_one(done, asked.cells)
+                rate, unit = done.rate
                 ended = f"{'refused: ' if done.refused else ''}{done.error}"
-                print(
-                    f"{cell.name}: {ended or f'{done.took_s:.0f} s, {done.tokens_per_second:,.0f} tokens/s'}",
-                    flush=True,
-                )
+                print(f"{cell.name}: {ended or f'{done.took_s:.0f} s, {rate:,.0f} {unit}'}", flush=True)
     return kept
 
 

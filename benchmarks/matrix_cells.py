@@ -35,12 +35,12 @@ class Cell(Record, frozen=True, kw_only=True):
 
 
 class Ran(Record, frozen=True, kw_only=True):
-    """The outcome of a cell: when, where and by which command, in s and tokens/s.
+    """The outcome of a cell: when, where and by which command, in s, tokens/s and samples/s.
 
-    `factor` is the mean length of the answers beside the length that the rules publish, empty where they publish none.
-    `command` is what a user types; values that name folders and servers of the machine are left out. `error` is empty
-    where the cell ran to its end; where it was `refused` it says which limit of the machine is too low. `commit` is
-    that of cm4vllm.
+    `tokens_per_second` is 0 where LoadGen counts no tokens. `factor` is the mean length of the answers beside the
+    length that the rules publish, empty where they publish none. `command` is what a user types; values that name
+    folders and servers of the machine are left out. `error` is empty where the cell ran to its end; where it was
+    `refused` it says which limit of the machine is too low. `commit` is that of cm4vllm.
     """
 
     cell: Cell
@@ -50,6 +50,7 @@ class Ran(Record, frozen=True, kw_only=True):
     command: str
     commit: str
     tokens_per_second: float = 0.0
+    samples_per_second: float = 0.0
     factor: str = ""
     error: str = ""
     refused: bool = False
@@ -58,6 +59,13 @@ class Ran(Record, frozen=True, kw_only=True):
     def failed(self) -> bool:
         """True if the cell ended with an error that is no refusal."""
         return bool(self.error) and not self.refused
+
+    @property
+    def rate(self) -> tuple[float, str]:
+        """The throughput and its unit: tokens/s where LoadGen counts tokens."""
+        return (
+            (self.tokens_per_second, "tokens/s") if self.tokens_per_second else (self.samples_per_second, "samples/s")
+        )
 
 
 class Cells(Record, frozen=True, kw_only=True):

@@ -39,6 +39,13 @@ def test_an_open_result_below_the_closed_targets_is_valid_and_says_so(result: Re
     assert kinds["Offline performance"] is Kind.GOOD and kinds["Offline accuracy"] is Kind.OPEN
 
 
+def test_a_checker_that_ended_by_a_fault_of_its_own_is_said_to_give_no_verdict(result: Report) -> None:
+    faulty = msgspec.structs.replace(PASSED.runs[0], name="old", passed=False, status=1, own_fault="TypeError: a")
+    report = replace(result, checker=msgspec.structs.replace(PASSED, runs=[*PASSED.runs, faulty]))
+    text = next(f.text for f in findings(report) if f.subject == "Official checker")
+    assert text.endswith("(submission_checker: passed, old: no verdict, it ended by a fault of its own)")
+
+
 def test_a_result_that_no_checker_saw_is_not_complete(result: Report) -> None:
     assert headline(result).endswith("not complete: see Official checker")
 

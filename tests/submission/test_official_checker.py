@@ -148,6 +148,16 @@ def test_a_crash_is_a_failure_and_is_told(tree, inference):
     assert any("crashed" in finding for finding in unexpected_findings(record))
 
 
+def test_a_fault_of_the_checkers_own_is_no_finding_on_the_tree(tree, inference, rewrite, capsys):
+    mapping = next(tree.glob("open/*/model_mapping.json"))
+    rewrite(mapping, lambda models: models.update(dict.fromkeys(models, "qwen3-vl-235b-a22b")))
+    record = check_submission(tree, "Nobody", ROUND, inference)
+    new, old = record.runs
+    assert "'<' not supported" in old.own_fault and not old.crashed and not old.passed
+    assert not new.own_fault and unexpected_findings(record) == []
+    assert "submission_checker_old gives no verdict on this tree" in capsys.readouterr().out
+
+
 def test_one_result_among_rehearsals_makes_it_no_rehearsal(tree, rewrite):
     assert is_rehearsal(tree, "Nobody")
     rewrite(home(tree) / "measurements.json", lambda content: content.pop("notice"))

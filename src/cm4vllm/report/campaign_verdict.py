@@ -12,6 +12,7 @@ from cm4vllm.report.report_contents import Report
 from cm4vllm.report.system_tables import label
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
+from cm4vllm.submission.checker_record import CheckerRun
 from cm4vllm.submission.official_checker import expected_words, unexpected_findings
 
 __all__ = [
@@ -207,7 +208,7 @@ def _checker(report: Report) -> Finding:
         return Finding(subject, Kind.OPEN, "not run")
     if checker.unavailable:
         return Finding(subject, Kind.OPEN, f"not run: {checker.unavailable}")
-    said = ", ".join(f"{run.name}: {_said(run.passed, run.crashed, len(run.errors))}" for run in checker.runs)
+    said = ", ".join(f"{run.name}: {_said(run)}" for run in checker.runs)
     if report.rehearsal and not checker.passed:
         defects = len(unexpected(report))
         text = (
@@ -221,10 +222,12 @@ def _checker(report: Report) -> Finding:
     )
 
 
-def _said(passed: bool, crashed: bool, errors: int) -> str:
-    if crashed:
+def _said(run: CheckerRun) -> str:
+    if run.own_fault:
+        return "no verdict, it ended by a fault of its own"
+    if run.crashed:
         return "crashed"
-    return "passed" if passed else f"refused with {_counted(errors, 'error')}"
+    return "passed" if run.passed else f"refused with {_counted(len(run.errors), 'error')}"
 
 
 def _counted(count: int, noun: str) -> str:

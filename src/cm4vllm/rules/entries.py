@@ -92,12 +92,14 @@ class Checker(Record, frozen=True, kw_only=True):
     """An official checker: a commit of mlcommons/inference, and how it is started from tools/submission.
 
     `respelled_is_inferred` says that it marks the result in a scenario's folder of another spelling as inferred.
+    `own_fault` is the last line of a known fault of its own, which is no finding on a tree; empty where none is known.
     """
 
     name: str
     commit: str
     argv: tuple[str, ...]
     respelled_is_inferred: bool = False
+    own_fault: str = ""
 
 
 class PowerPrograms(Record, frozen=True, kw_only=True):

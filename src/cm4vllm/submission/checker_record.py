@@ -11,7 +11,10 @@ CHECKER_FILE = "checker.json"
 
 
 class CheckerRun(Record, frozen=True, kw_only=True):
-    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings."""
+    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings.
+
+    `own_fault` is the last line of a fault of its own that the rules know (Checker): then it gave no verdict.
+    """
 
     name: str
     argv: list[str]
@@ -21,6 +24,7 @@ class CheckerRun(Record, frozen=True, kw_only=True):
     warnings: list[str]
     crashed: bool
     passed: bool
+    own_fault: str = ""
 
 
 class CheckerRecord(Record, frozen=True, kw_only=True):

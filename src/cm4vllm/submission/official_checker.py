@@ -17,11 +17,11 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
 from cm4vllm.common.processes import exit_in_words, run
-from cm4vllm.common.progress import say, step
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.wheel import MLPERF_CONF
-from cm4vllm.rules import round_terms, tree_layouts
+from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
@@ -105,14 +105,12 @@ def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, lo
     for checker in round_terms(round_name).checkers:
         with scratch_folder("mlperf-checker-") as folder:
             tools, commit = extract_checker(source, folder, checker.commit)
-            runs.append(
-                _run(checker.name, checker.argv, tools, tree.absolute(), submitter, round_name, logs.absolute())
-            )
+            runs.append(_run(checker, tools, tree.absolute(), submitter, round_name, logs.absolute()))
         commits.append(commit)
     return CheckerRecord(
         commit=", ".join(dict.fromkeys(commits)),
         round=round_name,
-        passed=all(run.passed for run in runs),
+        passed=any(run.passed for run in runs) and all(run.passed or run.own_fault for run in runs),
         runs=runs,
         tree_sha256=sha256_of_tree(tree),
         unscored=_unscored(tree),
@@ -140,7 +138,7 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
         unexpected += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
         if checker.crashed:
             unexpected.append(f"{checker.name}: crashed")
-        elif not checker.passed and not checker.errors:
+        elif not checker.passed and not checker.errors and not checker.own_fault:
             unexpected.append(
                 f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
                 "without saying why"
@@ -148,33 +146,34 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
     return unexpected
 
 
-def _run(
-    name: str, words: tuple[str, ...], tools: Path, tree: Path, submitter: str, round_name: str, logs: Path
-) -> CheckerRun:
+def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: str, logs: Path) -> CheckerRun:
+    name = checker.name
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
     table.unlink(missing_ok=True)
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
-    argv = [sys.executable, "-B", *words, *options]
+    argv = [sys.executable, "-B", *checker.argv, *options]
     try:
         done = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
         status = done.status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
     lines = text_of(log).splitlines()
-    crashed = status not in (0, 1) or any(line.startswith("Traceback ") for line in lines)
+    own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
+    crashed = not own_fault and (status not in (0, 1) or any(line.startswith("Traceback ") for line in lines))
     results = _rows(table)
     errors, warnings = _findings(lines, tree)
     if crashed:
         errors.append(f"crashed: {lines[-1] if lines else exit_in_words(status)}")
     return CheckerRun(
         name=name,
-        argv=["python", "-B", *words, "--input", tree.name, *options[2:6]],
+        argv=["python", "-B", *checker.argv, "--input", tree.name, *options[2:6]],
         status=status,
         results=results,
         errors=errors,
         warnings=warnings,
         crashed=crashed,
         passed=status == 0 and results >= 1 and not crashed,
+        own_fault=own_fault,
     )
 
 
@@ -210,6 +209,9 @@ def _any(patterns: tuple[re.Pattern[str], ...], text: str) -> bool:
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
     """Say that all is well, or raise CheckerFailed."""
+    for checker in record.runs:
+        if checker.own_fault:
+            warn(f"{checker.name} gives no verdict on this tree: it ends by a fault of its own, {checker.own_fault}")
     where = f"the checkers' logs are in {logs}"
     if rehearsal:
         unexpected = unexpected_findings(record)
