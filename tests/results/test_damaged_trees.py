@@ -16,8 +16,9 @@ from cm4vllm.report.comparison_texts import report_comparison
 from cm4vllm.results import file_listing, kept_findings
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.checks.check import Check, Fault, Stage
+from cm4vllm.results.checks.subjects import results, whole
 from cm4vllm.results.findings import Finding, Rule, Severity
-from cm4vllm.results.model import Submission
+from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import read_index
 from cm4vllm.results.tree_check import check_tree, report_checks
 from cm4vllm.submission.capsule.capsules_at_path import capsules_at
@@ -158,13 +159,12 @@ def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: p
     shutil.copytree(home / RESULT.parent, home / "results" / "Another")
     shutil.copy(home / "systems" / f"{good_tree.SYSTEM}.json", home / "systems" / "Another.json")
 
-    def broken(submission: Submission) -> Iterator[Fault]:
-        for result in submission.results:
-            if result.system != "Another" and result.scenario == "Offline":
-                raise ValueError("no such\nthing")
-            yield Fault("it was checked", result.folder)
+    def broken(result: Result) -> Iterator[Fault]:
+        if result.system != "Another" and result.scenario == "Offline":
+            raise ValueError("no such\nthing")
+        yield Fault("it was checked", result.folder)
 
-    broken_check = Check("BROKEN", Rule("it holds", "a test"), "mend it", Severity.NOTE, Stage.TREE, broken)
+    broken_check = Check("BROKEN", Rule("it holds", "a test"), "mend it", Severity.NOTE, Stage.TREE, results, broken)
     before = {finding.code for finding in check_tree(home.parents[1]).findings}
     monkeypatch.setitem(CHECKS, "BROKEN", broken_check)
     all_findings = check_tree(home.parents[1]).findings
@@ -172,18 +172,21 @@ def test_a_check_that_fails_names_itself_and_the_file(home: Path, monkeypatch: p
     (failed,) = [finding for finding in all_findings if finding.code == "CHECK-FAILED"]
     assert failed.file == f"closed/Somebody/{RESULT}/Offline"
     assert failed.what == "the check BROKEN could not be made" and failed.value == "ValueError: no such thing"
-    checked = {finding.file for finding in all_findings if finding.code == "BROKEN"}
-    assert {
-        f"closed/Somebody/results/Another/{good_tree.MODEL}/{scenario}" for scenario in ("Offline", "Server")
-    } <= checked
+    assert {finding.file for finding in all_findings if finding.code == "BROKEN"} == {
+        f"closed/Somebody/{RESULT}/Server",
+        *(f"closed/Somebody/results/Another/{good_tree.MODEL}/{scenario}" for scenario in ("Offline", "Server")),
+    }
 
 
-def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refuses", ["subjects", "check"])
+def test_a_file_that_a_check_may_not_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
     def refused(submission: Submission) -> Iterator[Fault]:
         raise PermissionError(13, "Permission denied", str(submission.home / "code" / "a.py"))
         yield
 
-    monkeypatch.setitem(CHECKS, "REFUSED", Check("REFUSED", Rule("", ""), "", Severity.NOTE, Stage.TREE, refused))
+    each, function = (refused, list) if refuses == "subjects" else (whole, refused)
+    refused_check = Check("REFUSED", Rule("", ""), "", Severity.NOTE, Stage.TREE, each, function)
+    monkeypatch.setitem(CHECKS, "REFUSED", refused_check)
     failed = found_in(home)["CHECK-FAILED"]
     assert (failed.file, failed.value) == ("closed/Somebody/code/a.py", "Permission denied")
 

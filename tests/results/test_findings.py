@@ -7,6 +7,7 @@ import pytest
 from checks_page import codes_page
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.results.checks import CHECKS, Check, Fault, Stage, findings
+from cm4vllm.results.checks.subjects import whole
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity, refuse
 from cm4vllm.results.log_folders import PROBLEMS
@@ -74,6 +75,7 @@ def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:
         "the remedy",
         Severity.ERROR,
         Stage.ALWAYS,
+        whole,
         lambda _: iter([Fault("one", "file"), Fault("two", "file", severity=Severity.NOTE, remedy="another")]),
     )
     empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())

@@ -181,7 +181,7 @@ def test_calibration_of_another_division_is_left_out(
     ],
 )
 def test_what_is_said_of_a_scenario_in_lower_case_is_true_of_the_round(round_name: str, words: str) -> None:
-    made = replace(submission(folder=f"{RESULT.folder[:-7]}offline"), round=round_name)
+    made = submission(folder=f"{RESULT.folder[:-7]}offline", round=round_name)
     (finding,) = CHECKS["SCENARIO-SPELLING"].findings(made)
     assert words in finding.what and ("inferred" in finding.what) is bool(words)
 

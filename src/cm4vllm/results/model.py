@@ -76,8 +76,25 @@ class Conditions:
     answers: str = ""
 
 
+class _Run:
+    """The facts that performance and accuracy runs derive in the same way."""
+
+    settings: Mapping[str, Any]
+    run: RunRecord | None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The faults that our record of the run names."""
+        return self.run.faults if self.run else ()
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        """The seeds of the run: qsl, sample index, schedule; None for one that is missing in the log."""
+        return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
+
+
 @dataclass(frozen=True)
-class Performance:
+class Performance(_Run):
     """One performance run: what LoadGen's detail log says of it, and our record of it where there is one.
 
     `folder` holds the logs, `log` is the path of the detail log as sources name it. `loadgen_valid` is LoadGen's own
@@ -114,11 +131,6 @@ class Performance:
     def reasons(self) -> tuple[str, ...]:
         """The reasons why the run is not valid."""
         return (*self.loadgen_reasons, *self.faults)
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The faults that our record of the run names."""
-        return self.run.faults if self.run else ()
 
     @property
     def client_doubts(self) -> tuple[str, ...]:
@@ -171,11 +183,6 @@ class Performance:
         return self.terms is not None and self.terms.one_by_one
 
     @property
-    def seeds(self) -> tuple[Any, ...]:
-        """The seeds of the run: qsl, sample index, schedule; None for one that is missing in the log."""
-        return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
-
-    @property
     def latencies(self) -> tuple[Latency, ...]:
         """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline.
 
@@ -207,7 +214,7 @@ class Performance:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(_Run):
     """One accuracy run and its scores.
 
     `figures` are those of accuracy.txt, by the label there, the last of each; `stated` are all, in their order. `hash`
@@ -230,11 +237,6 @@ class Accuracy:
     record: AccuracyRecord | None = None
     stated: tuple[Figure, ...] = ()
     detail: DetailLog | None = None
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The faults that our record of the run names."""
-        return self.run.faults if self.run else ()
 
 
 @dataclass(frozen=True)

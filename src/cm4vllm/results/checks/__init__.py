@@ -1,6 +1,7 @@
 """The checks of a submission, each a function with a stable code: all of them are made, none stops at the first.
 
-A new check is one function under @check in one of the modules below; a new module is added to _MODULES.
+A new check is one function under @check in one of the modules below, with the subjects that it checks (subjects.py).
+A new module is added to _MODULES.
 """
 
 from __future__ import annotations
@@ -91,6 +92,6 @@ def findings(submission: Submission, *, submitted: bool = False, stages: Collect
     all_findings = list(submission.problems)
     for known in CHECKS.values():
         if known.stage in made:
-            # A check that fails midway gives some of them twice.
+            # Results that share a file have its findings together.
             all_findings += dict.fromkeys(known.findings(submission))
     return all_findings

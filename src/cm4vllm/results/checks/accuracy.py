@@ -31,18 +31,18 @@ def _scored(submission: Submission) -> Iterator[tuple[Accuracy, RunRecord, Accur
     "scores are those of the log beside them",
     source="docs/results.md",
     remedy="score the run again: --tags=process,mlperf,accuracy",
+    each=_scored,
 )
-def scores_of_this_log(submission: Submission) -> Iterator[Fault]:
-    for part, run, record in _scored(submission):
-        log = run.files.get(ACCURACY_LOG)
-        if log is not None and log != record.log_sha256:
-            yield Fault(
-                f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
-                record_file(part, ACCURACY_FILE),
-                "log_sha256",
-                record.log_sha256,
-                log,
-            )
+def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    log = run.files.get(ACCURACY_LOG)
+    if log is not None and log != record.log_sha256:
+        yield Fault(
+            f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
+            record_file(part, ACCURACY_FILE),
+            "log_sha256",
+            record.log_sha256,
+            log,
+        )
 
 
 @check(
@@ -51,21 +51,21 @@ def scores_of_this_log(submission: Submission) -> Iterator[Fault]:
     "ones doubles the tokens of a sample",
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="remove the run's folder and run it again",
+    each=_scored,
 )
-def token_width(submission: Submission) -> Iterator[Fault]:
-    for part, run, record in _scored(submission):
-        if not record.samples or not run.client.completed:
-            continue
-        scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
-        if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
-            yield Fault(
-                f"the scores in {record_file(part, ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
-                f"received {received:,.1f}",
-                record_file(part, ACCURACY_FILE),
-                "tokens",
-                f"{scored:,.1f} a sample",
-                f"{received:,.1f} a sample",
-            )
+def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    if not record.samples or not run.client.completed:
+        return
+    scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
+    if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
+        yield Fault(
+            f"the scores in {record_file(part, ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
+            f"received {received:,.1f}",
+            record_file(part, ACCURACY_FILE),
+            "tokens",
+            f"{scored:,.1f} a sample",
+            f"{received:,.1f} a sample",
+        )
 
 
 @check(
@@ -73,34 +73,34 @@ def token_width(submission: Submission) -> Iterator[Fault]:
     "scores are compared with the targets of their round, benchmark and scenario",
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy="remove accuracy.json and score the run again: --tags=process,mlperf,accuracy",
+    each=_scored,
 )
-def targets(submission: Submission) -> Iterator[Fault]:
-    for part, run, record in _scored(submission):
-        terms = run.settings.terms
-        if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
-            continue
-        known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
-        expected = sorted(
-            (target.metric, target.label, target.lower, target.upper)
-            for target in known
-            if target.metric not in record.unscored
+def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[Fault]:
+    terms = run.settings.terms
+    if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
+        return
+    known = rules.accuracy_targets(terms.round, terms.benchmark, terms.scenario)
+    expected = sorted(
+        (target.metric, target.label, target.lower, target.upper)
+        for target in known
+        if target.metric not in record.unscored
+    )
+    stated = sorted((score.metric, score.label, score.lower, score.upper) for score in record.scores)
+    whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
+    by_metric = {target.metric: target for target in known}
+    wrong = [
+        score.metric
+        for score in record.scores
+        if score.metric in by_metric and score.met != by_metric[score.metric].met(score.value, whole=whole)
+    ]
+    fault = f"the accuracy targets are not those of {terms.benchmark}"
+    if stated != expected:
+        yield Fault(fault, record_file(part, ACCURACY_FILE), "scores", stated, expected)
+    elif wrong:
+        yield Fault(
+            f"{fault}: scores are judged wrongly",
+            record_file(part, ACCURACY_FILE),
+            "scores",
+            ", ".join(wrong),
+            "what the rules say of these values",
         )
-        stated = sorted((score.metric, score.label, score.lower, score.upper) for score in record.scores)
-        whole = record.samples == rules.benchmark_terms(terms.round, terms.benchmark).samples
-        by_metric = {target.metric: target for target in known}
-        wrong = [
-            score.metric
-            for score in record.scores
-            if score.metric in by_metric and score.met != by_metric[score.metric].met(score.value, whole=whole)
-        ]
-        fault = f"the accuracy targets are not those of {terms.benchmark}"
-        if stated != expected:
-            yield Fault(fault, record_file(part, ACCURACY_FILE), "scores", stated, expected)
-        elif wrong:
-            yield Fault(
-                f"{fault}: scores are judged wrongly",
-                record_file(part, ACCURACY_FILE),
-                "scores",
-                ", ".join(wrong),
-                "what the rules say of these values",
-            )

@@ -10,12 +10,12 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.files import opened, text_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Accuracy, Result, Submission
+from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
 
-__all__ = ["MAX_LOG", "scored", "served_tokens", "text_file"]
+__all__ = ["MAX_LOG", "served_tokens", "text_file"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
@@ -30,13 +30,6 @@ _DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
 _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
 
 
-def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
-    """Give each result that has an accuracy run, with it."""
-    for result in submission.results:
-        if result.accuracy is not None:
-            yield result, result.accuracy
-
-
 def text_file(part: Accuracy) -> str:
     """Return the path of the scores, as findings name it."""
     return (Path(part.log).parent / ACCURACY_TEXT).as_posix()
@@ -48,28 +41,27 @@ def text_file(part: Accuracy) -> str:
     source=f"{_CONSTANTS}, accuracy-target and accuracy-upper-limit",
     remedy="use a model that reaches the target, or the open division",
     stage=Stage.TREE,
+    each=scored,
 )
-def targets(submission: Submission) -> Iterator[Fault]:
-    severity = Severity.ERROR if is_strict(submission) else Severity.NOTE
-    for result, part in scored(submission):
-        for target in part.terms.targets if part.terms else ():
-            # The official checker compares every line that states a score.
-            stated = part.stated or part.figures.values()
-            values = [score.value for score in stated if score.name == target.label]
-            value = next((value for value in reversed(values) if target.met(value) is False), None)
-            if value is not None:
-                bounds = [
-                    f"{target.lower:g} or more" if target.lower is not None else "",
-                    f"{target.upper:g} or less" if target.upper is not None else "",
-                ]
-                yield Fault(
-                    f"{target.metric} misses the target of {result.benchmark}",
-                    part.figures[target.label].source.file,
-                    target.label,
-                    f"{value:g}",
-                    " and ".join(filter(None, bounds)),
-                    severity=severity,
-                )
+def targets(result: Result, part: Accuracy) -> Iterator[Fault]:
+    for target in part.terms.targets if part.terms else ():
+        # The official checker compares every line that states a score.
+        stated = part.stated or part.figures.values()
+        values = [score.value for score in stated if score.name == target.label]
+        value = next((value for value in reversed(values) if target.met(value) is False), None)
+        if value is not None:
+            bounds = [
+                f"{target.lower:g} or more" if target.lower is not None else "",
+                f"{target.upper:g} or less" if target.upper is not None else "",
+            ]
+            yield Fault(
+                f"{target.metric} misses the target of {result.benchmark}",
+                part.figures[target.label].source.file,
+                target.label,
+                f"{value:g}",
+                " and ".join(filter(None, bounds)),
+                severity=Severity.ERROR if is_strict(result) else Severity.NOTE,
+            )
 
 
 @check(
@@ -78,31 +70,29 @@ def targets(submission: Submission) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, ACC_PATTERN",
     remedy=f"{_SCORE}; a number is printed as one, not as np.float64(...)",
     stage=Stage.TREE,
+    each=scored,
 )
-def readable(submission: Submission) -> Iterator[Fault]:
-    severity = Severity.ERROR if is_strict(submission) else Severity.WARNING
-    for _, part in scored(submission):
-        path = part.folder / ACCURACY_TEXT
-        if part.terms is None or not path.is_file():
-            continue
-        # The official checkers accept a score that has only an upper bound and is left out.
-        asked = [target.label for target in part.terms.targets if target.lower is not None]
-        missing = [label for label in asked if part.figures.value(label) is None]
-        if missing:
-            yield Fault(
-                "scores are missing", text_file(part), ", ".join(missing), "nothing", "a number", severity=severity
-            )
-            continue
-        by_numpy = dict(_NUMPY.findall(text_of(path)))
-        if unread := [label for label in asked if label in by_numpy]:
-            yield Fault(
-                "the official checker cannot read the scores",
-                text_file(part),
-                ", ".join(unread),
-                f"{by_numpy[unread[0]]}...)",
-                "a number",
-                severity=severity,
-            )
+def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
+    path = part.folder / ACCURACY_TEXT
+    if part.terms is None or not path.is_file():
+        return
+    severity = Severity.ERROR if is_strict(result) else Severity.WARNING
+    # The official checkers accept a score that has only an upper bound and is left out.
+    asked = [target.label for target in part.terms.targets if target.lower is not None]
+    missing = [label for label in asked if part.figures.value(label) is None]
+    if missing:
+        yield Fault("scores are missing", text_file(part), ", ".join(missing), "nothing", "a number", severity=severity)
+        return
+    by_numpy = dict(_NUMPY.findall(text_of(path)))
+    if unread := [label for label in asked if label in by_numpy]:
+        yield Fault(
+            "the official checker cannot read the scores",
+            text_file(part),
+            ", ".join(unread),
+            f"{by_numpy[unread[0]]}...)",
+            "a number",
+            severity=severity,
+        )
 
 
 @check(
@@ -112,22 +102,22 @@ def readable(submission: Submission) -> Iterator[Fault]:
     source="evaluate-accuracy.py of the benchmark, --dtype",
     remedy="score the run again with the width that its tokens were written with (--dtype)",
     stage=Stage.TREE,
+    each=scored,
 )
-def doubled(submission: Submission) -> Iterator[Fault]:
-    for result, part in scored(submission):
-        each, served = part.figures.value(_TOKENS), served_tokens(result)
-        if not each or not served:
-            continue
-        ratio = each / served
-        if _DOUBLED[0] < ratio < _DOUBLED[1] or (ratio > _DOUBLED[0] and _is_int64(part)):
-            width = "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
-            yield Fault(
-                f"the scores count each token twice{width}",
-                text_file(part),
-                _TOKENS,
-                f"{each:g}",
-                f"about {served:.1f}, as in the performance run",
-            )
+def doubled(result: Result, part: Accuracy) -> Iterator[Fault]:
+    each, served = part.figures.value(_TOKENS), served_tokens(result)
+    if not each or not served:
+        return
+    ratio = each / served
+    if _DOUBLED[0] < ratio < _DOUBLED[1] or (ratio > _DOUBLED[0] and _is_int64(part)):
+        width = "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
+        yield Fault(
+            f"the scores count each token twice{width}",
+            text_file(part),
+            _TOKENS,
+            f"{each:g}",
+            f"about {served:.1f}, as in the performance run",
+        )
 
 
 def served_tokens(result: Result) -> float | None:
@@ -156,22 +146,20 @@ def _is_int64(part: Accuracy) -> bool:
     remedy="measure both runs with the same sampling parameters",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=scored,
 )
-def token_range(submission: Submission) -> Iterator[Fault]:
-    for result, part in scored(submission):
-        served, run = served_tokens(result), result.performance
-        bounds = next(
-            (target for target in (part.terms.targets if part.terms else ()) if target.label == _TOKENS), None
-        )
-        if served is None or bounds is None or run is None or bounds.met(served) is not False:
-            continue
-        yield Fault(
-            "the performance run makes another number of tokens a sample than the benchmark allows",
-            run.log,
-            run.figures["tokens_per_second"].source.field,
-            f"{served:.1f}",
-            f"{bounds.lower or 0:g} to {bounds.upper or 0:g}",
-        )
+def token_range(result: Result, part: Accuracy) -> Iterator[Fault]:
+    served, run = served_tokens(result), result.performance
+    bounds = next((target for target in (part.terms.targets if part.terms else ()) if target.label == _TOKENS), None)
+    if served is None or bounds is None or run is None or bounds.met(served) is not False:
+        return
+    yield Fault(
+        "the performance run makes another number of tokens a sample than the benchmark allows",
+        run.log,
+        run.figures["tokens_per_second"].source.field,
+        f"{served:.1f}",
+        f"{bounds.lower or 0:g} to {bounds.upper or 0:g}",
+    )
 
 
 @check(
@@ -180,16 +168,16 @@ def token_range(submission: Submission) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, dataset-size",
     remedy="run the accuracy run over the whole dataset",
     stage=Stage.TREE,
+    each=scored,
 )
-def whole_dataset(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        if part.terms is None:
-            continue
-        for key in ("accuracy_sample_count", "qsl_reported_total_count"):
-            count = part.settings.get(key)
-            if isinstance(count, int) and count < part.terms.samples:
-                yield Fault("the accuracy run leaves samples out", part.log, key, count, part.terms.samples)
-                break
+def whole_dataset(_: Result, part: Accuracy) -> Iterator[Fault]:
+    if part.terms is None:
+        return
+    for key in ("accuracy_sample_count", "qsl_reported_total_count"):
+        count = part.settings.get(key)
+        if isinstance(count, int) and count < part.terms.samples:
+            yield Fault("the accuracy run leaves samples out", part.log, key, count, part.terms.samples)
+            break
 
 
 @check(
@@ -199,22 +187,22 @@ def whole_dataset(submission: Submission) -> Iterator[Fault]:
     remedy="submit them beside the accuracy log; the rounds that MLCommons publishes are without them",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=scored,
 )
-def answers(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        if part.terms is None:
-            continue
-        for name, samples in benchmark_terms(part.terms.round, part.terms.benchmark).accuracy_files.items():
-            folder = part.folder / name
-            names = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
-            if missing := [sample for sample in samples if sample not in names]:
-                yield Fault(
-                    f"{len(missing)} of {len(samples)} answers are missing",
-                    f"{Path(part.log).parent.as_posix()}/{name}",
-                    "",
-                    "",
-                    ", ".join(missing),
-                )
+def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
+    if part.terms is None:
+        return
+    for name, samples in benchmark_terms(part.terms.round, part.terms.benchmark).accuracy_files.items():
+        folder = part.folder / name
+        names = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
+        if missing := [sample for sample in samples if sample not in names]:
+            yield Fault(
+                f"{len(missing)} of {len(samples)} answers are missing",
+                f"{Path(part.log).parent.as_posix()}/{name}",
+                "",
+                "",
+                ", ".join(missing),
+            )
 
 
 @check(
@@ -223,18 +211,18 @@ def answers(submission: Submission) -> Iterator[Fault]:
     source="tools/submission/truncate_accuracy_log.py",
     remedy="truncate the log with the official tool, which adds it",
     stage=Stage.TREE,
+    each=scored,
 )
-def digest(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        if not _SHA256.fullmatch(part.hash) and (part.folder / ACCURACY_TEXT).is_file():
-            yield Fault(
-                "no digest of the accuracy log",
-                text_file(part),
-                "hash",
-                part.hash or "nothing",
-                "hash=<SHA-256>",
-                severity=Severity.ERROR if is_strict(submission) else Severity.NOTE,
-            )
+def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
+    if not _SHA256.fullmatch(part.hash) and (part.folder / ACCURACY_TEXT).is_file():
+        yield Fault(
+            "no digest of the accuracy log",
+            text_file(part),
+            "hash",
+            part.hash or "nothing",
+            "hash=<SHA-256>",
+            severity=Severity.ERROR if is_strict(result) else Severity.NOTE,
+        )
 
 
 @check(
@@ -243,15 +231,15 @@ def digest(submission: Submission) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, MAX_ACCURACY_LOG_SIZE",
     remedy="truncate it: --tags=truncate,mlperf,inference,accuracy,log",
     stage=Stage.TREE,
+    each=scored,
 )
-def log_size(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        path = part.folder / ACCURACY_LOG
-        if path.is_file() and (size := path.stat().st_size) > MAX_LOG:
-            yield Fault(
-                "the accuracy log is not truncated",
-                (Path(part.log).parent / ACCURACY_LOG).as_posix(),
-                "",
-                f"{size} bytes",
-                f"{MAX_LOG} bytes or less",
-            )
+def log_size(_: Result, part: Accuracy) -> Iterator[Fault]:
+    path = part.folder / ACCURACY_LOG
+    if path.is_file() and (size := path.stat().st_size) > MAX_LOG:
+        yield Fault(
+            "the accuracy log is not truncated",
+            (Path(part.log).parent / ACCURACY_LOG).as_posix(),
+            "",
+            f"{size} bytes",
+            f"{MAX_LOG} bytes or less",
+        )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.accuracy_runs import MAX_LOG, scored, served_tokens, text_file
+from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens, text_file
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Accuracy, Result, Submission
+from cm4vllm.results.model import Accuracy, Result
 
 __all__: list[str] = []
 
@@ -45,24 +45,24 @@ _ENTRY = re.compile(rb'"seq_id"\s*:\s*(\d+)\s*,\s*"qsl_idx"\s*:\s*(\d+)')
     source="tools/submission/submission_checker/checks/accuracy_check.py, accuracy_result_check",
     remedy=_SCORE,
     stage=Stage.TREE,
+    each=scored,
 )
-def stated_once(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        asked = {target.label for target in (part.terms.targets if part.terms else ())}
-        by_name: dict[str, list[float]] = defaultdict(list)
-        for figure in part.stated:
-            if figure.name in asked | {_SAMPLES, _TOKENS}:
-                by_name[figure.name].append(figure.value)
-        for label, values in by_name.items():
-            if len(set(values)) > 1:
-                yield Fault(
-                    "a score is stated with several values",
-                    text_file(part),
-                    label,
-                    ", ".join(f"{value:g}" for value in values[:4]),
-                    "one value",
-                    severity=None if is_strict(submission) else Severity.WARNING,
-                )
+def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
+    asked = {target.label for target in (part.terms.targets if part.terms else ())}
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for figure in part.stated:
+        if figure.name in asked | {_SAMPLES, _TOKENS}:
+            by_name[figure.name].append(figure.value)
+    for label, values in by_name.items():
+        if len(set(values)) > 1:
+            yield Fault(
+                "a score is stated with several values",
+                text_file(part),
+                label,
+                ", ".join(f"{value:g}" for value in values[:4]),
+                "one value",
+                severity=None if is_strict(result) else Severity.WARNING,
+            )
 
 
 @check(
@@ -71,21 +71,21 @@ def stated_once(submission: Submission) -> Iterator[Fault]:
     source=_SCRIPT,
     remedy=_SCORE,
     stage=Stage.TREE,
+    each=scored,
 )
-def possible(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        parts = {
-            target.label
-            for target in (part.terms.targets if part.terms else ())
-            if target.upper is None and target.reference <= _MOST
-        }
-        words = part.figures.value(_WORDS)
-        for label in sorted(parts | set(_OF_WORDS)):
-            value = part.figures.value(label)
-            most = words if label in _OF_WORDS and words is not None else _MOST
-            if value is not None and not 0 <= value <= most:
-                than = f"{_WORDS}, {most:g}" if label in _OF_WORDS else f"{_MOST:g}"
-                yield Fault("no run has such a score", text_file(part), label, f"{value:g}", f"0 to {than}")
+def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
+    parts = {
+        target.label
+        for target in (part.terms.targets if part.terms else ())
+        if target.upper is None and target.reference <= _MOST
+    }
+    words = part.figures.value(_WORDS)
+    for label in sorted(parts | set(_OF_WORDS)):
+        value = part.figures.value(label)
+        most = words if label in _OF_WORDS and words is not None else _MOST
+        if value is not None and not 0 <= value <= most:
+            than = f"{_WORDS}, {most:g}" if label in _OF_WORDS else f"{_MOST:g}"
+            yield Fault("no run has such a score", text_file(part), label, f"{value:g}", f"0 to {than}")
 
 
 @check(
@@ -94,36 +94,36 @@ def possible(submission: Submission) -> Iterator[Fault]:
     source=_SCRIPT,
     remedy=_SCORE,
     stage=Stage.TREE,
+    each=scored,
 )
-def counts(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
-        expected = _answered(part)
-        if samples and expected and samples != expected:
-            yield Fault(
-                "the scores are of another number of samples than the run answered",
-                text_file(part),
-                _SAMPLES,
-                f"{samples:.0f}",
-                expected,
-            )
-        elif samples and tokens and each and abs(tokens / samples - each) > _ROUNDED:
-            yield Fault(
-                "tokens a sample are not tokens divided by samples",
-                text_file(part),
-                _EACH,
-                f"{each:g}",
-                f"{tokens / samples:.1f}, {tokens:.0f} / {samples:.0f}",
-            )
-        characters = part.figures.value(_LENGTH)
-        if characters is not None and tokens and characters < _CHARACTERS * tokens:
-            yield Fault(
-                "the answers have fewer characters than so many tokens can have",
-                text_file(part),
-                _LENGTH,
-                f"{characters:.0f}",
-                f"more, for {tokens:.0f} tokens",
-            )
+def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
+    samples, tokens, each = (part.figures.value(name) for name in (_SAMPLES, _TOKENS, _EACH))
+    expected = _answered(part)
+    if samples and expected and samples != expected:
+        yield Fault(
+            "the scores are of another number of samples than the run answered",
+            text_file(part),
+            _SAMPLES,
+            f"{samples:.0f}",
+            expected,
+        )
+    elif samples and tokens and each and abs(tokens / samples - each) > _ROUNDED:
+        yield Fault(
+            "tokens a sample are not tokens divided by samples",
+            text_file(part),
+            _EACH,
+            f"{each:g}",
+            f"{tokens / samples:.1f}, {tokens:.0f} / {samples:.0f}",
+        )
+    characters = part.figures.value(_LENGTH)
+    if characters is not None and tokens and characters < _CHARACTERS * tokens:
+        yield Fault(
+            "the answers have fewer characters than so many tokens can have",
+            text_file(part),
+            _LENGTH,
+            f"{characters:.0f}",
+            f"more, for {tokens:.0f} tokens",
+        )
 
 
 def _answered(part: Accuracy) -> int | None:
@@ -138,22 +138,22 @@ def _answered(part: Accuracy) -> int | None:
     source="loadgen/results.cc, tokens_per_second and tps_as_completed",
     remedy="publish the logs and scores of runs with the same sampling parameters, as they were written",
     stage=Stage.TREE,
+    each=scored,
 )
-def tokens(submission: Submission) -> Iterator[Fault]:
-    for result, part in scored(submission):
-        each, served, run = part.figures.value(_EACH), served_tokens(result), result.performance
-        if not each or not served or run is None or not _same_dataset(result):
-            continue
-        apart = served / each - 1
-        # About twice or half as many is TOKENS-DOUBLED.
-        if abs(apart) > _TOLERANCE and not 1.8 < each / served < 2.2:
-            yield Fault(
-                f"the performance run has {apart:+.1%} tokens a sample, against the accuracy run",
-                run.log,
-                run.figures["tokens_per_second"].source.field,
-                f"{served:.1f} a sample",
-                f"{each:g}, {_EACH} in {text_file(part)}",
-            )
+def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
+    each, served, run = part.figures.value(_EACH), served_tokens(result), result.performance
+    if not each or not served or run is None or not _same_dataset(result):
+        return
+    apart = served / each - 1
+    # About twice or half as many is TOKENS-DOUBLED.
+    if abs(apart) > _TOLERANCE and not 1.8 < each / served < 2.2:
+        yield Fault(
+            f"the performance run has {apart:+.1%} tokens a sample, against the accuracy run",
+            run.log,
+            run.figures["tokens_per_second"].source.field,
+            f"{served:.1f} a sample",
+            f"{each:g}, {_EACH} in {text_file(part)}",
+        )
 
 
 def _same_dataset(result: Result) -> bool:
@@ -169,20 +169,20 @@ def _same_dataset(result: Result) -> bool:
     source="loadgen/logging.cc, LogAccuracy",
     remedy="publish the run's own accuracy log, truncated by the official tool",
     stage=Stage.TREE,
+    each=scored,
 )
-def entries(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        name = (Path(part.log).parent / ACCURACY_LOG).as_posix()
-        text = _head_and_tail(part.folder / ACCURACY_LOG)
-        pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
-        total = part.settings.get("qsl_reported_total_count")
-        for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
-            twice = [value for value, count in Counter(values).items() if count > 1]
-            if twice:
-                yield Fault("two answers have one number", name, key, twice[0], "each number once")
-        beyond = [sample for _, sample in pairs if isinstance(total, int) and total and sample >= total]
-        if beyond:
-            yield Fault("an answer is of no sample of the dataset", name, "qsl_idx", beyond[0], f"less than {total}")
+def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
+    name = (Path(part.log).parent / ACCURACY_LOG).as_posix()
+    text = _head_and_tail(part.folder / ACCURACY_LOG)
+    pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
+    total = part.settings.get("qsl_reported_total_count")
+    for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
+        twice = [value for value, count in Counter(values).items() if count > 1]
+        if twice:
+            yield Fault("two answers have one number", name, key, twice[0], "each number once")
+    beyond = [sample for _, sample in pairs if isinstance(total, int) and total and sample >= total]
+    if beyond:
+        yield Fault("an answer is of no sample of the dataset", name, "qsl_idx", beyond[0], f"less than {total}")
 
 
 @check(
@@ -192,21 +192,21 @@ def entries(submission: Submission) -> Iterator[Fault]:
     remedy="publish the run's own accuracy log, truncated by the official tool",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=scored,
 )
-def lengths(submission: Submission) -> Iterator[Fault]:
-    for _, part in scored(submission):
-        path = part.folder / ACCURACY_LOG
-        name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
-        if path.is_file() and b'"qsl_idx"' not in text:
-            yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
-        answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
-        # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
-        width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
-        for size, count in answers:
-            if size != width * count if width else size < count:
-                held = f"{size // width} tokens" if width else f"{size // 2} bytes"
-                yield Fault("an answer has another length than it states", name, "token_count", count, held)
-                break
+def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
+    path = part.folder / ACCURACY_LOG
+    name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
+    if path.is_file() and b'"qsl_idx"' not in text:
+        yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
+    answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
+    # Some systems log texts: only where an answer is of tokens with a fixed width, all are.
+    width = next((width for width in _WIDTHS if any(size == width * count > 0 for size, count in answers)), 0)
+    for size, count in answers:
+        if size != width * count if width else size < count:
+            held = f"{size // width} tokens" if width else f"{size // 2} bytes"
+            yield Fault("an answer has another length than it states", name, "token_count", count, held)
+            break
 
 
 def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.assets.records import IDENTITY
+from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.records import parts, record_file
+from cm4vllm.results.checks.records import record_file
+from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.model import Submission
 from cm4vllm.rules import ExecutionMode
 
@@ -24,6 +26,7 @@ _MODEL = "inference_policies/inference_rules.adoc, Model"
     "the command, its record, the runs and the system description are of one campaign",
     source=_DESIGN,
     remedy="run the whole command again, so that the records are of one campaign",
+    each=whole,
 )
 def one_campaign(submission: Submission) -> Iterator[Fault]:
     campaign = submission.campaign
@@ -34,23 +37,37 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
             yield Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
 
 
+def _own_models_alone(submission: Submission) -> bool:
+    """Return True if the division of a submission has the rule MODEL, in any category."""
+    return any(
+        submission.division == division and "MODEL" in rules.division_rules(division, category)
+        for division in rules.Division
+        for category in rules.Category
+    )
+
+
+def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
+    """Give each of our runs with its record, where the division takes a benchmark's own model alone."""
+    yield from recorded(submission) if _own_models_alone(submission) else ()
+
+
 @check(
     "CLOSED-MAPPED",
     "a division that takes a benchmark's own model alone has no results of another one",
     source=_MODEL,
     remedy="give --division=open",
+    each=with_submission(_own_models),
 )
-def own_model(submission: Submission) -> Iterator[Fault]:
-    for run in submission.runs[:1]:
-        model, benchmark = run.settings.model.name, run.settings.benchmark
-        if _own_models_alone(submission) and model != benchmark and not run.settings.rehearsal:
-            yield Fault(
-                f"model {model} cannot stand in the {submission.division} division",
-                CAMPAIGN_FILE,
-                "division",
-                value=model,
-                expected=benchmark,
-            )
+def own_model(submission: Submission, _: Part, run: RunRecord) -> Iterator[Fault]:
+    model, benchmark = run.settings.model.name, run.settings.benchmark
+    if model != benchmark and not run.settings.rehearsal:
+        yield Fault(
+            f"model {model} cannot stand in the {submission.division} division",
+            CAMPAIGN_FILE,
+            "division",
+            value=model,
+            expected=benchmark,
+        )
 
 
 @check(
@@ -60,19 +77,19 @@ def own_model(submission: Submission) -> Iterator[Fault]:
     source=_MODEL,
     stage=Stage.SUBMITTED,
     remedy="run the whole command again with --division=closed, which compares them, or give --division=open",
+    each=_own_models,
 )
-def identity(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission) if _own_models_alone(submission) else ():
-        model = run.settings.model
-        if model.recipe.get(IDENTITY) != run.settings.benchmark:
-            name = record_file(part)
-            yield Fault(
-                f"{name} does not say that {model.name} is the model of {run.settings.benchmark}",
-                name,
-                f"settings.model.recipe.{IDENTITY}",
-                model.recipe.get(IDENTITY, ""),
-                run.settings.benchmark,
-            )
+def identity(part: Part, run: RunRecord) -> Iterator[Fault]:
+    model = run.settings.model
+    if model.recipe.get(IDENTITY) != run.settings.benchmark:
+        name = record_file(part)
+        yield Fault(
+            f"{name} does not say that {model.name} is the model of {run.settings.benchmark}",
+            name,
+            f"settings.model.recipe.{IDENTITY}",
+            model.recipe.get(IDENTITY, ""),
+            run.settings.benchmark,
+        )
 
 
 @check(
@@ -81,31 +98,22 @@ def identity(submission: Submission) -> Iterator[Fault]:
     source="inference_policies/inference_rules.adoc, Additional inference parameters",
     stage=Stage.SUBMITTED,
     remedy="run it again with --rerun, in the division of the submission",
+    each=with_submission(_own_models),
 )
-def lengths(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission) if _own_models_alone(submission) else ():
-        terms = run.settings.terms
-        asked = rules.terms(
-            terms.round, terms.benchmark, terms.scenario, terms.mode, rules.Division.parse(submission.division)
-        ).generation
-        used = (run.settings.min_tokens, run.settings.max_tokens)
-        if used != (asked.min_tokens, asked.max_tokens):
-            yield Fault(
-                "answers were asked for with other lengths",
-                record_file(part),
-                "settings.min_tokens, settings.max_tokens",
-                f"{used[0]} to {used[1]}",
-                f"{asked.min_tokens} to {asked.max_tokens}",
-            )
-
-
-def _own_models_alone(submission: Submission) -> bool:
-    """Return True if the division of a submission has the rule MODEL, in any category."""
-    return any(
-        submission.division == division and "MODEL" in rules.division_rules(division, category)
-        for division in rules.Division
-        for category in rules.Category
-    )
+def lengths(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    terms = run.settings.terms
+    asked = rules.terms(
+        terms.round, terms.benchmark, terms.scenario, terms.mode, rules.Division.parse(submission.division)
+    ).generation
+    used = (run.settings.min_tokens, run.settings.max_tokens)
+    if used != (asked.min_tokens, asked.max_tokens):
+        yield Fault(
+            "answers were asked for with other lengths",
+            record_file(part),
+            "settings.min_tokens, settings.max_tokens",
+            f"{used[0]} to {used[1]}",
+            f"{asked.min_tokens} to {asked.max_tokens}",
+        )
 
 
 def _facts(submission: Submission, campaign: CampaignRecord) -> Iterator[tuple[str, object, object]]:

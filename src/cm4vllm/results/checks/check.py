@@ -1,14 +1,15 @@
-"""The form of a check: a function over a submission that gives faults, registered with a code, a rule and a remedy."""
+"""The form of a check: a function that gives the faults of a subject, with a code, a rule and a remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVarTuple
 
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import PROBLEMS, reason_of
-from cm4vllm.results.model import Submission
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 
 __all__ = ["CHECK_FAILED", "Check", "CheckBase", "Fault", "Stage", "check"]
 
@@ -38,7 +39,7 @@ class Fault:
     remedy: str | None = None
 
 
-Function = Callable[[Submission], Iterator[Fault]]
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True)
@@ -81,61 +82,58 @@ class CheckBase:
 
 @dataclass(frozen=True)
 class Check(CheckBase):
-    """A check of a submission, when it applies, and its function.
+    """A check of a submission, when it applies, its subjects, and its function.
 
-    The function gives a fault for each place where the rule is broken, none for what the submission does not have.
-    Where it raises, that becomes a finding, too, and what the check finds in the other systems stays.
+    `each` gives the subjects of a submission, each as the arguments of the function (subjects.py). The function gives a
+    fault for each place where the rule is broken, none for what the submission does not have. Where it raises, that
+    becomes a finding on the subject, and the other subjects are still checked.
     """
 
     stage: Stage
-    function: Function
+    each: Callable[[Submission], Iterable[tuple[Any, ...]]]
+    function: Callable[..., Iterator[Fault]]
 
     def findings(self, submission: Submission) -> Iterator[Finding]:
-        """Give the findings of the check, and the parts that it could not check."""
+        """Give the findings of the check, and the subjects that it could not check."""
         try:
-            yield from map(self.finding, self.function(submission))
+            for subject in self.each(submission):
+                yield from self._findings_of(submission, subject)
+        except Exception as error:  # the subjects themselves cannot be read
+            yield self._not_made_on(submission, (), error)
+
+    def _findings_of(self, submission: Submission, subject: tuple[object, ...]) -> Iterator[Finding]:
+        try:
+            yield from map(self.finding, self.function(*subject))
         except Exception as error:  # one file that no check expects must not hide all other findings
-            yield from self._failed(submission, error)
+            yield self._not_made_on(submission, subject, error)
 
-    def _failed(self, submission: Submission, error: Exception) -> Iterator[Finding]:
-        """Give a finding for each system that the check cannot check, then what it finds in the others."""
-        alone = {system.name: _of_systems(submission, {system.name}) for system in submission.systems}
-        failing = {name: failure for name, part in alone.items() if (failure := self._error(part)) is not None}
-        for name, failure in failing.items() or {"": error}.items():
-            yield self._not_made_on(submission, name, failure)
-        others = _of_systems(submission, alone.keys() - failing.keys())
-        if failing and self._error(others) is None:
-            left_out = {system.file for system in submission.systems if system.name in failing}
-            yield from (self.finding(fault) for fault in self.function(others) if fault.file not in left_out)
-
-    def _error(self, submission: Submission) -> Exception | None:
-        """Return the error that the check raises for a submission."""
-        try:
-            for _ in self.function(submission):
-                pass
-        except Exception as error:  # the caller reports it
-            return error
-        return None
-
-    def _not_made_on(self, submission: Submission, system: str, error: Exception) -> Finding:
-        part = _of_systems(submission, {system})
-        files = [result.folder for result in part.results if self._error(replace(part, results=(result,), systems=()))]
-        files += [system.file for system in part.systems]
+    def _not_made_on(self, submission: Submission, subject: tuple[object, ...], error: Exception) -> Finding:
         read = getattr(error, "filename", None)
-        file = str(read).removeprefix(f"{submission.root}/") if read else ""
-        return self.not_made(file or next(iter(files), f"{submission.division}/{submission.submitter}"), error)
+        file = str(read).removeprefix(f"{submission.root}/") if read else _file_of(subject)
+        return self.not_made(file or f"{submission.division}/{submission.submitter}", error)
 
 
-def _of_systems(submission: Submission, names: Collection[str]) -> Submission:
-    return replace(
-        submission,
-        systems=tuple(system for system in submission.systems if system.name in names),
-        results=tuple(result for result in submission.results if result.system in names),
-    )
+def _file_of(subject: tuple[object, ...]) -> str:
+    """Return the file or folder of a subject; empty for one without."""
+    for part in subject:
+        match part:
+            case Result(folder=file) | System(file=file) | Performance(log=file) | Accuracy(log=file):
+                return file
+    return ""
 
 
 def check(
-    code: str, rule: str, *, source: str, remedy: str, severity: Severity = Severity.ERROR, stage: Stage = Stage.ALWAYS
-) -> Callable[[Function], Check]:
-    """Make a function the check `code`; a module's checks are registered by listing the module in checks/__init__."""
-    return lambda function: Check(code, Rule(rule, source), remedy, severity, stage, function)
+    code: str,
+    rule: str,
+    *,
+    source: str,
+    remedy: str,
+    each: Callable[[Submission], Iterable[tuple[*Ts]]],
+    severity: Severity = Severity.ERROR,
+    stage: Stage = Stage.ALWAYS,
+) -> Callable[[Callable[[*Ts], Iterator[Fault]]], Check]:
+    """Make a function the check `code` of each of the subjects.
+
+    A module's checks are registered by listing the module in checks/__init__.
+    """
+    return lambda function: Check(code, Rule(rule, source), remedy, severity, stage, each, function)

@@ -9,9 +9,10 @@ from typing import Any
 
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Submission
+from cm4vllm.results.model import Result, Submission
 
 __all__: list[str] = []
 
@@ -30,15 +31,15 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
     remedy="publish the files of the system that was measured, or correct systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def collected(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        system = submission.system(result.system)
-        folder = (submission.root / result.files.get("readme", result.folder)).parent
-        if system is None or not system.description or not folder.is_dir():
-            continue
-        yield from _processors(submission, folder / "cpu_info.json", system.description)
-        yield from _server(submission, folder / "pip_freeze.json", system.description)
+def collected(submission: Submission, result: Result) -> Iterator[Fault]:
+    system = submission.system(result.system)
+    folder = (submission.root / result.files.get("readme", result.folder)).parent
+    if system is None or not system.description or not folder.is_dir():
+        return
+    yield from _processors(submission, folder / "cpu_info.json", system.description)
+    yield from _server(submission, folder / "pip_freeze.json", system.description)
 
 
 def _processors(submission: Submission, path: Path, stated: Mapping[str, Any]) -> Iterator[Fault]:

@@ -11,6 +11,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import opened
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.compliance_tests import test_folder
+from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import VerifiedFigure
@@ -32,16 +33,16 @@ _NS = 1e9
     remedy="verify the test again with the logs that are published",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def figures(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        for test in sorted(set(result.compliance) & set(rules.compliance_test_names())):
-            wanted = rules.compliance_rules(test)
-            if not wanted.figures or (folder := test_folder(submission, result, wanted)) is None:
-                continue
-            for path in (folder / file.name for file in wanted.files):
-                for figure, value in _stated(path, wanted.figures):
-                    yield from _apart(submission, result, test, path, figure, value)
+def figures(submission: Submission, result: Result) -> Iterator[Fault]:
+    for test in sorted(set(result.compliance) & set(rules.compliance_test_names())):
+        wanted = rules.compliance_rules(test)
+        if not wanted.figures or (folder := test_folder(submission, result, wanted)) is None:
+            continue
+        for path in (folder / file.name for file in wanted.files):
+            for figure, value in _stated(path, wanted.figures):
+                yield from _apart(submission, result, test, path, figure, value)
 
 
 def _stated(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, scores_of, terms_of
@@ -36,18 +35,18 @@ _LOGS = (f"performance/run_1/{DETAIL_LOG}", f"performance/run_1/{SUMMARY_LOG}")
     source="compliance/README.md, the tests of each benchmark",
     remedy="run the test, and publish what verifies it",
     stage=Stage.TREE,
+    each=with_submission(strict_results),
 )
-def compliance(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results if is_strict(submission) else ():
-        terms = terms_of(result.round, result.benchmark, result.scenario, Mode.PERFORMANCE)
-        if terms is None or is_endpoints(submission.root / result.folder):
-            continue  # the harness's tests are audits of its own, which are optional
-        for test in terms.compliance:
-            wanted = rules.compliance_rules(test)
-            if (folder := test_folder(submission, result, wanted)) is None:
-                yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
-            else:
-                yield from _passed(submission, result, folder, wanted, terms)
+def compliance(submission: Submission, result: Result) -> Iterator[Fault]:
+    terms = terms_of(result.round, result.benchmark, result.scenario, Mode.PERFORMANCE)
+    if terms is None or is_endpoints(submission.root / result.folder):
+        return  # the harness's tests are audits of its own, which are optional
+    for test in terms.compliance:
+        wanted = rules.compliance_rules(test)
+        if (folder := test_folder(submission, result, wanted)) is None:
+            yield Fault(f"{test} is missing", result.folder, test, ", ".join(result.compliance), test)
+        else:
+            yield from _passed(submission, result, folder, wanted, terms)
 
 
 @check(
@@ -57,18 +56,18 @@ def compliance(submission: Submission) -> Iterator[Fault]:
     remedy="correct its name, or remove it: no check and no official checker reads it",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def unknown(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        folder = submission.root / result.folder
-        if is_endpoints(folder):
-            continue
-        for place in compliance_folders(submission.home, folder):
-            known = (*rules.compliance_test_names(), *(_RUNS if place == folder else ()))
-            for path in sorted(place.iterdir()) if place.is_dir() else ():
-                if path.is_dir() and path.name not in known:
-                    name, expected = path.relative_to(submission.root).as_posix(), ", ".join(known)
-                    yield Fault("a folder of no known compliance test", name, "", path.name, expected)
+def unknown(submission: Submission, result: Result) -> Iterator[Fault]:
+    folder = submission.root / result.folder
+    if is_endpoints(folder):
+        return
+    for place in compliance_folders(submission.home, folder):
+        known = (*rules.compliance_test_names(), *(_RUNS if place == folder else ()))
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.is_dir() and path.name not in known:
+                name, expected = path.relative_to(submission.root).as_posix(), ", ".join(known)
+                yield Fault("a folder of no known compliance test", name, "", path.name, expected)
 
 
 def test_folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
@@ -101,9 +100,8 @@ def _run(submission: Submission, result: Result, folder: Path, terms: Terms) -> 
     if part is None:
         yield from (Fault(problem.what, problem.file, value=problem.value) for problem in reader.problems)
         return
-    run = replace(submission, results=(replace(result, performance=part, accuracy=None),))
     for part_check in (logs.seeds, logs.min_duration, performance_runs.valid, performance_runs.performance_samples):
-        yield from part_check.function(run)
+        yield from part_check.function(result, part)
 
 
 def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: Terms) -> Iterator[Fault]:

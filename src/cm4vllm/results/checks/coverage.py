@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict, measured
+from cm4vllm.results.checks.subjects import is_strict, measured, results, whole
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Submission
+from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import round_of
 from cm4vllm.rules import round_names
 
@@ -23,6 +23,7 @@ _CONSTANTS = "tools/submission/submission_checker/constants.py"
     source=f"{_CONSTANTS}, the paths of each round",
     remedy="put each result into results/<system>/<benchmark>/<scenario>",
     stage=Stage.TREE,
+    each=whole,
 )
 def some(submission: Submission) -> Iterator[Fault]:
     if not submission.results:
@@ -35,6 +36,7 @@ def some(submission: Submission) -> Iterator[Fault]:
     source=f"{_CONSTANTS}, seeds",
     remedy="name the round with --results_round of check,mlperf,results; the seeds are then compared with it",
     stage=Stage.TREE,
+    each=whole,
 )
 def known_round(submission: Submission) -> Iterator[Fault]:
     if submission.round or not submission.results:
@@ -57,6 +59,7 @@ def known_round(submission: Submission) -> Iterator[Fault]:
     remedy="publish the results of each round in a tree of its own",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=whole,
 )
 def one_round(submission: Submission) -> Iterator[Fault]:
     rounds = Counter(name for _, part in measured(submission) if (name := round_of(part)))
@@ -70,6 +73,11 @@ def one_round(submission: Submission) -> Iterator[Fault]:
         )
 
 
+def _of_a_round(submission: Submission) -> Iterator[tuple[Result]]:
+    """Give each result of a submission whose round is known."""
+    yield from results(submission) if submission.round else ()
+
+
 @check(
     "RULES-UNKNOWN",
     "the rules of a result's benchmark and scenario are known, and are applied",
@@ -77,15 +85,15 @@ def one_round(submission: Submission) -> Iterator[Fault]:
     remedy="name the folder as the benchmark is called, or map it in model_mapping.json (open division)",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=_of_a_round,
 )
-def covered(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results if submission.round else ():
-        if result.uncovered:
-            yield Fault(
-                f"no rule of a benchmark is applied: {result.uncovered}",
-                result.folder,
-                severity=Severity.ERROR if is_strict(submission) else None,
-            )
+def covered(result: Result) -> Iterator[Fault]:
+    if result.uncovered:
+        yield Fault(
+            f"no rule of a benchmark is applied: {result.uncovered}",
+            result.folder,
+            severity=Severity.ERROR if is_strict(result) else None,
+        )
 
 
 def _home(submission: Submission) -> str:

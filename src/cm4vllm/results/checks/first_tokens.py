@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.figures import Figures
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Submission
+from cm4vllm.results.model import Performance, Result
 
 __all__ = ["NARROW", "SPREAD"]
 
@@ -37,11 +37,11 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
     remedy="make the client report first tokens at once, as they arrive",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=measured,
 )
-def shape(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        for fault, value, expected in _odd(part.figures):
-            yield Fault(fault, part.log, "result_first_token_*_latency_ns", value, expected)
+def shape(_: Result, part: Performance) -> Iterator[Fault]:
+    for fault, value, expected in _odd(part.figures):
+        yield Fault(fault, part.log, "result_first_token_*_latency_ns", value, expected)
 
 
 def _odd(figures: Figures) -> Iterator[tuple[str, str, str]]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import performance_runs
-from cm4vllm.results.model import Submission
+from cm4vllm.results.checks.subjects import performance_runs
+from cm4vllm.results.model import Performance
 
 __all__ = ["UNSUCCESSFUL"]
 
@@ -68,15 +68,15 @@ class _Apart(NamedTuple):
     source="loadgen/results.cc, PerformanceSummary",
     remedy="publish the log as LoadGen wrote it",
     stage=Stage.TREE,
+    each=performance_runs,
 )
-def agree(submission: Submission) -> Iterator[Fault]:
-    for part in performance_runs(submission):
-        if part.detail is None:
-            continue
-        apart = list(_contradictions(_Log(part.detail)))
-        if apart:
-            first, more = apart[0], f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
-            yield Fault(f"{first.what}{more}", part.log, first.field, first.value, first.expected)
+def agree(part: Performance) -> Iterator[Fault]:
+    if part.detail is None:
+        return
+    apart = list(_contradictions(_Log(part.detail)))
+    if apart:
+        first, more = apart[0], f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
+        yield Fault(f"{first.what}{more}", part.log, first.field, first.value, first.expected)
 
 
 class _Log:

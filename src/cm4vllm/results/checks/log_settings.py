@@ -10,9 +10,9 @@ from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import opened
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict, measured, performance_runs
+from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Accuracy, Performance, Result, Submission
+from cm4vllm.results.model import Performance, Result, Submission
 
 __all__: list[str] = []
 
@@ -95,14 +95,12 @@ def _same(value: object, other: object) -> bool:
     source="loadgen/test_settings.h, TestMode",
     remedy="publish each run's log in its own folder",
     stage=Stage.TREE,
+    each=parts,
 )
-def modes(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        runs = ((result.performance, "PerformanceOnly"), (result.accuracy, "AccuracyOnly"))
-        for part, mode in runs:
-            used = part.settings.get("test_mode") if part else None
-            if part and used and used not in (mode, "SubmissionRun"):
-                yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", used, mode)
+def modes(_: Result, part: Part) -> Iterator[Fault]:
+    used, mode = part.settings.get("test_mode"), f"{part.mode.capitalize()}Only"
+    if used and used not in (mode, "SubmissionRun"):
+        yield Fault("the log is of a run in another mode", part.log, "effective_test_mode", used, mode)
 
 
 @check(
@@ -111,16 +109,14 @@ def modes(submission: Submission) -> Iterator[Fault]:
     source=_INTERNAL,
     remedy=_PUBLISH,
     stage=Stage.TREE,
+    each=with_tests,
 )
-def as_requested(submission: Submission) -> Iterator[Fault]:
-    parts: list[Performance | Accuracy] = [*performance_runs(submission)]
-    parts += [result.accuracy for result in submission.results if result.accuracy]
-    for part in parts:
-        apart = list(_apart(part.settings))
-        if apart:
-            key, requested, used = apart[0]
-            more = f"; {len(apart) - 1} more settings differ" if len(apart) > 1 else ""
-            yield Fault(f"the log requests another value than it used{more}", part.log, key, requested, used)
+def as_requested(part: Part) -> Iterator[Fault]:
+    apart = list(_apart(part.settings))
+    if apart:
+        key, requested, used = apart[0]
+        more = f"; {len(apart) - 1} more settings differ" if len(apart) > 1 else ""
+        yield Fault(f"the log requests another value than it used{more}", part.log, key, requested, used)
 
 
 def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
@@ -141,17 +137,17 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     source="tools/submission/submission_checker.py at tag v5.1.1, requires_equal_issue",
     remedy=f"{_AGAIN}: LoadGen's own name of the benchmark sets sample_concatenate_permutation",
     stage=Stage.TREE,
+    each=measured,
 )
-def equal_issue(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        if part.settings.get("sample_concatenate_permutation") is False and _issues_equally(result):
-            yield Fault(
-                "the run does not issue all samples equally often",
-                part.log,
-                "effective_sample_concatenate_permutation",
-                "false",
-                "true",
-            )
+def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
+    if part.settings.get("sample_concatenate_permutation") is False and _issues_equally(result):
+        yield Fault(
+            "the run does not issue all samples equally often",
+            part.log,
+            "effective_sample_concatenate_permutation",
+            "false",
+            "true",
+        )
 
 
 def _issues_equally(result: Result) -> bool:
@@ -167,23 +163,21 @@ def _issues_equally(result: Result) -> bool:
     source="compliance, audit.config of each test; loadgen/test_settings.h",
     remedy="remove audit.config, measure again, and publish that run",
     stage=Stage.TREE,
+    each=parts,
 )
-def no_audit(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        for part in (result.performance, result.accuracy):
-            for key in ("performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"):
-                value = part.settings.get(key) if part else None
-                if part and value:
-                    # LoadGen logs a part of the answers, and measures as without: the checkers take such a log.
-                    mild = isinstance(value, int) and not isinstance(value, bool) and isinstance(part, Performance)
-                    yield Fault(
-                        "the run was made with a setting of compliance tests",
-                        part.log,
-                        f"effective_{key}",
-                        value,
-                        "false" if isinstance(value, bool) else 0,
-                        severity=Severity.WARNING if mild else Severity.ERROR,
-                    )
+def no_audit(_: Result, part: Part) -> Iterator[Fault]:
+    for key in ("performance_issue_same", "performance_issue_unique", "accuracy_log_sampling_target"):
+        if value := part.settings.get(key):
+            # LoadGen logs a part of the answers, and measures as without: the checkers take such a log.
+            mild = isinstance(value, int) and not isinstance(value, bool) and isinstance(part, Performance)
+            yield Fault(
+                "the run was made with a setting of compliance tests",
+                part.log,
+                f"effective_{key}",
+                value,
+                "false" if isinstance(value, bool) else 0,
+                severity=Severity.WARNING if mild else Severity.ERROR,
+            )
 
 
 @check(
@@ -192,27 +186,27 @@ def no_audit(submission: Submission) -> Iterator[Fault]:
     source="loadgen/mlperf.conf, ttft_latency, tpot_latency and target_latency of each benchmark",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=with_submission(measured),
 )
-def limits(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        stated = part.terms.limits if part.terms else None
-        if stated is None or part.loadgen_scenario != (part.terms.loadgen_scenario if part.terms else ""):
-            continue
-        confs = {file: _settings_in(text, part, exact) for file, text, exact in _confs(submission, result)}
-        for key, entry, name in _LIMITS:
-            limit = getattr(stated, name)
-            used = part.settings.get(entry)
-            if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
-                yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
-            for file, settings in confs.items():
-                if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING):
-                    yield Fault(
-                        "the file states a larger limit than the rules have",
-                        file,
-                        settings[key].name,
-                        f"{settings[key].value:g}",
-                        f"{limit:g} or less",
-                    )
+def limits(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    stated = part.terms.limits if part.terms else None
+    if stated is None or part.loadgen_scenario != (part.terms.loadgen_scenario if part.terms else ""):
+        return
+    confs = {file: _settings_in(text, part, exact) for file, text, exact in _confs(submission, result)}
+    for key, entry, name in _LIMITS:
+        limit = getattr(stated, name)
+        used = part.settings.get(entry)
+        if limit and isinstance(used, int | float) and used > limit * _NS * (1 + _ROUNDING):
+            yield Fault("LoadGen was given a larger limit than the rules have", part.log, entry, used, limit * _NS)
+        for file, settings in confs.items():
+            if limit and key in settings and settings[key].value > limit * (1 + _ROUNDING):
+                yield Fault(
+                    "the file states a larger limit than the rules have",
+                    file,
+                    settings[key].name,
+                    f"{settings[key].value:g}",
+                    f"{limit:g} or less",
+                )
 
 
 @check(
@@ -222,30 +216,30 @@ def limits(submission: Submission) -> Iterator[Fault]:
     remedy=_PUBLISH,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(measured),
 )
-def confs(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        known: set[str] = set()
-        for file, text, fixed in _confs(submission, result):
-            settings = _settings_in(text, part, exact=fixed)
-            for key, setting in settings.items():
-                factor, entries = _LOGGED[key]
-                used = next((part.settings[entry] for entry in entries if entry in part.settings), None)
-                if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
-                    continue
-                if fixed and key == "min_duration" and used >= setting.value:
-                    continue
-                if abs(used / factor - setting.value) > _ROUNDING * max(abs(setting.value), 1e-9):
-                    yield Fault(
-                        f"{file.rpartition('/')[2]} states another {key} than the log",
-                        file,
-                        setting.name,
-                        f"{setting.value:g}",
-                        f"{used / factor:g}, as in {part.log}",
-                        # LoadGen since 5.0 has the seeds of its round, whatever the file says.
-                        severity=Severity.NOTE if key.endswith("_seed") else None,
-                    )
-            known |= set(settings)
+def confs(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    known: set[str] = set()
+    for file, text, fixed in _confs(submission, result):
+        settings = _settings_in(text, part, exact=fixed)
+        for key, setting in settings.items():
+            factor, entries = _LOGGED[key]
+            used = next((part.settings[entry] for entry in entries if entry in part.settings), None)
+            if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
+                continue
+            if fixed and key == "min_duration" and used >= setting.value:
+                continue
+            if abs(used / factor - setting.value) > _ROUNDING * max(abs(setting.value), 1e-9):
+                yield Fault(
+                    f"{file.rpartition('/')[2]} states another {key} than the log",
+                    file,
+                    setting.name,
+                    f"{setting.value:g}",
+                    f"{used / factor:g}, as in {part.log}",
+                    # LoadGen since 5.0 has the seeds of its round, whatever the file says.
+                    severity=Severity.NOTE if key.endswith("_seed") else None,
+                )
+        known |= set(settings)
 
 
 def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, bool]]:
@@ -302,21 +296,21 @@ def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Settin
     remedy=_AGAIN,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=measured,
 )
-def min_samples(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        asked = part.settings.get(_DERIVED)
-        terms = part.terms
-        if terms is None or not terms.at_once or part.loadgen_scenario != terms.loadgen_scenario:
-            continue  # another scenario's log, as that of an inferred result
-        if "min_query_count" in terms.user_conf:
-            continue  # mlperf.conf does not ask; how many samples were issued is PERFORMANCE-SAMPLES
-        if isinstance(asked, int) and asked < terms.min_samples:
-            yield Fault(
-                "LoadGen was asked for fewer samples than mlperf.conf asks for",
-                part.log,
-                _DERIVED,
-                asked,
-                f"{terms.min_samples} or more",
-                severity=None if is_strict(submission) else Severity.NOTE,
-            )
+def min_samples(result: Result, part: Performance) -> Iterator[Fault]:
+    asked = part.settings.get(_DERIVED)
+    terms = part.terms
+    if terms is None or not terms.at_once or part.loadgen_scenario != terms.loadgen_scenario:
+        return  # another scenario's log, as that of an inferred result
+    if "min_query_count" in terms.user_conf:
+        return  # mlperf.conf does not ask; how many samples were issued is PERFORMANCE-SAMPLES
+    if isinstance(asked, int) and asked < terms.min_samples:
+        yield Fault(
+            "LoadGen was asked for fewer samples than mlperf.conf asks for",
+            part.log,
+            _DERIVED,
+            asked,
+            f"{terms.min_samples} or more",
+            severity=None if is_strict(result) else Severity.NOTE,
+        )

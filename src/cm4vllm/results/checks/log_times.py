@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured, performance_runs
+from cm4vllm.results.checks.subjects import Part, results, with_tests
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Accuracy, Performance, Submission
+from cm4vllm.results.model import Performance, Result
 
 __all__: list[str] = []
 
@@ -30,31 +30,24 @@ _SLACK_S = 0.05
 _DIGITS = 1e-5
 
 
-def _logs(submission: Submission) -> Iterator[Performance | Accuracy]:
-    yield from performance_runs(submission)
-    for result in submission.results:
-        if result.accuracy is not None:
-            yield result.accuracy
-
-
 @check(
     "LOG-ORDER",
     "the entries of a log are in the order in which LoadGen wrote them",
     source="loadgen/logging.cc",
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
+    each=with_tests,
 )
-def in_order(submission: Submission) -> Iterator[Fault]:
-    for part in _logs(submission):
-        if part.detail is not None and part.detail.unordered:
-            key = part.detail.unordered
-            yield Fault(
-                "an entry is older than the one before it",
-                part.log,
-                key,
-                f"{part.detail.times_ms.get(key, 0):.6f} ms",
-                "a later time",
-            )
+def in_order(part: Part) -> Iterator[Fault]:
+    if part.detail is not None and part.detail.unordered:
+        key = part.detail.unordered
+        yield Fault(
+            "an entry is older than the one before it",
+            part.log,
+            key,
+            f"{part.detail.times_ms.get(key, 0):.6f} ms",
+            "a later time",
+        )
 
 
 @check(
@@ -63,13 +56,13 @@ def in_order(submission: Submission) -> Iterator[Fault]:
     source="loadgen/loadgen.cc",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=results,
 )
-def times(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        yield from _times(part)
-    for result in submission.results:
-        for run in (*result.test_runs.values(), *((result.accuracy,) if result.accuracy else ())):
-            yield from _clock(run)
+def times(result: Result) -> Iterator[Fault]:
+    if result.performance is not None:
+        yield from _times(result.performance)
+    for run in (*result.test_runs.values(), *((result.accuracy,) if result.accuracy else ())):
+        yield from _clock(run)
 
 
 def _times(part: Performance) -> Iterator[Fault]:
@@ -104,7 +97,7 @@ def _times(part: Performance) -> Iterator[Fault]:
         )
 
 
-def _clock(part: Performance | Accuracy) -> Iterator[Fault]:
+def _clock(part: Part) -> Iterator[Fault]:
     """Compare the time that each entry has, in ms since LoadGen started, with the local times in the log."""
     begin, end = (time_of(part.settings.get(key)) for key in ("power_begin", "power_end"))
     stamps = part.detail.times_ms if part.detail else {}
@@ -149,25 +142,24 @@ def _clock(part: Performance | Accuracy) -> Iterator[Fault]:
     source="inference_policies/submission_rules.adoc, schedule of a round",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=results,
 )
-def dates(submission: Submission) -> Iterator[Fault]:
-    now = datetime.now(UTC)
-    for result in submission.results:
-        runs = [run for run in (result.performance, result.accuracy, *result.test_runs.values()) if run is not None]
-        dated = [(run, _day(run.settings.get("test_datetime"))) for run in runs]
-        first = dated[0][1] if dated else None
-        for part, day in dated:
-            if day is None:
-                continue
-            built = _day(part.detail.values.get("loadgen_build_date_utc")) if part.detail else None
-            for wrong, fault, bound in (
-                (day > now + _ZONES, "the run is of the future", now),
-                (built and day < built - _ZONES, "the run is older than its LoadGen", built),
-                (first and abs(day - first) > _ROUND, "the runs of the result are not of one round", first),
-            ):
-                if wrong and bound:
-                    yield Fault(fault, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
-                    break
+def dates(result: Result) -> Iterator[Fault]:
+    now, runs = datetime.now(UTC), (*result.parts.values(), *result.test_runs.values())
+    dated = [(run, _day(run.settings.get("test_datetime"))) for run in runs]
+    first = dated[0][1] if dated else None
+    for part, day in dated:
+        if day is None:
+            continue
+        built = _day(part.detail.values.get("loadgen_build_date_utc")) if part.detail else None
+        for wrong, fault, bound in (
+            (day > now + _ZONES, "the run is of the future", now),
+            (built and day < built - _ZONES, "the run is older than its LoadGen", built),
+            (first and abs(day - first) > _ROUND, "the runs of the result are not of one round", first),
+        ):
+            if wrong and bound:
+                yield Fault(fault, part.log, "test_datetime", day.isoformat(), f"near {bound.isoformat()[:10]}")
+                break
 
 
 def _day(value: object) -> datetime | None:

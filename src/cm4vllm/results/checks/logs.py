@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, check
 from cm4vllm.results.checks.shared_logs import is_inferred
+from cm4vllm.results.checks.subjects import Part, measured, parts, with_submission
 from cm4vllm.results.endpoints_harness import ENDPOINTS
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Performance, Submission
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission
 
 __all__ = ["TOKENS_TOLERANCE"]
 
@@ -21,63 +22,45 @@ _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _AGAIN = "remove the run's folder and run it again"
 
 
-def _performances(submission: Submission) -> Iterator[Performance]:
-    for result in submission.results:
-        if result.performance is not None:
-            yield result.performance
-
-
 @check(
-    "LOG-SCENARIO", "LoadGen ran the scenario that the result is of", source="loadgen/test_settings.h", remedy=_AGAIN
+    "LOG-SCENARIO",
+    "LoadGen ran the scenario that the result is of",
+    source="loadgen/test_settings.h",
+    remedy=_AGAIN,
+    each=with_submission(measured),
 )
-def scenario(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        part = result.performance
-        if part is None or part.terms is None or is_inferred(submission, result):
-            continue
-        if part.loadgen_scenario != part.terms.loadgen_scenario:
-            yield Fault(
-                f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}",
-                part.log,
-                "effective_scenario",
-                part.loadgen_scenario,
-                part.terms.loadgen_scenario,
-            )
+def scenario(submission: Submission, result: Result, part: Performance) -> Iterator[Fault]:
+    if part.terms is None or is_inferred(submission, result):
+        return
+    if part.loadgen_scenario != part.terms.loadgen_scenario:
+        yield Fault(
+            f"LoadGen ran {part.loadgen_scenario} where the result is of {part.terms.scenario}",
+            part.log,
+            "effective_scenario",
+            part.loadgen_scenario,
+            part.terms.loadgen_scenario,
+        )
 
 
-@check("LOG-SEEDS", "a log has the three seeds of its round", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN)
-def seeds(submission: Submission) -> Iterator[Fault]:
-    for part in _performances(submission):
-        if part.terms is None or part.terms.round not in rules.round_names():
-            continue
-        # A record may state other seeds; the terms of a log in a tree are the rules' own, and those of its test.
-        stated = rules.round_terms(part.terms.round).seeds if part.run else part.terms.seeds
-        expected = (stated.qsl if part.harness != ENDPOINTS else None), stated.sample_index, stated.schedule
-        if part.seeds != expected:
-            yield Fault(
-                f"the seeds of the log are not those of round {part.terms.round}",
-                part.log,
-                "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
-                part.seeds,
-                expected,
-            )
-    for result in submission.results:
-        accuracy = result.accuracy
-        if accuracy is None or accuracy.detail is None or not accuracy.terms:
-            continue
-        stated = rules.round_terms(accuracy.terms.round).seeds
-        expected = (stated.qsl, stated.sample_index, stated.schedule)
-        own_seeds = tuple(accuracy.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
-        if own_seeds != expected:
-            # Every sample is answered, in whatever order: no official checker reads these seeds.
-            yield Fault(
-                f"the seeds of the accuracy run are not those of round {accuracy.terms.round}",
-                accuracy.log,
-                "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
-                own_seeds,
-                expected,
-                severity=Severity.WARNING,
-            )
+@check("LOG-SEEDS", "a log has the three seeds of its round", source=f"{_CONSTANTS}, seeds", remedy=_AGAIN, each=parts)
+def seeds(_: Result, part: Part) -> Iterator[Fault]:
+    is_accuracy = isinstance(part, Accuracy)
+    if part.terms is None or part.terms.round not in rules.round_names() or (is_accuracy and part.detail is None):
+        return
+    # A record may state other seeds; the terms of a log in a tree are the rules' own, and those of its test.
+    stated = rules.round_terms(part.terms.round).seeds if part.run else part.terms.seeds
+    by_endpoints = isinstance(part, Performance) and part.harness == ENDPOINTS
+    expected = (None if by_endpoints else stated.qsl), stated.sample_index, stated.schedule
+    if part.seeds != expected:
+        yield Fault(
+            f"the seeds of the {'accuracy run' if is_accuracy else 'log'} are not those of round {part.terms.round}",
+            part.log,
+            "effective_qsl_rng_seed, effective_sample_index_rng_seed, effective_schedule_rng_seed",
+            part.seeds,
+            expected,
+            # An accuracy run answers every sample, in whatever order: no official checker reads its seeds.
+            severity=Severity.WARNING if is_accuracy else None,
+        )
 
 
 @check(
@@ -85,34 +68,39 @@ def seeds(submission: Submission) -> Iterator[Fault]:
     "a result's run was configured to last the minimum duration at least",
     source=f"{_CONSTANTS}, min duration",
     remedy=_AGAIN,
+    each=measured,
 )
-def min_duration(submission: Submission) -> Iterator[Fault]:
-    for part in _performances(submission):
-        if part.terms is None or (part.run and part.run.settings.rehearsal):
-            continue
-        wanted = part.terms.min_duration_ms / 1e3
-        if part.min_duration < wanted:
-            yield Fault(
-                f"a result needs a minimum duration of {wanted:g} s, LoadGen was given {part.min_duration}",
-                part.log,
-                "effective_min_duration_ms",
-                part.min_duration * 1e3,
-                part.terms.min_duration_ms,
-            )
+def min_duration(_: Result, part: Performance) -> Iterator[Fault]:
+    if part.terms is None or (part.run and part.run.settings.rehearsal):
+        return
+    wanted = part.terms.min_duration_ms / 1e3
+    if part.min_duration < wanted:
+        yield Fault(
+            f"a result needs a minimum duration of {wanted:g} s, LoadGen was given {part.min_duration}",
+            part.log,
+            "effective_min_duration_ms",
+            part.min_duration * 1e3,
+            part.terms.min_duration_ms,
+        )
 
 
-@check("LOG-TARGET-QPS", "LoadGen was given the target QPS of the record", source="user.conf of the run", remedy=_AGAIN)
-def target_qps(submission: Submission) -> Iterator[Fault]:
-    for part in _performances(submission):
-        wanted = part.run.settings.target_qps if part.run else 0.0
-        if wanted and not math.isclose(wanted, part.target_qps, rel_tol=1e-4):
-            yield Fault(
-                f"LoadGen was asked for target_qps {part.target_qps:g}, the record says {wanted:g}",
-                part.log,
-                "effective_target_qps",
-                part.target_qps,
-                wanted,
-            )
+@check(
+    "LOG-TARGET-QPS",
+    "LoadGen was given the target QPS of the record",
+    source="user.conf of the run",
+    remedy=_AGAIN,
+    each=measured,
+)
+def target_qps(_: Result, part: Performance) -> Iterator[Fault]:
+    wanted = part.run.settings.target_qps if part.run else 0.0
+    if wanted and not math.isclose(wanted, part.target_qps, rel_tol=1e-4):
+        yield Fault(
+            f"LoadGen was asked for target_qps {part.target_qps:g}, the record says {wanted:g}",
+            part.log,
+            "effective_target_qps",
+            part.target_qps,
+            wanted,
+        )
 
 
 @check(
@@ -120,22 +108,22 @@ def target_qps(submission: Submission) -> Iterator[Fault]:
     "tokens/s is samples/s times the tokens of a sample: LoadGen's log against the client's count",
     source="loadgen/results.cc, tps_as_completed and tokens_per_second",
     remedy=_AGAIN,
+    each=measured,
 )
-def tokens_rate(submission: Submission) -> Iterator[Fault]:
-    for part in _performances(submission):
-        rate, duration = part.tokens_per_second, part.duration
-        if part.run is None or rate is None or not duration:
-            continue
-        counted = part.run.client.reported_tokens or part.run.client.completion_tokens
-        least, most = (rate * (duration + last) for last in _last_answer_s(part))
-        if not least * (1 - TOKENS_TOLERANCE) <= counted <= most * (1 + TOKENS_TOLERANCE):
-            yield Fault(
-                f"tokens/s is not samples/s times tokens per sample in {part.log}",
-                part.log,
-                part.figures["tokens_per_second"].source.field,
-                f"{rate} at {part.samples_per_second}, which makes {rate * duration:,.0f} tokens",
-                f"the {counted:,} tokens that the client reported to LoadGen",
-            )
+def tokens_rate(_: Result, part: Performance) -> Iterator[Fault]:
+    rate, duration = part.tokens_per_second, part.duration
+    if part.run is None or rate is None or not duration:
+        return
+    counted = part.run.client.reported_tokens or part.run.client.completion_tokens
+    least, most = (rate * (duration + last) for last in _last_answer_s(part))
+    if not least * (1 - TOKENS_TOLERANCE) <= counted <= most * (1 + TOKENS_TOLERANCE):
+        yield Fault(
+            f"tokens/s is not samples/s times tokens per sample in {part.log}",
+            part.log,
+            part.figures["tokens_per_second"].source.field,
+            f"{rate} at {part.samples_per_second}, which makes {rate * duration:,.0f} tokens",
+            f"the {counted:,} tokens that the client reported to LoadGen",
+        )
 
 
 def _last_answer_s(part: Performance) -> tuple[float, float]:

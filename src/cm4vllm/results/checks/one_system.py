@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.checks.subjects import Part, measured
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.model import Accuracy, Performance, Result, Submission
+from cm4vllm.results.model import Performance, Result
 
 __all__: list[str] = []
 
@@ -25,26 +25,26 @@ _SCENARIO = "effective_scenario"
     source="compliance/README.md; inference_policies/inference_rules.adoc, Results",
     remedy=_TOGETHER,
     stage=Stage.TREE,
+    each=measured,
 )
-def one_system(submission: Submission) -> Iterator[Fault]:
-    for result, performance in measured(submission):
-        for part in _others(result):
-            if part.detail is None or performance.detail is None:
-                continue
-            for key in (*_SHARED, *((_SCENARIO,) if isinstance(part, Performance) else ())):
-                stated, expected = part.detail.values.get(key), performance.detail.values.get(key)
-                if stated and expected and stated != expected:
-                    yield Fault(
-                        "the run is not of the system and scenario of the performance run",
-                        part.log,
-                        key,
-                        stated,
-                        f"{expected}, as in {performance.log}",
-                    )
-                    break
+def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
+    for part in _others(result):
+        if part.detail is None or performance.detail is None:
+            continue
+        for key in (*_SHARED, *((_SCENARIO,) if isinstance(part, Performance) else ())):
+            stated, expected = part.detail.values.get(key), performance.detail.values.get(key)
+            if stated and expected and stated != expected:
+                yield Fault(
+                    "the run is not of the system and scenario of the performance run",
+                    part.log,
+                    key,
+                    stated,
+                    f"{expected}, as in {performance.log}",
+                )
+                break
 
 
-def _others(result: Result) -> Iterator[Accuracy | Performance]:
+def _others(result: Result) -> Iterator[Part]:
     if result.accuracy is not None:
         yield result.accuracy
     yield from result.test_runs.values()
@@ -57,25 +57,21 @@ def _others(result: Result) -> Iterator[Accuracy | Performance]:
     remedy="measure all runs of a result with one LoadGen of the round",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=measured,
 )
-def loadgen_versions(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        if (
-            part.detail is not None
-            and (known := _known(result.round))
-            and not _fits(part.loadgen_version, result.round)
-        ):
-            yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
-        for other in _others(result):
-            if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
-                yield Fault(
-                    "the runs of a result were made by different versions of LoadGen",
-                    part.log,
-                    "loadgen_version",
-                    part.loadgen_version,
-                    f"{other.loadgen_version}, as in {other.log}",
-                )
-                break
+def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
+    if part.detail is not None and (known := _known(result.round)) and not _fits(part.loadgen_version, result.round):
+        yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
+    for other in _others(result):
+        if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
+            yield Fault(
+                "the runs of a result were made by different versions of LoadGen",
+                part.log,
+                "loadgen_version",
+                part.loadgen_version,
+                f"{other.loadgen_version}, as in {other.log}",
+            )
+            break
 
 
 def _known(round_name: str) -> str:

@@ -8,36 +8,17 @@ from cm4vllm import rules
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
-from cm4vllm.results.model import Performance, Result, Submission
-from cm4vllm.rules import Division, Mode, Terms
+from cm4vllm.results.model import Performance, Result
+from cm4vllm.rules import Mode, Terms
 
-__all__ = ["is_strict", "measured", "performance_runs"]
+__all__: list[str] = []
 
 _CHECKER = "tools/submission/submission_checker"
 _AGAIN = "measure again, and publish that run"
 _LOADGEN_ERROR = ("LoadGen error", "LoadGen counted")
-
-
-def is_strict(submission: Submission) -> bool:
-    """Return True if the rules of the closed division hold, as they do in the network division."""
-    return submission.division != Division.OPEN
-
-
-def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
-    """Give each result that has a performance log, with it."""
-    for result in submission.results:
-        if result.performance is not None:
-            yield result, result.performance
-
-
-def performance_runs(submission: Submission) -> Iterator[Performance]:
-    """Give the performance runs of the results and those of their compliance tests."""
-    for result in submission.results:
-        if result.performance is not None:
-            yield result.performance
-        yield from result.test_runs.values()
 
 
 @check(
@@ -46,14 +27,12 @@ def performance_runs(submission: Submission) -> Iterator[Performance]:
     source="inference_policies/inference_rules.adoc, LoadGen Operation",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=measured,
 )
-def valid(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_LOADGEN_ERROR)]
-        if not part.loadgen_valid and (reasons or not part.loadgen_reasons):
-            yield Fault(
-                "the result is not valid", part.log, "result_validity", "; ".join(reasons) or "INVALID", "VALID"
-            )
+def valid(_: Result, part: Performance) -> Iterator[Fault]:
+    reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_LOADGEN_ERROR)]
+    if not part.loadgen_valid and (reasons or not part.loadgen_reasons):
+        yield Fault("the result is not valid", part.log, "result_validity", "; ".join(reasons) or "INVALID", "VALID")
 
 
 @check(
@@ -62,19 +41,14 @@ def valid(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}/checks/performance_check.py",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=parts,
 )
-def no_errors(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        for part in (result.performance, result.accuracy):
-            if part is not None and part.errors:
-                more = " or more" if len(part.errors) == KEPT_TEXTS else ""
-                yield Fault(
-                    f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none"
-                )
-            elif isinstance(part, Performance) and any(
-                reason.startswith(_LOADGEN_ERROR) for reason in part.loadgen_reasons
-            ):
-                yield Fault("LoadGen counted errors", part.log, "num_errors", part.loadgen_reasons[0], "0")
+def no_errors(_: Result, part: Part) -> Iterator[Fault]:
+    if part.errors:
+        more = " or more" if len(part.errors) == KEPT_TEXTS else ""
+        yield Fault(f"LoadGen logged {len(part.errors)}{more} errors", part.log, "is_error", part.errors[0], "none")
+    elif isinstance(part, Performance) and any(reason.startswith(_LOADGEN_ERROR) for reason in part.loadgen_reasons):
+        yield Fault("LoadGen counted errors", part.log, "num_errors", part.loadgen_reasons[0], "0")
 
 
 @check(
@@ -83,19 +57,19 @@ def no_errors(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}/constants.py, LLM_LATENCY_LIMITS and latency-constraint",
     remedy="measure at a lower target QPS",
     stage=Stage.TREE,
+    each=measured,
 )
-def latency_limits(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        yield from _whole_latency(result, part)
-        for latency in part.latencies:
-            if latency.met is False and latency.name in ("TTFT", "TPOT"):
-                yield Fault(
-                    f"{latency.name} p99 exceeds the limit of {result.scenario}",
-                    part.log,
-                    part.figures[f"{latency.name.lower()}_p99"].source.field,
-                    latency.p99,
-                    f"less than {latency.limit}",
-                )
+def latency_limits(result: Result, part: Performance) -> Iterator[Fault]:
+    yield from _whole_latency(result, part)
+    for latency in part.latencies:
+        if latency.met is False and latency.name in ("TTFT", "TPOT"):
+            yield Fault(
+                f"{latency.name} p99 exceeds the limit of {result.scenario}",
+                part.log,
+                part.figures[f"{latency.name.lower()}_p99"].source.field,
+                latency.p99,
+                f"less than {latency.limit}",
+            )
 
 
 def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
@@ -132,29 +106,29 @@ def _whole_latency(result: Result, part: Performance) -> Iterator[Fault]:
     source=f"{_CHECKER}/constants.py, RESULT_FIELD_BENCHMARK_OVERWRITE",
     remedy="measure with LoadGen's own name of the benchmark, so that it counts tokens",
     stage=Stage.TREE,
+    each=measured,
 )
-def metric(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        if part.metric is None:
-            yield Fault(f"there is no figure by which {result.scenario} results are compared", part.log)
-        elif not _counts_tokens(result):
-            continue
-        elif part.settings.get("requested_use_token_latencies") is False:
-            yield Fault(
-                "LoadGen was set not to count tokens",
-                part.log,
-                "requested_use_token_latencies",
-                "false",
-                "true, as mlperf.conf has it for the benchmark",
-            )
-        elif part.tokens_per_second is None:
-            yield Fault(
-                "the log of a language model counts no tokens",
-                part.log,
-                "use_token_latencies",
-                part.metric.name,
-                "tokens_per_second",
-            )
+def metric(result: Result, part: Performance) -> Iterator[Fault]:
+    if part.metric is None:
+        yield Fault(f"there is no figure by which {result.scenario} results are compared", part.log)
+    elif not _counts_tokens(result):
+        return
+    elif part.settings.get("requested_use_token_latencies") is False:
+        yield Fault(
+            "LoadGen was set not to count tokens",
+            part.log,
+            "requested_use_token_latencies",
+            "false",
+            "true, as mlperf.conf has it for the benchmark",
+        )
+    elif part.tokens_per_second is None:
+        yield Fault(
+            "the log of a language model counts no tokens",
+            part.log,
+            "use_token_latencies",
+            part.metric.name,
+            "tokens_per_second",
+        )
 
 
 def _counts_tokens(result: Result) -> bool:
@@ -169,31 +143,31 @@ def _counts_tokens(result: Result) -> bool:
     source=f"{_CHECKER}/constants.py, performance-sample-count, OFFLINE_MIN_SPQ_SINCE_V4 and min-queries",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=measured,
 )
-def performance_samples(submission: Submission) -> Iterator[Fault]:
-    for _, part in measured(submission):
-        drawn, held = (part.settings.get(key) for key in ("performance_sample_count", "qsl_reported_total_count"))
-        if isinstance(drawn, int) and isinstance(held, int) and 0 < held < drawn:
-            yield Fault(
-                "the run draws from more samples than its sample library has",
-                part.log,
-                "qsl_reported_total_count",
-                held,
-                f"{drawn} or more, effective_performance_sample_count",
-                severity=Severity.WARNING,
-            )
-        if (terms := part.terms) is None:
-            continue
-        if isinstance(drawn, int) and drawn < terms.samples:
-            yield Fault(
-                "the run draws from a part of the dataset",
-                part.log,
-                "effective_performance_sample_count",
-                drawn,
-                f"{terms.samples} or more",
-            )
-        if part.loadgen_scenario == terms.loadgen_scenario:  # else LOG-SCENARIO, or inferred
-            yield from _issued(part, terms, strict=is_strict(submission))
+def performance_samples(result: Result, part: Performance) -> Iterator[Fault]:
+    drawn, held = (part.settings.get(key) for key in ("performance_sample_count", "qsl_reported_total_count"))
+    if isinstance(drawn, int) and isinstance(held, int) and 0 < held < drawn:
+        yield Fault(
+            "the run draws from more samples than its sample library has",
+            part.log,
+            "qsl_reported_total_count",
+            held,
+            f"{drawn} or more, effective_performance_sample_count",
+            severity=Severity.WARNING,
+        )
+    if (terms := part.terms) is None:
+        return
+    if isinstance(drawn, int) and drawn < terms.samples:
+        yield Fault(
+            "the run draws from a part of the dataset",
+            part.log,
+            "effective_performance_sample_count",
+            drawn,
+            f"{terms.samples} or more",
+        )
+    if part.loadgen_scenario == terms.loadgen_scenario:  # else LOG-SCENARIO, or inferred
+        yield from _issued(part, terms, strict=is_strict(result))
 
 
 def _issued(part: Performance, terms: Terms, *, strict: bool) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ from cm4vllm.power.protocol import totals_of, uncertainty_of
 from cm4vllm.power.samples import SAMPLES, Sample, Samples, mean_watts
 from cm4vllm.power.session import FETCHED_ONLY, Phase, PowerSession, Window, is_power_session
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
@@ -40,9 +41,8 @@ _STATED = ("analyzer_table", "power_settings")
 
 @dataclass(frozen=True)
 class _Measured:
-    """A result with a power session; `place` is the path of its performance folder as findings name it."""
+    """The power session of a result; `place` is the path of the result's performance folder as findings name it."""
 
-    result: Result
     session: PowerSession
     place: str
 
@@ -57,11 +57,12 @@ class _Measured:
                 yield phase, window, self.session.samples(phase)
 
 
-def _measured(submission: Submission) -> Iterator[_Measured]:
+def _measured(submission: Submission) -> Iterator[tuple[Result, _Measured]]:
+    """Give each result that has a power session, with it."""
     for result in submission.results:
         folder = submission.root / result.folder / "performance"
         if is_power_session(folder):
-            yield _Measured(result, PowerSession(folder), f"{result.folder}/performance")
+            yield result, _Measured(PowerSession(folder), f"{result.folder}/performance")
 
 
 @check(
@@ -70,13 +71,11 @@ def _measured(submission: Submission) -> Iterator[_Measured]:
     source="inference_policies/power_measurement.adoc",
     remedy="measure with an analyzer; a session with the simulated PTDaemon is a rehearsal",
     stage=Stage.TREE,
+    each=_measured,
 )
-def simulated(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        if files := measured.session.simulated:
-            yield Fault(
-                "the power was simulated, and not measured", f"{measured.place}/{files[0]}", value=", ".join(files)
-            )
+def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
+    if files := measured.session.simulated:
+        yield Fault("the power was simulated, and not measured", f"{measured.place}/{files[0]}", value=", ".join(files))
 
 
 @check(
@@ -85,13 +84,13 @@ def simulated(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
     remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
     stage=Stage.TREE,
+    each=_measured,
 )
-def files(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        for name in measured.session.missing:
-            yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
-        if (measured.session.folder / FETCHED_ONLY).exists():
-            yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
+def files(_: Result, measured: _Measured) -> Iterator[Fault]:
+    for name in measured.session.missing:
+        yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
+    if (measured.session.folder / FETCHED_ONLY).exists():
+        yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
 
 @check(
@@ -100,11 +99,11 @@ def files(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}, results_check",
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
+    each=_measured,
 )
-def digests(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        for name, own, stated in measured.session.changed():
-            yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
+def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
+    for name, own, stated in measured.session.changed():
+        yield Fault("a file of the power session was changed", f"{measured.place}/{name}", "SHA-1", own, stated)
 
 
 @check(
@@ -113,26 +112,26 @@ def digests(submission: Submission) -> Iterator[Fault]:
     source=_OWN,
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=_measured,
 )
-def window(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        for phase, span, samples in measured.phases:
-            inside = samples.within(span.begin, span.end)
-            if not inside:
-                yield Fault("no sample lies in the measured window", measured.file(phase), "Time")
-                continue
-            for end, late in (
-                ("begin", (inside[0].at - span.begin).total_seconds()),
-                ("end", (span.end - inside[-1].at).total_seconds()),
-            ):
-                if late > _EDGE_S:
-                    yield Fault(
-                        f"the samples do not reach the {end} of the run",
-                        measured.file(phase),
-                        "Time",
-                        f"{late:.1f} s",
-                        f"{_EDGE_S:g} s or less",
-                    )
+def window(_: Result, measured: _Measured) -> Iterator[Fault]:
+    for phase, span, samples in measured.phases:
+        inside = samples.within(span.begin, span.end)
+        if not inside:
+            yield Fault("no sample lies in the measured window", measured.file(phase), "Time")
+            continue
+        for end, late in (
+            ("begin", (inside[0].at - span.begin).total_seconds()),
+            ("end", (span.end - inside[-1].at).total_seconds()),
+        ):
+            if late > _EDGE_S:
+                yield Fault(
+                    f"the samples do not reach the {end} of the run",
+                    measured.file(phase),
+                    "Time",
+                    f"{late:.1f} s",
+                    f"{_EDGE_S:g} s or less",
+                )
 
 
 @check(
@@ -143,32 +142,28 @@ def window(submission: Submission) -> Iterator[Fault]:
     remedy=_AGAIN,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=_measured,
 )
-def coverage(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        for phase, span, samples in measured.phases:
-            inside = samples.within(span.begin, span.end)
-            usable = sum(sample.total.usable for sample in inside)
-            if inside and usable < _COVERED * len(inside):
-                yield Fault(
-                    "samples of the run are not above zero, and are left out of the mean",
-                    measured.file(phase),
-                    "Watts",
-                    f"{len(inside) - usable} of {len(inside)}",
-                    f"{1 - _COVERED:.0%} or less",
-                )
-            gap = max(((later.at - sample.at).total_seconds() for sample, later in pairwise(inside)), default=0.0)
-            if gap > _GAP_S:
-                yield Fault(
-                    "samples of the run are missing",
-                    measured.file(phase),
-                    "Time",
-                    f"{gap:.1f} s",
-                    f"{_GAP_S:g} s or less",
-                )
-            if samples.damaged:
-                lines = ", ".join(str(number) for number in samples.damaged[:5])
-                yield Fault("lines of samples are cut or merged", measured.file(phase), "", f"line {lines}")
+def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
+    for phase, span, samples in measured.phases:
+        inside = samples.within(span.begin, span.end)
+        usable = sum(sample.total.usable for sample in inside)
+        if inside and usable < _COVERED * len(inside):
+            yield Fault(
+                "samples of the run are not above zero, and are left out of the mean",
+                measured.file(phase),
+                "Watts",
+                f"{len(inside) - usable} of {len(inside)}",
+                f"{1 - _COVERED:.0%} or less",
+            )
+        gap = max(((later.at - sample.at).total_seconds() for sample, later in pairwise(inside)), default=0.0)
+        if gap > _GAP_S:
+            yield Fault(
+                "samples of the run are missing", measured.file(phase), "Time", f"{gap:.1f} s", f"{_GAP_S:g} s or less"
+            )
+        if samples.damaged:
+            lines = ", ".join(str(number) for number in samples.damaged[:5])
+            yield Fault("lines of samples are cut or merged", measured.file(phase), "", f"line {lines}")
 
 
 @check(
@@ -178,22 +173,22 @@ def coverage(submission: Submission) -> Iterator[Fault]:
     remedy="set the clock of the director, and measure again",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=_measured,
 )
-def clock(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        for phase, _, samples in measured.phases:
-            started = measured.session.started(phase)
-            if started is None or not samples.samples:
-                continue
-            apart = (samples.samples[0].at - started).total_seconds()
-            if abs(apart) > _CLOCK_S:
-                yield Fault(
-                    "the first sample is far from the server's command: the clocks differ, or samples are missing",
-                    measured.file(phase),
-                    "Time",
-                    f"{apart:+.3f} s",
-                    f"{_CLOCK_S:g} s or less",
-                )
+def clock(result: Result, measured: _Measured) -> Iterator[Fault]:
+    for phase, _, samples in measured.phases:
+        started = measured.session.started(phase)
+        if started is None or not samples.samples:
+            continue
+        apart = (samples.samples[0].at - started).total_seconds()
+        if abs(apart) > _CLOCK_S:
+            yield Fault(
+                "the first sample is far from the server's command: the clocks differ, or samples are missing",
+                measured.file(phase),
+                "Time",
+                f"{apart:+.3f} s",
+                f"{_CLOCK_S:g} s or less",
+            )
 
 
 @check(
@@ -202,24 +197,24 @@ def clock(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}, WARNING_NEEDS_TO_BE_ERROR_TESTING_RE; the checker itself looks 800 s after the begin of a run",
     remedy="choose ranges nearer to the power of the run, or an analyzer for it, and measure again",
     stage=Stage.TREE,
+    each=_measured,
 )
-def uncertainty(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        span = measured.session.window(Phase.TESTING)
-        above = [
-            value
-            for line in measured.session.ptd_log
-            if span and span.begin < line.at < span.end and (value := uncertainty_of(line)) is not None
-        ]
-        worst = max(above, default=0.0)
-        if worst > _UNCERTAINTY:
-            yield Fault(
-                f"{len(above)} samples of the run are uncertain",
-                f"{measured.place}/power/ptd_logs.txt",
-                "Uncertainty",
-                f"{worst:.2f} % at most",
-                f"{_UNCERTAINTY:g} % or less",
-            )
+def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
+    span = measured.session.window(Phase.TESTING)
+    above = [
+        value
+        for line in measured.session.ptd_log
+        if span and span.begin < line.at < span.end and (value := uncertainty_of(line)) is not None
+    ]
+    worst = max(above, default=0.0)
+    if worst > _UNCERTAINTY:
+        yield Fault(
+            f"{len(above)} samples of the run are uncertain",
+            f"{measured.place}/power/ptd_logs.txt",
+            "Uncertainty",
+            f"{worst:.2f} % at most",
+            f"{_UNCERTAINTY:g} % or less",
+        )
 
 
 @check(
@@ -228,12 +223,12 @@ def uncertainty(submission: Submission) -> Iterator[Fault]:
     source=_OWN,
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
+    each=_measured,
 )
-def channels(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        wanted = max((identity.channels for identity in measured.session.identities), default=1)
-        for phase, span, samples in measured.phases:
-            yield from _channels(measured.file(phase), samples.within(span.begin, span.end), wanted)
+def channels(_: Result, measured: _Measured) -> Iterator[Fault]:
+    wanted = max((identity.channels for identity in measured.session.identities), default=1)
+    for phase, span, samples in measured.phases:
+        yield from _channels(measured.file(phase), samples.within(span.begin, span.end), wanted)
 
 
 def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[Fault]:
@@ -254,19 +249,17 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
     source=_OWN,
     remedy=_AS_WRITTEN,
     stage=Stage.TREE,
+    each=_measured,
 )
-def mean(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        replies = [str(each.get("reply")) for each in measured.session.ptd_messages]
-        stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
-        if len(stated) < len(Phase) or len(measured.session.analyzers) > 1:
-            continue
-        for phase, said in ((Phase.RANGING, stated[0]), (Phase.TESTING, stated[-1])):
-            own = mean_watts(measured.session.samples(phase).samples)
-            if own is not None and abs(own - said) > _MEAN * said:
-                yield Fault(
-                    "the samples have another mean", measured.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W"
-                )
+def mean(_: Result, measured: _Measured) -> Iterator[Fault]:
+    replies = [str(each.get("reply")) for each in measured.session.ptd_messages]
+    stated = [totals.mean for reply in replies if (totals := totals_of(reply, "Watts"))]
+    if len(stated) < len(Phase) or len(measured.session.analyzers) > 1:
+        return
+    for phase, said in ((Phase.RANGING, stated[0]), (Phase.TESTING, stated[-1])):
+        own = mean_watts(measured.session.samples(phase).samples)
+        if own is not None and abs(own - said) > _MEAN * said:
+            yield Fault("the samples have another mean", measured.file(phase), "Watts", f"{own:.6f} W", f"{said:.6f} W")
 
 
 @check(
@@ -275,19 +268,19 @@ def mean(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}, phases_check",
     remedy=_AGAIN,
     stage=Stage.TREE,
+    each=_measured,
 )
-def ranging(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in measured.phases}
-        before, after = means.get(Phase.RANGING), means.get(Phase.TESTING)
-        if before and after and after <= before * (1 - _FALL):
-            yield Fault(
-                "the run that counts drew less power than the run before it",
-                measured.file(Phase.TESTING),
-                "Watts",
-                f"{after:.3f} W",
-                f"more than {before * (1 - _FALL):.3f} W",
-            )
+def ranging(_: Result, measured: _Measured) -> Iterator[Fault]:
+    means = {phase: mean_watts(samples.within(span.begin, span.end)) for phase, span, samples in measured.phases}
+    before, after = means.get(Phase.RANGING), means.get(Phase.TESTING)
+    if before and after and after <= before * (1 - _FALL):
+        yield Fault(
+            "the run that counts drew less power than the run before it",
+            measured.file(Phase.TESTING),
+            "Watts",
+            f"{after:.3f} W",
+            f"more than {before * (1 - _FALL):.3f} W",
+        )
 
 
 @check(
@@ -296,20 +289,20 @@ def ranging(submission: Submission) -> Iterator[Fault]:
     source=f"{_CHECKER}, check_ptd_logs",
     remedy="measure again, for longer: the official server copies the log before all of it is written",
     stage=Stage.TREE,
+    each=_measured,
 )
-def ptd_log(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        if not measured.session.ptd_log:
-            continue
-        ended = sum(line.text == "Completed test" for line in measured.session.ptd_log)
-        if ended < len(Phase):
-            yield Fault(
-                "PTDaemon's log ends too early",
-                f"{measured.place}/power/ptd_logs.txt",
-                "Completed test",
-                f"{ended} times",
-                f"{len(Phase)} times",
-            )
+def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
+    if not measured.session.ptd_log:
+        return
+    ended = sum(line.text == "Completed test" for line in measured.session.ptd_log)
+    if ended < len(Phase):
+        yield Fault(
+            "PTDaemon's log ends too early",
+            f"{measured.place}/power/ptd_logs.txt",
+            "Completed test",
+            f"{ended} times",
+            f"{len(Phase)} times",
+        )
 
 
 @check(
@@ -318,19 +311,17 @@ def ptd_log(submission: Submission) -> Iterator[Fault]:
     source="tools/submission/submission_checker/constants.py, REQUIRED_POWER_MEASURE_FILES",
     remedy="put analyzer_table.* and power_settings.* beside the measurements of the result",
     stage=Stage.TREE,
+    each=with_submission(_measured),
 )
-def settings(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        folder = submission.root / measured.result.folder
-        home = submission.root / measured.result.division / measured.result.submitter
-        places: list[Path] = [folder, *list(folder.parents)[:3]]
-        places += [
-            layout.settings_of(home, measured.result.system, measured.result.model, folder.name)
-            for layout in tree_layouts()
-        ]
-        for name in _STATED:
-            if not any(path.is_file() for place in places for path in place.glob(f"{name}.*")):
-                yield Fault(f"no {name} of the power session", measured.result.folder, "", "", f"{name}.*")
+def settings(submission: Submission, result: Result, _: _Measured) -> Iterator[Fault]:
+    folder = submission.root / result.folder
+    places: list[Path] = [folder, *list(folder.parents)[:3]]
+    places += [
+        layout.settings_of(submission.home, result.system, result.model, folder.name) for layout in tree_layouts()
+    ]
+    for name in _STATED:
+        if not any(path.is_file() for place in places for path in place.glob(f"{name}.*")):
+            yield Fault(f"no {name} of the power session", result.folder, "", "", f"{name}.*")
 
 
 @check(
@@ -339,10 +330,10 @@ def settings(submission: Submission) -> Iterator[Fault]:
     source="mlcommons/power-dev, ptd_client_server/lib/server.py: a session with two cannot end as the checker asks",
     remedy="measure with one analyzer of several channels",
     stage=Stage.TREE,
+    each=_measured,
 )
-def analyzers(submission: Submission) -> Iterator[Fault]:
-    for measured in _measured(submission):
-        if (count := len(measured.session.analyzers)) > 1:
-            yield Fault(
-                "power was measured with several analyzers", f"{measured.place}/power/server.json", "ptd_config", count
-            )
+def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
+    if (count := len(measured.session.analyzers)) > 1:
+        yield Fault(
+            "power was measured with several analyzers", f"{measured.place}/power/server.json", "ptd_config", count
+        )

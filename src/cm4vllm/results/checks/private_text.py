@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cm4vllm.common.secret_forms import keys_in
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import whole
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submitted_names import is_a_person, is_a_placeholder
@@ -123,6 +124,7 @@ _OF_PROGRAMS = tuple(form for form in _FORMS if form.in_programs)
     remedy=_REMOVE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=whole,
 )
 def private(submission: Submission) -> Iterator[Fault]:
     files = TextFiles(submission.home)

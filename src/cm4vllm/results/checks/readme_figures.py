@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
 from cm4vllm.results.checks.readmes import BOUND, POLICY, WRITE, close, readme_of, targets_of
+from cm4vllm.results.checks.subjects import measured, whole
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import Performance, Result, Submission
@@ -40,21 +40,21 @@ _RATES = ("QPS", "Throughput")
     source=POLICY,
     remedy=WRITE,
     stage=Stage.TREE,
+    each=measured,
 )
-def units(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
-        for label, text in _VALUE.findall(result.readme):
-            value = _number(text)
-            said, meant = ("token", "sample") if "oken" in label else ("sample", "token")
-            if rates[said] and rates[meant] and not close(value, rates[said]) and close(value, rates[meant]):
-                yield Fault(
-                    f"{label} is the number of {meant}s",
-                    readme_of(result),
-                    label,
-                    text,
-                    f"{rates[said]}, or {rates[meant]}",
-                )
+def units(result: Result, part: Performance) -> Iterator[Fault]:
+    rates = {"token": part.tokens_per_second, "sample": part.samples_per_second}
+    for label, text in _VALUE.findall(result.readme):
+        value = _number(text)
+        said, meant = ("token", "sample") if "oken" in label else ("sample", "token")
+        if rates[said] and rates[meant] and not close(value, rates[said]) and close(value, rates[meant]):
+            yield Fault(
+                f"{label} is the number of {meant}s",
+                readme_of(result),
+                label,
+                text,
+                f"{rates[said]}, or {rates[meant]}",
+            )
 
 
 @check(
@@ -64,21 +64,21 @@ def units(submission: Submission) -> Iterator[Fault]:
     remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=measured,
 )
-def metric(submission: Submission) -> Iterator[Fault]:
-    for result, part in measured(submission):
-        labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
-        if part.metric is None or not labelled or any(close(value, part.metric.value) for _, value in labelled):
-            continue
-        rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
-        if label := next((label for label, value in labelled if any(close(value, rate) for rate in rates)), ""):
-            yield Fault(
-                "the README states another figure than the official one",
-                readme_of(result),
-                label,
-                f"{dict(labelled)[label]:g}",
-                str(part.metric),
-            )
+def metric(result: Result, part: Performance) -> Iterator[Fault]:
+    labelled = [(label, _number(text)) for label, text in _VALUE.findall(result.readme)]
+    if part.metric is None or not labelled or any(close(value, part.metric.value) for _, value in labelled):
+        return
+    rates = [value for value in (part.samples_per_second, part.scheduled_samples_per_second) if value]
+    if label := next((label for label, value in labelled if any(close(value, rate) for rate in rates)), ""):
+        yield Fault(
+            "the README states another figure than the official one",
+            readme_of(result),
+            label,
+            f"{dict(labelled)[label]:g}",
+            str(part.metric),
+        )
 
 
 @check(
@@ -87,6 +87,7 @@ def metric(submission: Submission) -> Iterator[Fault]:
     source=POLICY,
     remedy=WRITE,
     stage=Stage.TREE,
+    each=whole,
 )
 def figures(submission: Submission) -> Iterator[Fault]:
     for result, part in measured(submission):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import shows_a_command
@@ -48,35 +49,33 @@ def readme_of(result: Result) -> str:
     source="tools/submission/submission_checker/constants.py, accuracy-target and accuracy-upper-limit",
     remedy=WRITE,
     stage=Stage.TREE,
+    each=results,
 )
-def required(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        known = {
-            target.metric.upper(): target for target in targets_of(result.round, result.benchmark, result.scenario)
-        }
-        for metric_name, _, text, rest in BOUND.findall(result.readme):
-            target = known.get(metric_name)
-            if target is None or target.lower is None:
-                continue
-            if not close(float(text), target.lower, 1e-5):
-                other = _variant_with(result, metric_name, float(text))
-                yield Fault(
-                    f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
-                    readme_of(result),
-                    metric_name,
-                    text,
-                    f"{target.lower:g} of {result.benchmark}",
-                    severity=Severity.ERROR if other else Severity.WARNING,
-                )
-            elif target.upper is not None and "<=" not in rest:
-                yield Fault(
-                    f"the upper bound of {metric_name} is left out",
-                    readme_of(result),
-                    metric_name,
-                    f">= {text}",
-                    f"<= {target.upper:g}, too",
-                    severity=Severity.WARNING,
-                )
+def required(result: Result) -> Iterator[Fault]:
+    known = {target.metric.upper(): target for target in targets_of(result.round, result.benchmark, result.scenario)}
+    for metric_name, _, text, rest in BOUND.findall(result.readme):
+        target = known.get(metric_name)
+        if target is None or target.lower is None:
+            continue
+        if not close(float(text), target.lower, 1e-5):
+            other = _variant_with(result, metric_name, float(text))
+            yield Fault(
+                f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
+                readme_of(result),
+                metric_name,
+                text,
+                f"{target.lower:g} of {result.benchmark}",
+                severity=Severity.ERROR if other else Severity.WARNING,
+            )
+        elif target.upper is not None and "<=" not in rest:
+            yield Fault(
+                f"the upper bound of {metric_name} is left out",
+                readme_of(result),
+                metric_name,
+                f">= {text}",
+                f"<= {target.upper:g}, too",
+                severity=Severity.WARNING,
+            )
 
 
 def targets_of(round_name: str, benchmark: str, scenario: str) -> tuple[rules.AccuracyTarget, ...]:
@@ -103,27 +102,23 @@ def _variant_with(result: Result, metric_name: str, value: float) -> str:
     remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def commands(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        for text in _commands(result.readme):
-            try:
-                words = shlex.split(text)
-            except ValueError as error:
-                yield Fault(
-                    "a command line cannot be parsed",
-                    readme_of(result),
-                    text[:60],
-                    str(error),
-                    "a line that a shell takes",
-                )
-                continue
-            given = {
-                word[2:].partition("=")[0]: word.partition("=")[2]
-                for word in words
-                if word.startswith("--") and "=" in word
-            }
-            yield from _contradictions(submission, result, given)
+def commands(submission: Submission, result: Result) -> Iterator[Fault]:
+    for text in _commands(result.readme):
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            yield Fault(
+                "a command line cannot be parsed", readme_of(result), text[:60], str(error), "a line that a shell takes"
+            )
+            continue
+        given = {
+            word[2:].partition("=")[0]: word.partition("=")[2]
+            for word in words
+            if word.startswith("--") and "=" in word
+        }
+        yield from _contradictions(submission, result, given)
 
 
 def _commands(readme: str) -> list[str]:
@@ -198,15 +193,15 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
     remedy="publish each result with its own README",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=results,
 )
-def of_the_result(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        if (match := _PLATFORM.search(result.readme)) and match[1] != result.system:
-            yield Fault("the README is of another system", readme_of(result), "Platform", match[1], result.system)
-        wanted = (result.round, result.division, result.benchmark, result.scenario)
-        if result.round and (match := _OF_RESULT.search(result.readme)) and match.groups() != wanted:
-            yield Fault("the README is of another result", readme_of(result), "", match[0], ", ".join(wanted))
-        yield from _digests(result)
+def of_the_result(result: Result) -> Iterator[Fault]:
+    if (match := _PLATFORM.search(result.readme)) and match[1] != result.system:
+        yield Fault("the README is of another system", readme_of(result), "Platform", match[1], result.system)
+    wanted = (result.round, result.division, result.benchmark, result.scenario)
+    if result.round and (match := _OF_RESULT.search(result.readme)) and match.groups() != wanted:
+        yield Fault("the README is of another result", readme_of(result), "", match[0], ", ".join(wanted))
+    yield from _digests(result)
 
 
 def _digests(result: Result) -> Iterator[Fault]:
@@ -227,27 +222,23 @@ def _digests(result: Result) -> Iterator[Fault]:
     remedy="name the server's command and version, pin every source to a commit",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=results,
 )
-def repeatable(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        lines = _commands(result.readme)
-        if any("--api_server" in line for line in lines) and not re.search(
-            r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
-        ):
-            yield Fault(
-                "a server is asked, and no command starts it", readme_of(result), "--api_server", "", "its command"
-            )
-        for line in lines:
-            for pinned in re.findall(r"_branch\.[\w./-]+", line):
-                yield Fault(
-                    "a source is taken from a branch, which moves on", readme_of(result), "", pinned, "a commit"
-                )
-        if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
-            yield Fault("the processor is not named", readme_of(result), "CPU version", match[1], "its name")
-        if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
-            yield Fault(
-                "a command removes everything that CM has cached", readme_of(result), "", "cm rm cache -f", "nothing"
-            )
+def repeatable(result: Result) -> Iterator[Fault]:
+    lines = _commands(result.readme)
+    if any("--api_server" in line for line in lines) and not re.search(
+        r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
+    ):
+        yield Fault("a server is asked, and no command starts it", readme_of(result), "--api_server", "", "its command")
+    for line in lines:
+        for pinned in re.findall(r"_branch\.[\w./-]+", line):
+            yield Fault("a source is taken from a branch, which moves on", readme_of(result), "", pinned, "a commit")
+    if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
+        yield Fault("the processor is not named", readme_of(result), "CPU version", match[1], "its name")
+    if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
+        yield Fault(
+            "a command removes everything that CM has cached", readme_of(result), "", "cm rm cache -f", "nothing"
+        )
 
 
 @check(
@@ -257,11 +248,11 @@ def repeatable(submission: Submission) -> Iterator[Fault]:
     remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=results,
 )
-def unfilled(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        if match := _UNFILLED.search(result.readme):
-            yield Fault("a README is not written yet", readme_of(result), "", match[0], "a text")
+def unfilled(result: Result) -> Iterator[Fault]:
+    if match := _UNFILLED.search(result.readme):
+        yield Fault("a README is not written yet", readme_of(result), "", match[0], "a text")
 
 
 @check(
@@ -271,15 +262,15 @@ def unfilled(submission: Submission) -> Iterator[Fault]:
     remedy=WRITE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=results,
 )
-def without_command(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        page = result.readme
-        if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
-            continue
-        yield Fault(
-            "a README shows no command and names no other page", readme_of(result), "", page.strip()[:60], "a command"
-        )
+def without_command(result: Result) -> Iterator[Fault]:
+    page = result.readme
+    if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
+        return
+    yield Fault(
+        "a README shows no command and names no other page", readme_of(result), "", page.strip()[:60], "a command"
+    )
 
 
 def close(value: float, other: float | None, part: float = _SAME) -> bool:

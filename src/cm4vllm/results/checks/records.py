@@ -9,15 +9,14 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, check
+from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import terms_of
-from cm4vllm.results.model import Accuracy, Performance, Submission
+from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
 from cm4vllm.serving.text_servers import counting
 
-__all__ = ["Part", "parts", "record_file"]
-
-Part = Performance | Accuracy
+__all__ = ["record_file"]
 
 _DESIGN = "docs/results.md"
 _AGAIN = "remove the run's folder and run it again"
@@ -37,14 +36,6 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-def parts(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each of our runs with its record."""
-    for result in submission.results:
-        for part in (result.performance, result.accuracy):
-            if part is not None and part.run is not None:
-                yield part, part.run
-
-
 def record_file(part: Part, name: str = RUN_FILE) -> str:
     """Return the path of a record beside the logs of a run, as findings name it."""
     return (Path(part.log).parent / name).as_posix()
@@ -55,9 +46,10 @@ def record_file(part: Part, name: str = RUN_FILE) -> str:
     "all runs of a submission are of one round, benchmark, model, dataset and setup",
     source=_DESIGN,
     remedy=_TOGETHER,
+    each=whole,
 )
 def same_subject(submission: Submission) -> Iterator[Fault]:
-    pairs = list(parts(submission))
+    pairs = list(recorded(submission))
     for subject, value in _SUBJECTS.items():
         for part, run in pairs[1:]:
             first, other = next(pair for pair in pairs if subject != _DATASET or _same_dataset(pair[1], run))
@@ -81,9 +73,10 @@ def _same_dataset(run: RunRecord, other: RunRecord) -> bool:
     "a page or a tree is either that of a rehearsal or that of results",
     source=_DESIGN,
     remedy="run each into an --output_dir of its own",
+    each=whole,
 )
 def one_style(submission: Submission) -> Iterator[Fault]:
-    pairs = list(parts(submission))
+    pairs = list(recorded(submission))
     for part, run in pairs[1:]:
         if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
             yield Fault(
@@ -100,42 +93,47 @@ def one_style(submission: Submission) -> Iterator[Fault]:
     "a rehearsal and a run with stand-in weights say so in each record, and nothing else does",
     source=_DESIGN,
     remedy=_AGAIN,
+    each=recorded,
 )
-def honest_notices(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        expected = run.settings.notice
-        if run.notice != expected:
-            yield Fault(
-                f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
-                "it contradicts itself",
-                record_file(part),
-                "notice",
-                repr(run.notice),
-                repr(expected),
-            )
-        if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
-            name = record_file(part, ACCURACY_FILE)
-            yield Fault(
-                f"{name} does not say truly whether it is a rehearsal and whose weights it has",
-                name,
-                "notice",
-                repr(part.record.notice),
-                repr(expected),
-                remedy="score the run again: --tags=process,mlperf,accuracy",
-            )
+def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
+    expected = run.settings.notice
+    if run.notice != expected:
+        yield Fault(
+            f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
+            "it contradicts itself",
+            record_file(part),
+            "notice",
+            repr(run.notice),
+            repr(expected),
+        )
+    if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
+        name = record_file(part, ACCURACY_FILE)
+        yield Fault(
+            f"{name} does not say truly whether it is a rehearsal and whose weights it has",
+            name,
+            "notice",
+            repr(part.record.notice),
+            repr(expected),
+            remedy="score the run again: --tags=process,mlperf,accuracy",
+        )
 
 
-@check("RECORD-PLACE", "a run's record lies in the folder of its scenario and mode", source=_DESIGN, remedy=_AGAIN)
-def in_place(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        place = part.folder.parent.name, part.folder.name
-        if (run.settings.scenario, run.settings.mode) != place:
-            yield Fault(
-                f"{record_file(part)} is the record of another run: it is the record of a {run.settings.scenario} "
-                f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run",
-                record_file(part),
-                "settings",
-            )
+@check(
+    "RECORD-PLACE",
+    "a run's record lies in the folder of its scenario and mode",
+    source=_DESIGN,
+    remedy=_AGAIN,
+    each=recorded,
+)
+def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
+    place = part.folder.parent.name, part.folder.name
+    if (run.settings.scenario, run.settings.mode) != place:
+        yield Fault(
+            f"{record_file(part)} is the record of another run: it is the record of a {run.settings.scenario} "
+            f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run",
+            record_file(part),
+            "settings",
+        )
 
 
 @check(
@@ -143,16 +141,16 @@ def in_place(submission: Submission) -> Iterator[Fault]:
     "the rules know the round, the benchmark and the scenario that a record names",
     source="cm4vllm.rules",
     remedy=_AGAIN,
+    each=recorded,
 )
-def known_terms(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        terms = run.settings.terms
-        if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
-            yield Fault(
-                f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
-                record_file(part),
-                "settings.terms",
-            )
+def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
+    terms = run.settings.terms
+    if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
+        yield Fault(
+            f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
+            record_file(part),
+            "settings.terms",
+        )
 
 
 @check(
@@ -160,19 +158,19 @@ def known_terms(submission: Submission) -> Iterator[Fault]:
     "LoadGen measures a benchmark under the name that has its limits",
     source="loadgen/mlperf.conf",
     remedy=_AGAIN,
+    each=recorded,
 )
-def loadgen_name(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        terms = run.settings.terms
-        expected = terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode)
-        if expected and terms.loadgen_name != expected.loadgen_name:
-            yield Fault(
-                f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
-                record_file(part),
-                "settings.terms.loadgen_name",
-                terms.loadgen_name,
-                expected.loadgen_name,
-            )
+def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
+    terms = run.settings.terms
+    expected = terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode)
+    if expected and terms.loadgen_name != expected.loadgen_name:
+        yield Fault(
+            f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
+            record_file(part),
+            "settings.terms.loadgen_name",
+            terms.loadgen_name,
+            expected.loadgen_name,
+        )
 
 
 @check(
@@ -180,19 +178,19 @@ def loadgen_name(submission: Submission) -> Iterator[Fault]:
     "a log is the one that the run beside it wrote: its SHA-256 is that in run.json",
     source=_DESIGN,
     remedy=_AGAIN,
+    each=recorded,
 )
-def logs_unchanged(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        for name, digest in run.files.items():
-            path = part.folder / name
-            if path.is_file() and (own := sha256_of(path)) != digest:
-                yield Fault(
-                    f"{record_file(part, name)} is not the log of the run beside it",
-                    record_file(part, name),
-                    "SHA-256",
-                    own,
-                    digest,
-                )
+def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
+    for name, digest in run.files.items():
+        path = part.folder / name
+        if path.is_file() and (own := sha256_of(path)) != digest:
+            yield Fault(
+                f"{record_file(part, name)} is not the log of the run beside it",
+                record_file(part, name),
+                "SHA-256",
+                own,
+                digest,
+            )
 
 
 @check(
@@ -202,16 +200,16 @@ def logs_unchanged(submission: Submission) -> Iterator[Fault]:
     source=_DESIGN,
     remedy="run it again with --rerun",
     severity=Severity.NOTE,
+    each=with_submission(recorded),
 )
-def one_piece(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        if run.pieces:
-            shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
-            yield Fault(
-                f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
-                record_file(part),
-                "pieces",
-                len(run.pieces),
-                1,
-                severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR,
-            )
+def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    if run.pieces:
+        shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
+        yield Fault(
+            f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
+            record_file(part),
+            "pieces",
+            len(run.pieces),
+            1,
+            severity=Severity.NOTE if submission.division == Division.OPEN else Severity.ERROR,
+        )

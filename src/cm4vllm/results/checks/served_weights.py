@@ -14,7 +14,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.progress import step
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import is_strict, whole
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, ServedWeights, Submission
 from cm4vllm.results.weights_folder import published_model
@@ -63,6 +63,7 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
     source="the format of safetensors",
     remedy="copy or download the model again",
     stage=Stage.TREE,
+    each=whole,
 )
 def readable(submission: Submission) -> Iterator[Fault]:
     for served in submission.weights:
@@ -76,25 +77,25 @@ def readable(submission: Submission) -> Iterator[Fault]:
     source="tools/submission/submission_checker/constants.py, SYSTEM_IMP_REQUIRED_FILES",
     remedy=_GIVE,
     stage=Stage.TREE,
+    each=_at_hand,
 )
-def data_type(submission: Submission) -> Iterator[Fault]:
-    for _, weights, result in _at_hand(submission):
-        said = str(result.measurements.get("weight_data_types", ""))
-        stated = [name for name, words in _WORDS.items() if re.search(words, said, re.IGNORECASE)]
-        if not stated or not weights.data_type or weights.data_type in stated:
-            continue
-        hidden = weights.data_type not in _NOT_QUANTISED and all(name in _NOT_QUANTISED for name in stated)
-        yield Fault(
-            "the weights are quantised, and stated as not quantised"
-            if hidden
-            else "the weights at hand have another type than is stated",
-            result.files.get("measurements", result.folder),
-            "weight_data_types",
-            said,
-            f"{weights.data_type}, as the files of the weights state",
-            # A server can quantise what it loads, and a checkpoint in fp16 is served in bf16.
-            severity=None if hidden else Severity.WARNING,
-        )
+def data_type(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fault]:
+    said = str(result.measurements.get("weight_data_types", ""))
+    stated = [name for name, words in _WORDS.items() if re.search(words, said, re.IGNORECASE)]
+    if not stated or not weights.data_type or weights.data_type in stated:
+        return
+    hidden = weights.data_type not in _NOT_QUANTISED and all(name in _NOT_QUANTISED for name in stated)
+    yield Fault(
+        "the weights are quantised, and stated as not quantised"
+        if hidden
+        else "the weights at hand have another type than is stated",
+        result.files.get("measurements", result.folder),
+        "weight_data_types",
+        said,
+        f"{weights.data_type}, as the files of the weights state",
+        # A server can quantise what it loads, and a checkpoint in fp16 is served in bf16.
+        severity=None if hidden else Severity.WARNING,
+    )
 
 
 @check(
@@ -103,21 +104,21 @@ def data_type(submission: Submission) -> Iterator[Fault]:
     source=_MODEL,
     remedy=_GIVE,
     stage=Stage.TREE,
+    each=_at_hand,
 )
-def parameters(submission: Submission) -> Iterator[Fault]:
-    for _, weights, result in _at_hand(submission):
-        claimed = _claimed(result)
-        if weights.parameters is None or claimed is None:
-            continue
-        number, tolerance, whose = claimed
-        if abs(weights.parameters / number - 1) > tolerance:
-            yield Fault(
-                "the weights at hand are of a model of another size",
-                result.files.get("measurements", result.folder),
-                "parameters",
-                f"{weights.parameters:,}",
-                f"about {number:,}, as {whose} has",
-            )
+def parameters(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fault]:
+    claimed = _claimed(result)
+    if weights.parameters is None or claimed is None:
+        return
+    number, tolerance, whose = claimed
+    if abs(weights.parameters / number - 1) > tolerance:
+        yield Fault(
+            "the weights at hand are of a model of another size",
+            result.files.get("measurements", result.folder),
+            "parameters",
+            f"{weights.parameters:,}",
+            f"about {number:,}, as {whose} has",
+        )
 
 
 def _claimed(result: Result) -> tuple[int, float, str] | None:
@@ -138,14 +139,14 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
     source="src/cm4vllm/assets/digests, as MLCommons publishes them; measurements.json, model_sha256",
     remedy=_GIVE,
     stage=Stage.TREE,
+    each=whole,
 )
 def digests(submission: Submission) -> Iterator[Fault]:
-    whole, digest_of_file = cache(_whole), cache(digest_of)  # the results of a model share its files
+    of_folder, of_file = cache(_of_folder), cache(digest_of)  # the results of a model share its files
     for served, weights, result in _at_hand(submission):
         where, stated = result.files.get("measurements", result.folder), result.measurements
         if sha256 := str(stated.get("model_sha256", "")):
-            own_digest = whole(served.folder)
-            yield _same_files(where, own_digest, sha256)
+            yield _same_files(where, of_folder(served.folder), sha256)
             continue
         published = published_model(result)
         transformed = str(stated.get("weight_transformations", "")).strip().lower() not in _NONE
@@ -156,12 +157,12 @@ def digests(submission: Submission) -> Iterator[Fault]:
         others = [
             path.name
             for path in weights.files
-            if not unknown and digest_of_file(path, known[path.name].partition(":")[0]) != known[path.name]
+            if not unknown and of_file(path, known[path.name].partition(":")[0]) != known[path.name]
         ]
         yield _published(where, len(weights.files), unknown, others, strict=is_strict(submission))
 
 
-def _whole(folder: Path) -> str:
+def _of_folder(folder: Path) -> str:
     with step(f"SHA-256 of {folder}"):
         return sha256_of_tree(folder)
 

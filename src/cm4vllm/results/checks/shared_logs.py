@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import measured
+from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Result, Submission
 
@@ -36,8 +36,8 @@ def is_inferred(submission: Submission, result: Result) -> bool:
     )
 
 
-def _runs_by_log(submission: Submission) -> list[list[Result]]:
-    """Return the results that have the performance log of one run, by its latencies, in groups of two or more."""
+def _runs_by_log(submission: Submission) -> Iterator[tuple[list[Result]]]:
+    """Give the results that have the performance log of one run, by its latencies, in groups of two or more."""
     groups: dict[object, list[Result]] = defaultdict(list)
     for result, part in measured(submission):
         # No two runs have these in common, each to the nanosecond; dates and rates of a copy may be changed.
@@ -45,7 +45,7 @@ def _runs_by_log(submission: Submission) -> list[list[Result]]:
             (figure.name, float(figure.value)) for figure in part.figures.values() if "latency" in figure.name
         )
         groups[latencies or part.log].append(result)
-    return [group for group in groups.values() if len(group) > 1]
+    yield from ((group,) for group in groups.values() if len(group) > 1)
 
 
 def _variants(submission: Submission, group: list[Result]) -> list[Result]:
@@ -61,28 +61,28 @@ def _variants(submission: Submission, group: list[Result]) -> list[Result]:
     source="inference_policies/inference_rules.adoc, Results; get_inferred_result in the official checkers",
     remedy="publish each result with the log of its own run",
     stage=Stage.TREE,
+    each=with_submission(_runs_by_log),
 )
-def one_result_a_log(submission: Submission) -> Iterator[Fault]:
-    for group in _runs_by_log(submission):
-        inferred = [other for other in group if is_inferred(submission, other)]
-        for result in inferred:
-            run = next((other for other in group if other not in inferred and other.system == result.system), None)
-            yield Fault(
-                "the result is inferred from the log of another scenario",
-                _log(result),
-                "",
-                result.performance.loadgen_scenario if result.performance else "",
-                "" if run is None else f"the log of {run.folder}",
-                severity=Severity.NOTE,
-                remedy="",
-            )
-        others = [other for other in group if other not in inferred]
-        for result in [] if _variants(submission, group) else others[1:]:
-            yield Fault(
-                "the same performance log stands under two results",
-                _log(result),
-                expected=f"another log than {_log(others[0])}",
-            )
+def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    inferred = [other for other in group if is_inferred(submission, other)]
+    for result in inferred:
+        run = next((other for other in group if other not in inferred and other.system == result.system), None)
+        yield Fault(
+            "the result is inferred from the log of another scenario",
+            _log(result),
+            "",
+            result.performance.loadgen_scenario if result.performance else "",
+            "" if run is None else f"the log of {run.folder}",
+            severity=Severity.NOTE,
+            remedy="",
+        )
+    others = [other for other in group if other not in inferred]
+    for result in [] if _variants(submission, group) else others[1:]:
+        yield Fault(
+            "the same performance log stands under two results",
+            _log(result),
+            expected=f"another log than {_log(others[0])}",
+        )
 
 
 @check(
@@ -92,28 +92,28 @@ def one_result_a_log(submission: Submission) -> Iterator[Fault]:
     remedy="withdraw the result of the stricter variant, or measure with a model that reaches it",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=with_submission(_runs_by_log),
 )
-def both_variants(submission: Submission) -> Iterator[Fault]:
-    for group in _runs_by_log(submission):
-        variants = sorted(_variants(submission, group), key=_part)
-        for result in variants[1:]:
-            missed = list(_missed(result))
-            if missed:
-                yield Fault(
-                    f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0][0]}",
-                    result.accuracy.log if result.accuracy else "",
-                    missed[0][0],
-                    missed[0][1],
-                    missed[0][2],
-                    severity=Severity.ERROR,
-                )
-            else:
-                yield Fault(
-                    "one run stands under both variants of the benchmark",
-                    _log(result),
-                    value=f"one run with {variants[0].folder}",
-                    remedy="",
-                )
+def both_variants(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    variants = sorted(_variants(submission, group), key=_part)
+    for result in variants[1:]:
+        missed = list(_missed(result))
+        if missed:
+            yield Fault(
+                f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0][0]}",
+                result.accuracy.log if result.accuracy else "",
+                missed[0][0],
+                missed[0][1],
+                missed[0][2],
+                severity=Severity.ERROR,
+            )
+        else:
+            yield Fault(
+                "one run stands under both variants of the benchmark",
+                _log(result),
+                value=f"one run with {variants[0].folder}",
+                remedy="",
+            )
 
 
 def _part(result: Result) -> float:
@@ -137,12 +137,13 @@ def _missed(result: Result) -> Iterator[tuple[str, float, str]]:
     remedy="publish each result with the scores of its own accuracy run",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=whole,
 )
 def one_result_each(submission: Submission) -> Iterator[Fault]:
     groups: dict[str, list[tuple[Result, Accuracy]]] = defaultdict(list)
-    for result in submission.results:
-        if result.accuracy is not None and result.accuracy.hash:
-            groups[result.accuracy.hash].append((result, result.accuracy))
+    for result, part in scored(submission):
+        if part.hash:
+            groups[part.hash].append((result, part))
     for group in groups.values():
         first = group[0][0]
         for result, part in group[1:]:

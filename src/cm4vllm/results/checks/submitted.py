@@ -8,10 +8,11 @@ from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.records import parts, record_file
-from cm4vllm.results.model import Accuracy, Submission
+from cm4vllm.results.checks.records import record_file
+from cm4vllm.results.checks.subjects import Part, recorded, systems, whole, with_submission
+from cm4vllm.results.model import Accuracy, Submission, System
 from cm4vllm.rules import Mode
 
 __all__: list[str] = []
@@ -28,6 +29,7 @@ _SCORE = "score the run again: --tags=process,mlperf,accuracy"
     source=_LAYOUT,
     remedy=_AGAIN,
     stage=Stage.SUBMITTED,
+    each=whole,
 )
 def both_runs(submission: Submission) -> Iterator[Fault]:
     for result in submission.results:
@@ -45,17 +47,17 @@ def both_runs(submission: Submission) -> Iterator[Fault]:
     source=_MODELS,
     remedy="measure the model itself; random weights (_dummy) are for rehearsals of its performance",
     stage=Stage.SUBMITTED,
+    each=with_submission(recorded),
 )
-def real_weights(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        if run.settings.model.is_dummy and run.settings.server.simulated is None:
-            yield Fault(
-                f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
-                record_file(part),
-                "settings.model.source",
-                run.settings.model.source,
-                "the source of real weights",
-            )
+def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    if run.settings.model.is_dummy and run.settings.server.simulated is None:
+        yield Fault(
+            f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
+            record_file(part),
+            "settings.model.source",
+            run.settings.model.source,
+            "the source of real weights",
+        )
 
 
 @check(
@@ -64,17 +66,17 @@ def real_weights(submission: Submission) -> Iterator[Fault]:
     source="docs/rehearse.md",
     remedy="measure the system itself, without --rehearse",
     stage=Stage.SUBMITTED,
+    each=with_submission(recorded),
 )
-def measured_system(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        if (simulation := run.settings.server.simulated) is not None:
-            yield Fault(
-                f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
-                record_file(part),
-                "settings.server.simulated.profile",
-                simulation.profile,
-                "no simulated server",
-            )
+def measured_system(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    if (simulation := run.settings.server.simulated) is not None:
+        yield Fault(
+            f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
+            record_file(part),
+            "settings.server.simulated.profile",
+            simulation.profile,
+            "no simulated server",
+        )
 
 
 @check(
@@ -83,25 +85,25 @@ def measured_system(submission: Submission) -> Iterator[Fault]:
     source=_LAYOUT,
     remedy=_SCORE,
     stage=Stage.SUBMITTED,
+    each=with_submission(recorded),
 )
-def scored(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
-            continue
-        name, text = record_file(part, ACCURACY_FILE), record_file(part, ACCURACY_TEXT)
-        if part.record is None:
-            yield Fault(f"no submission without {name}", name)
-        elif not run.settings.rehearsal and part.record.samples != part.record.samples_expected:
-            yield Fault(
-                f"the accuracy run in {name} is not whole",
-                name,
-                "samples",
-                part.record.samples,
-                part.record.samples_expected,
-                remedy=_AGAIN,
-            )
-        if not (part.folder / ACCURACY_TEXT).is_file():
-            yield Fault(f"{text} is missing", text)
+def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
+    if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
+        return
+    name, text = record_file(part, ACCURACY_FILE), record_file(part, ACCURACY_TEXT)
+    if part.record is None:
+        yield Fault(f"no submission without {name}", name)
+    elif not run.settings.rehearsal and part.record.samples != part.record.samples_expected:
+        yield Fault(
+            f"the accuracy run in {name} is not whole",
+            name,
+            "samples",
+            part.record.samples,
+            part.record.samples_expected,
+            remedy=_AGAIN,
+        )
+    if not (part.folder / ACCURACY_TEXT).is_file():
+        yield Fault(f"{text} is missing", text)
 
 
 @check(
@@ -110,12 +112,12 @@ def scored(submission: Submission) -> Iterator[Fault]:
     source=_LAYOUT,
     remedy=_AGAIN,
     stage=Stage.SUBMITTED,
+    each=recorded,
 )
-def logs_present(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
-            if name not in run.files or not (part.folder / name).is_file():
-                yield Fault(f"{record_file(part, name)} is missing", record_file(part, name))
+def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
+    for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
+        if name not in run.files or not (part.folder / name).is_file():
+            yield Fault(f"{record_file(part, name)} is missing", record_file(part, name))
 
 
 @check(
@@ -124,35 +126,33 @@ def logs_present(submission: Submission) -> Iterator[Fault]:
     source="docs/machine.md",
     remedy="describe the system again: --tags=get,sut,description",
     stage=Stage.SUBMITTED,
+    each=with_submission(systems),
 )
-def described(submission: Submission) -> Iterator[Fault]:
-    for system in submission.systems:
-        for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
-            if wanted and (said := system.description.get(key)) != wanted:
-                yield Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
-        for run in submission.runs[:1]:
-            server, framework = run.settings.server, str(system.description.get("framework", ""))
-            if server.version not in framework:
-                fault = f"{system.file} describes a system with {framework}"
-                yield Fault(
-                    fault,
-                    system.file,
-                    "framework",
-                    framework,
-                    f"{server.named}, which served the runs",
-                    remedy="measure again with --rerun, or correct `framework` in the system file",
-                )
-            marked = [
-                key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in str(system.description.get(key, ""))
-            ]
-            if marked and not run.settings.rehearsal:
-                yield Fault(
-                    f"{system.file} is that of a rehearsal, the runs are not",
-                    system.file,
-                    marked[0],
-                    REHEARSAL_NOTICE,
-                    "nothing of a rehearsal",
-                )
+def described(submission: Submission, system: System) -> Iterator[Fault]:
+    for key, wanted in (("submitter", submission.submitter), ("division", submission.division)):
+        if wanted and (said := system.description.get(key)) != wanted:
+            yield Fault(f"the system description has {key} {said!r}", system.file, key, said, wanted)
+    for run in submission.runs[:1]:
+        server, framework = run.settings.server, str(system.description.get("framework", ""))
+        if server.version not in framework:
+            fault = f"{system.file} describes a system with {framework}"
+            yield Fault(
+                fault,
+                system.file,
+                "framework",
+                framework,
+                f"{server.named}, which served the runs",
+                remedy="measure again with --rerun, or correct `framework` in the system file",
+            )
+        marked = [key for key in ("hw_notes", "sw_notes") if REHEARSAL_NOTICE in str(system.description.get(key, ""))]
+        if marked and not run.settings.rehearsal:
+            yield Fault(
+                f"{system.file} is that of a rehearsal, the runs are not",
+                system.file,
+                marked[0],
+                REHEARSAL_NOTICE,
+                "nothing of a rehearsal",
+            )
 
 
 @check(
@@ -161,15 +161,15 @@ def described(submission: Submission) -> Iterator[Fault]:
     source="docs/results.md",
     remedy="measure again: --rerun",
     stage=Stage.SUBMITTED,
+    each=recorded,
 )
-def of_their_model(submission: Submission) -> Iterator[Fault]:
-    for part, run in parts(submission):
-        folder = part.folder.parents[1].name
-        if run.settings.model.name != folder:
-            yield Fault(
-                f"the runs of {folder} are those of {run.settings.model.name}",
-                record_file(part),
-                "settings.model.name",
-                run.settings.model.name,
-                folder,
-            )
+def of_their_model(part: Part, run: RunRecord) -> Iterator[Fault]:
+    folder = part.folder.parents[1].name
+    if run.settings.model.name != folder:
+        yield Fault(
+            f"the runs of {folder} are those of {run.settings.model.name}",
+            record_file(part),
+            "settings.model.name",
+            run.settings.model.name,
+            folder,
+        )

@@ -10,8 +10,8 @@ from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
-from cm4vllm.results.checks.performance_runs import performance_runs
-from cm4vllm.results.model import Accuracy, Performance, Submission
+from cm4vllm.results.checks.subjects import Part, with_tests
+from cm4vllm.results.model import Accuracy, Performance
 
 __all__: list[str] = []
 
@@ -81,24 +81,22 @@ class _Stated(NamedTuple):
     source="loadgen/results.cc, LogSummary and LogDetail",
     remedy="publish both logs of the run that is meant, as LoadGen wrote them",
     stage=Stage.TREE,
+    each=with_tests,
 )
-def one_run(submission: Submission) -> Iterator[Fault]:
-    parts: list[Performance | Accuracy] = [*performance_runs(submission)]
-    parts += [result.accuracy for result in submission.results if result.accuracy]
-    for part in parts:
-        stated = list(_stated(part))
-        apart = [line for line in stated if not line.same]
-        if apart:
-            yield Fault(
-                f"{len(apart)} of the {len(stated)} values that the summary shares with the detail log are others",
-                f"{part.log.rpartition('/')[0]}/{SUMMARY_LOG}",
-                apart[0].label,
-                apart[0].text,
-                f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,
-            )
+def one_run(part: Part) -> Iterator[Fault]:
+    stated = list(_stated(part))
+    apart = [line for line in stated if not line.same]
+    if apart:
+        yield Fault(
+            f"{len(apart)} of the {len(stated)} values that the summary shares with the detail log are others",
+            f"{part.log.rpartition('/')[0]}/{SUMMARY_LOG}",
+            apart[0].label,
+            apart[0].text,
+            f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,
+        )
 
 
-def _stated(part: Performance | Accuracy) -> Iterator[_Stated]:
+def _stated(part: Part) -> Iterator[_Stated]:
     """Give the lines of a run's summary that the detail log has a value for; none where there is no summary."""
     try:
         with opened(part.folder / SUMMARY_LOG) as file:
@@ -114,7 +112,7 @@ def _stated(part: Performance | Accuracy) -> Iterator[_Stated]:
                 yield _Stated(label, text, value)
 
 
-def _entries(part: Performance | Accuracy, lines: list[str]) -> Iterator[_Stated]:
+def _entries(part: Part, lines: list[str]) -> Iterator[_Stated]:
     """Give the summary's lines on warnings and errors, and on early stopping where that failed."""
     if part.detail is None:
         return
@@ -149,6 +147,6 @@ def _logged(part: Performance, label: str) -> float | int | str | None:
     return _setting(part, label)
 
 
-def _setting(part: Performance | Accuracy, label: str) -> float | int | str | None:
+def _setting(part: Part, label: str) -> float | int | str | None:
     value = part.settings.get(_SETTINGS.get(label) or _UNIT.sub(r"_\1", label))
     return int(value) if isinstance(value, bool) else value if isinstance(value, int | float | str) else None

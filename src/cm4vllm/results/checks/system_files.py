@@ -10,10 +10,11 @@ from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.known_hardware import contradictions
 from cm4vllm.hardware.system_description import KEYS, NODES_DIFFER, NOT_STATED
 from cm4vllm.results.checks.check import Fault, Stage, check
+from cm4vllm.results.checks.subjects import described, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
 
-__all__ = ["accelerator_count", "described"]
+__all__ = ["accelerator_count"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py, SYSTEM_DESC_REQUIRED_FIELDS"
 _FILL = "state what the machine has in systems/<system>.json"
@@ -69,36 +70,27 @@ _DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")
 _CORES = re.compile(r"L1d[^,;\n]*\((\d+) instances?\)")
 
 
-def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
-    """Give each system that has a description, and the description."""
-    for system in submission.systems:
-        if system.description:
-            yield system, system.description
-
-
 @check(
     "SYSTEM-KEYS",
     "a system description has every key of the official list, and an answer where one is asked for",
     source=_CONSTANTS,
     remedy=_FILL,
     stage=Stage.TREE,
+    each=described,
 )
-def keys(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        missing = [key for key in KEYS if key not in stated]
-        if missing:
-            yield Fault(
-                "keys are missing in the system description", system.file, ", ".join(missing), "nothing", "a value"
-            )
-        empty = [key for key in KEYS if key in stated and key not in _MAY_BE_EMPTY and not stated[key]]
-        if empty:
-            yield Fault(
-                "the system description leaves open what must be answered",
-                system.file,
-                ", ".join(empty),
-                ", ".join(repr(stated[key]) for key in empty),
-                'a value; for none, the text "0" or "N/A"',
-            )
+def keys(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    missing = [key for key in KEYS if key not in stated]
+    if missing:
+        yield Fault("keys are missing in the system description", system.file, ", ".join(missing), "nothing", "a value")
+    empty = [key for key in KEYS if key in stated and key not in _MAY_BE_EMPTY and not stated[key]]
+    if empty:
+        yield Fault(
+            "the system description leaves open what must be answered",
+            system.file,
+            ", ".join(empty),
+            ", ".join(repr(stated[key]) for key in empty),
+            'a value; for none, the text "0" or "N/A"',
+        )
 
 
 @check(
@@ -107,28 +99,28 @@ def keys(submission: Submission) -> Iterator[Fault]:
     source="tools/submission/submission_checker/checks/system_check.py",
     remedy=_FILL,
     stage=Stage.TREE,
+    each=with_submission(described),
 )
-def values(submission: Submission) -> Iterator[Fault]:
+def values(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
     wanted = {
         "division": (submission.division,),
         "submitter": (submission.submitter,),
         "status": _STATUSES,
         "system_type": _TYPES,
     }
-    for system, stated in described(submission):
-        for key, allowed in wanted.items():
-            value = str(stated.get(key, "")).strip()
-            if key not in stated or value in allowed:
-                continue
-            in_other_letters = value.replace(" ", "").lower() in {word.lower() for word in allowed}
-            yield Fault(
-                f"the system description has a {key} that does not fit",
-                system.file,
-                key,
-                value,
-                " or ".join(allowed),
-                severity=Severity.NOTE if in_other_letters else None,
-            )
+    for key, allowed in wanted.items():
+        value = str(stated.get(key, "")).strip()
+        if key not in stated or value in allowed:
+            continue
+        in_other_letters = value.replace(" ", "").lower() in {word.lower() for word in allowed}
+        yield Fault(
+            f"the system description has a {key} that does not fit",
+            system.file,
+            key,
+            value,
+            " or ".join(allowed),
+            severity=Severity.NOTE if in_other_letters else None,
+        )
 
 
 @check(
@@ -138,20 +130,20 @@ def values(submission: Submission) -> Iterator[Fault]:
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def hardware(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        for entry in contradictions({key: str(value) for key, value in stated.items()}):
-            other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
-            severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
-            yield Fault(
-                "the description contradicts what is known of the hardware",
-                system.file,
-                entry.key,
-                entry.said,
-                f"{entry.known} ({entry.source})",
-                severity=severity,
-            )
+def hardware(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    for entry in contradictions({key: str(value) for key, value in stated.items()}):
+        other_kind = entry.key == "accelerator_memory_configuration" and _kind(entry.said) != _kind(entry.known)
+        severity = Severity.NOTE if entry.is_hint else Severity.ERROR if other_kind else None
+        yield Fault(
+            "the description contradicts what is known of the hardware",
+            system.file,
+            entry.key,
+            entry.said,
+            f"{entry.known} ({entry.source})",
+            severity=severity,
+        )
 
 
 def _kind(memory: str) -> str:
@@ -166,22 +158,22 @@ def _kind(memory: str) -> str:
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def cores(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        caches = _CORES.search(str(stated.get("host_processor_caches", "")))
-        count, sockets = (
-            whole_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
+def cores(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    caches = _CORES.search(str(stated.get("host_processor_caches", "")))
+    count, sockets = (
+        whole_number(stated.get(key)) for key in ("host_processor_core_count", "host_processors_per_node")
+    )
+    listed = whole_number(caches[1]) if caches else None
+    if caches and listed and count and sockets and listed not in (count * sockets, count):
+        yield Fault(
+            "core count and cache list do not fit together",
+            system.file,
+            "host_processor_core_count",
+            f"{count} cores in each of {sockets} processors",
+            f"{caches[1]} L1d caches, one a core",
         )
-        listed = whole_number(caches[1]) if caches else None
-        if caches and listed and count and sockets and listed not in (count * sockets, count):
-            yield Fault(
-                "core count and cache list do not fit together",
-                system.file,
-                "host_processor_core_count",
-                f"{count} cores in each of {sockets} processors",
-                f"{caches[1]} L1d caches, one a core",
-            )
 
 
 def accelerator_count(stated: Mapping[str, Any]) -> int:
@@ -197,20 +189,20 @@ def accelerator_count(stated: Mapping[str, Any]) -> int:
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def unanswered(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        has_accelerators = accelerator_count(stated) > 0
-        for key, value in stated.items():
-            word = str(value).strip().lower()
-            asked = key in _OF_ANY_MACHINE or (has_accelerators and key in _OF_ACCELERATORS)
-            if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
-                # A sign is no text that says what it means; where nothing is asked, N/A would do.
-                severity = None if asked or word[0].isalpha() else Severity.NOTE
-                expected = "what the machine has" if asked else "what the machine has, or N/A"
-                yield Fault("a question is not answered", system.file, key, str(value), expected, severity=severity)
-            elif _LEFT_OPEN.search(str(value)):
-                yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
+def unanswered(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    has_accelerators = accelerator_count(stated) > 0
+    for key, value in stated.items():
+        word = str(value).strip().lower()
+        asked = key in _OF_ANY_MACHINE or (has_accelerators and key in _OF_ACCELERATORS)
+        if word in _NO_ANSWERS and (asked or word not in _NOT_APPLICABLE):
+            # A sign is no text that says what it means; where nothing is asked, N/A would do.
+            severity = None if asked or word[0].isalpha() else Severity.NOTE
+            expected = "what the machine has" if asked else "what the machine has, or N/A"
+            yield Fault("a question is not answered", system.file, key, str(value), expected, severity=severity)
+        elif _LEFT_OPEN.search(str(value)):
+            yield Fault("a part of an answer is left open", system.file, key, str(value), "what the machine has")
 
 
 @check(
@@ -220,21 +212,19 @@ def unanswered(submission: Submission) -> Iterator[Fault]:
     remedy=_FILL,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def numbers(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        for key, value in stated.items():
-            text = str(value).strip()
-            if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
-                yield Fault(
-                    "a quantity has more digits than were measured", system.file, key, text, "two or three digits"
-                )
-            if key.endswith(("frequency", "memory_capacity", "storage_capacity")) and re.fullmatch(
-                r"\d{2,}(?:\.\d+)?", text
-            ):
-                yield Fault("a quantity has no unit", system.file, key, text, "a unit: GHz, MHz, GB or TB")
-            if key in _COUNTS and text and text.lower() not in _NO_ANSWERS and whole_number(value) is None:
-                yield Fault("a count is no whole number", system.file, key, text, "a whole number, as 8")
+def numbers(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    for key, value in stated.items():
+        text = str(value).strip()
+        if re.search(r"\d\.\d{4,}", text) and key.endswith(("frequency", "capacity")):
+            yield Fault("a quantity has more digits than were measured", system.file, key, text, "two or three digits")
+        if key.endswith(("frequency", "memory_capacity", "storage_capacity")) and re.fullmatch(
+            r"\d{2,}(?:\.\d+)?", text
+        ):
+            yield Fault("a quantity has no unit", system.file, key, text, "a unit: GHz, MHz, GB or TB")
+        if key in _COUNTS and text and text.lower() not in _NO_ANSWERS and whole_number(value) is None:
+            yield Fault("a count is no whole number", system.file, key, text, "a whole number, as 8")
 
 
 @check(
@@ -244,20 +234,20 @@ def numbers(submission: Submission) -> Iterator[Fault]:
     remedy="serve from nodes that are alike, and state host_networking in the system file (--system_file)",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def nodes(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
-            yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
-        if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
-            yield Fault(
-                "the description does not say what joins the nodes",
-                system.file,
-                "host_networking",
-                NOT_STATED,
-                "the network between the nodes",
-                severity=Severity.NOTE,
-            )
+def nodes(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    for key, values_ in _DIFFERENCE.findall(str(stated.get("hw_notes", ""))):
+        yield Fault("the nodes of the system differ", system.file, key, values_, "equal nodes")
+    if (whole_number(stated.get("number_of_nodes")) or 1) > 1 and stated.get("host_networking") == NOT_STATED:
+        yield Fault(
+            "the description does not say what joins the nodes",
+            system.file,
+            "host_networking",
+            NOT_STATED,
+            "the network between the nodes",
+            severity=Severity.NOTE,
+        )
 
 
 @check(
@@ -267,24 +257,24 @@ def nodes(submission: Submission) -> Iterator[Fault]:
     remedy=_FILL,
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=described,
 )
-def template(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        if all(str(stated.get(key)) == value for key, value in _TEMPLATE.items()):
-            yield Fault(
-                "the network is described as in the automation's template",
-                system.file,
-                ", ".join(_TEMPLATE),
-                ", ".join(_TEMPLATE.values()),
-                "speed and kind of the network",
-            )
-        detail, kind = (str(stated.get(key, "")).lower() for key in ("system_type_detail", "system_type"))
-        if "edge" in detail and "edge" not in kind:
-            yield Fault(
-                "the kind of system contradicts its type",
-                system.file,
-                "system_type_detail",
-                str(stated.get("system_type_detail")),
-                str(stated.get("system_type")),
-                severity=Severity.WARNING,
-            )
+def template(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    if all(str(stated.get(key)) == value for key, value in _TEMPLATE.items()):
+        yield Fault(
+            "the network is described as in the automation's template",
+            system.file,
+            ", ".join(_TEMPLATE),
+            ", ".join(_TEMPLATE.values()),
+            "speed and kind of the network",
+        )
+    detail, kind = (str(stated.get(key, "")).lower() for key in ("system_type_detail", "system_type"))
+    if "edge" in detail and "edge" not in kind:
+        yield Fault(
+            "the kind of system contradicts its type",
+            system.file,
+            "system_type_detail",
+            str(stated.get("system_type_detail")),
+            str(stated.get("system_type")),
+            severity=Severity.WARNING,
+        )

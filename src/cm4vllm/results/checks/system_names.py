@@ -8,7 +8,8 @@ from typing import Any
 
 from cm4vllm.hardware.known_hardware import products_named
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.system_files import accelerator_count, described
+from cm4vllm.results.checks.subjects import described, with_submission
+from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Submission, System
 from cm4vllm.results.submitted_names import accelerators_named, is_no_framework, serving_software
@@ -26,31 +27,31 @@ _SOURCE = "inference_policies/submission_rules.adoc, system description"
     remedy="state what the machine has in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=described,
 )
-def accelerators(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        total = accelerator_count(stated)
-        per_node = str(stated.get("accelerators_per_node")).strip()
-        model = str(stated.get("accelerator_model_name", ""))
-        for name in dict.fromkeys((system.name, str(stated.get("system_name", "")))):
-            said, described_as = products_named(name), products_named(model)
-            if total and said and described_as and not said & described_as:
-                yield Fault(
-                    "a name and the description differ in the accelerator",
-                    system.file,
-                    "accelerator_model_name",
-                    model,
-                    f"{' or '.join(sorted(said))}, as {name!r} says",
-                )
-            named = accelerators_named(name)
-            if total and named and not {str(total), per_node} & {str(count) for count in named}:
-                yield Fault(
-                    "a name and the description differ in the number of accelerators",
-                    system.file,
-                    "accelerators_per_node",
-                    f"{per_node} in each of {total // int(per_node)} nodes",
-                    f"{' or '.join(str(count) for count in sorted(named))}, as {name!r} says",
-                )
+def accelerators(system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    total = accelerator_count(stated)
+    per_node = str(stated.get("accelerators_per_node")).strip()
+    model = str(stated.get("accelerator_model_name", ""))
+    for name in dict.fromkeys((system.name, str(stated.get("system_name", "")))):
+        said, described_as = products_named(name), products_named(model)
+        if total and said and described_as and not said & described_as:
+            yield Fault(
+                "a name and the description differ in the accelerator",
+                system.file,
+                "accelerator_model_name",
+                model,
+                f"{' or '.join(sorted(said))}, as {name!r} says",
+            )
+        named = accelerators_named(name)
+        if total and named and not {str(total), per_node} & {str(count) for count in named}:
+            yield Fault(
+                "a name and the description differ in the number of accelerators",
+                system.file,
+                "accelerators_per_node",
+                f"{per_node} in each of {total // int(per_node)} nodes",
+                f"{' or '.join(str(count) for count in sorted(named))}, as {name!r} says",
+            )
 
 
 @check(
@@ -61,34 +62,34 @@ def accelerators(submission: Submission) -> Iterator[Fault]:
     remedy="state framework, its version, driver and CUDA or ROCm in systems/<system>.json",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(described),
 )
-def software(submission: Submission) -> Iterator[Fault]:
-    for system, stated in described(submission):
-        if not accelerator_count(stated):
-            continue
-        framework = str(stated.get("framework", ""))
-        stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
-        yield from _used(submission, system, framework, stack)
-        if not is_no_framework(framework):
-            yield from _named(system, stated, framework, stack)
-        else:
-            yield Fault(
-                "the framework is not named, only what lies below it",
-                system.file,
-                "framework",
-                framework,
-                "the software that served, with its version",
-            )
-        vendor = str(stated.get("accelerator_model_name", ""))
-        if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
-            yield Fault(
-                "no version of CUDA and of the driver is stated",
-                system.file,
-                "other_software_stack",
-                str(stated.get("other_software_stack", "")),
-                "CUDA and driver",
-                severity=Severity.NOTE,
-            )
+def software(submission: Submission, system: System, stated: Mapping[str, Any]) -> Iterator[Fault]:
+    if not accelerator_count(stated):
+        return
+    framework = str(stated.get("framework", ""))
+    stack = f"{framework} {stated.get('other_software_stack', '')} {stated.get('sw_notes', '')}"
+    yield from _used(submission, system, framework, stack)
+    if not is_no_framework(framework):
+        yield from _named(system, stated, framework, stack)
+    else:
+        yield Fault(
+            "the framework is not named, only what lies below it",
+            system.file,
+            "framework",
+            framework,
+            "the software that served, with its version",
+        )
+    vendor = str(stated.get("accelerator_model_name", ""))
+    if "NVIDIA" in vendor.upper() and not re.search(r"cuda|driver|tensorrt", stack, re.IGNORECASE):
+        yield Fault(
+            "no version of CUDA and of the driver is stated",
+            system.file,
+            "other_software_stack",
+            str(stated.get("other_software_stack", "")),
+            "CUDA and driver",
+            severity=Severity.NOTE,
+        )
 
 
 def _named(system: System, stated: Mapping[str, Any], framework: str, stack: str) -> Iterator[Fault]:

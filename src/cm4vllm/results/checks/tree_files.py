@@ -12,7 +12,7 @@ from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import is_strict, results, strict_results, whole, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints
 from cm4vllm.results.file_listing import ListedFile
 from cm4vllm.results.findings import Severity
@@ -46,21 +46,21 @@ _OF_LOADGEN = (
     source=_PATHS,
     remedy="put the file of that run in its place",
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def present(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        folder = submission.root / result.folder
-        by_endpoints = is_endpoints(folder)
-        for name in () if by_endpoints else _OF_LOADGEN:
-            if not (folder / name).is_file():
-                yield Fault(f"{name} is missing", f"{result.folder}/{name}")
-        for key, name in (("user_conf", "user.conf"), ("readme", "README.md")):
-            if by_endpoints and key == "user_conf":
-                continue  # its settings are those of config.yaml
-            if key not in result.files:
-                yield Fault(f"{name} is missing", result.folder, name)
-            elif not (submission.root / result.files[key]).stat().st_size:
-                yield Fault(f"{name} is empty", result.files[key])
+def present(submission: Submission, result: Result) -> Iterator[Fault]:
+    folder = submission.root / result.folder
+    by_endpoints = is_endpoints(folder)
+    for name in () if by_endpoints else _OF_LOADGEN:
+        if not (folder / name).is_file():
+            yield Fault(f"{name} is missing", f"{result.folder}/{name}")
+    for key, name in (("user_conf", "user.conf"), ("readme", "README.md")):
+        if by_endpoints and key == "user_conf":
+            continue  # its settings are those of config.yaml
+        if key not in result.files:
+            yield Fault(f"{name} is missing", result.folder, name)
+        elif not (submission.root / result.files[key]).stat().st_size:
+            yield Fault(f"{name} is empty", result.files[key])
 
 
 @check(
@@ -70,6 +70,7 @@ def present(submission: Submission) -> Iterator[Fault]:
     remedy="remove it, or publish what belongs into it",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=whole,
 )
 def empty(submission: Submission) -> Iterator[Fault]:
     required = {file for result in submission.results for file in result.files.values()}
@@ -91,6 +92,7 @@ def empty(submission: Submission) -> Iterator[Fault]:
     remedy="remove it",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=whole,
 )
 def unexpected(submission: Submission) -> Iterator[Fault]:
     listing = submission.listing
@@ -156,6 +158,7 @@ def _beside_logs(submission: Submission) -> Iterator[Fault]:
     remedy="remove the description",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=whole,
 )
 def ghosts(submission: Submission) -> Iterator[Fault]:
     folder = submission.home / "systems"
@@ -171,6 +174,7 @@ def ghosts(submission: Submission) -> Iterator[Fault]:
     source=_PATHS,
     remedy="publish the program in that folder",
     stage=Stage.TREE,
+    each=whole,
 )
 def program(submission: Submission) -> Iterator[Fault]:
     if not submission.results or not submission.round:
@@ -187,6 +191,7 @@ def program(submission: Submission) -> Iterator[Fault]:
     remedy="write documentation/calibration.md",
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=whole,
 )
 def calibration(submission: Submission) -> Iterator[Fault]:
     if not is_strict(submission) or not submission.results:
@@ -220,15 +225,14 @@ def _calibration_pages(home: Path) -> Iterator[Path]:
     remedy="rename the folder",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=results,
 )
-def spelled(submission: Submission) -> Iterator[Fault]:
-    marking = _marking_checker(submission.round)
-    for result in submission.results:
-        if (name := result.folder.rpartition("/")[2]) != result.scenario:
-            fault = "the folder of a scenario is spelled in another way"
-            if marking:
-                fault += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
-            yield Fault(fault, result.folder, "", name, result.scenario)
+def spelled(result: Result) -> Iterator[Fault]:
+    if (name := result.folder.rpartition("/")[2]) != result.scenario:
+        fault = "the folder of a scenario is spelled in another way"
+        if marking := _marking_checker(result.round):
+            fault += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
+        yield Fault(fault, result.folder, "", name, result.scenario)
 
 
 def _marking_checker(round_name: str) -> rules.Checker | None:
@@ -237,40 +241,45 @@ def _marking_checker(round_name: str) -> rules.Checker | None:
     return next((checker for checker in checkers if checker.respelled_is_inferred), None)
 
 
+def _by_benchmark(submission: Submission) -> Iterator[tuple[Submission, list[Result]]]:
+    """Give the closed results of each benchmark on each system together, after the submission."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for (result,) in strict_results(submission):
+        groups.setdefault((result.system, result.benchmark), []).append(result)
+    yield from ((submission, group) for group in groups.values())
+
+
 @check(
     "SCENARIO-REQUIRED",
     "a closed result of a benchmark comes with all scenarios that the benchmark asks for",
     source="tools/submission/submission_checker/constants.py, required-scenarios",
     remedy="measure the scenario, too",
     stage=Stage.TREE,
+    each=_by_benchmark,
 )
-def scenarios(submission: Submission) -> Iterator[Fault]:
-    measured: dict[tuple[str, str], list[Result]] = {}
-    for result in submission.results if is_strict(submission) else ():
-        measured.setdefault((result.system, result.benchmark), []).append(result)
-    for (name, benchmark), results in measured.items():
-        system = submission.system(name)
-        kind = str(system.description.get("system_type", "")) if system else ""
-        try:
-            terms = rules.benchmark_terms(submission.round, benchmark)
-        except UsageError:
-            continue
-        place, given = results[0].folder.rpartition("/")[0], {result.scenario for result in results}
-        if not set(kind.split(",")) <= set(rules.Category):
-            continue  # SYSTEM-VALUES, or FILE-MISSING
-        if (required := terms.required_on(kind)) is None:
-            kinds = " or ".join(requirement.system_type for requirement in terms.required)
-            yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
-            continue
-        missing = [str(scenario) for scenario in required.all_of if scenario not in given]
-        if required.one_of and not given & set(required.one_of):
-            missing.append(" or ".join(required.one_of))
-        if missing:
-            yield Fault("scenarios are missing", place, "", ", ".join(sorted(given)), ", ".join(missing))
-        known = [*required.all_of, *required.one_of]
-        if other := sorted(given & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
-            fault = f"{benchmark} has no such scenario on a system of this type"
-            yield Fault(fault, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
+def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
+    system, benchmark = submission.system(group[0].system), group[0].benchmark
+    kind = str(system.description.get("system_type", "")) if system else ""
+    if not set(kind.split(",")) <= set(rules.Category):
+        return  # SYSTEM-VALUES, or FILE-MISSING
+    try:
+        terms = rules.benchmark_terms(submission.round, benchmark)
+    except UsageError:
+        return
+    place, given = group[0].folder.rpartition("/")[0], {result.scenario for result in group}
+    if (required := terms.required_on(kind)) is None:
+        kinds = " or ".join(requirement.system_type for requirement in terms.required)
+        yield Fault(f"{benchmark} is no benchmark of such a system", place, "system_type", kind, kinds)
+        return
+    missing = [str(scenario) for scenario in required.all_of if scenario not in given]
+    if required.one_of and not given & set(required.one_of):
+        missing.append(" or ".join(required.one_of))
+    if missing:
+        yield Fault("scenarios are missing", place, "", ", ".join(sorted(given)), ", ".join(missing))
+    known = [*required.all_of, *required.one_of]
+    if other := sorted(given & set(terms.scenarios) - set(known)):  # of none at all: RULES-UNKNOWN
+        fault = f"{benchmark} has no such scenario on a system of this type"
+        yield Fault(fault, place, "system_type", f"{', '.join(other)} ({kind})", ", ".join(known))
 
 
 def _name(submission: Submission, path: Path) -> str:

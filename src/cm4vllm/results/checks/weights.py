@@ -11,7 +11,7 @@ from cm4vllm import rules
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.performance_runs import is_strict
+from cm4vllm.results.checks.subjects import results, strict_results, whole, with_submission
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
@@ -43,19 +43,25 @@ _NOT_QUANTISED = re.compile(r"fp32|float32|fp16|float16|bf16|bfloat16", re.IGNOR
 _NONE = frozenset({"none", "no", "n/a", "na", "-"})
 
 
-@check("WEIGHTS-KEYS", "what is stated of the weights is complete", source=_CONSTANTS, remedy=_STATE, stage=Stage.TREE)
-def keys(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        stated = result.measurements
-        missing = [key for key in _KEYS if not stated.get(key)]
-        if stated and missing:
-            yield Fault(
-                "facts on the weights are missing",
-                result.files.get("measurements", ""),
-                ", ".join(missing),
-                "nothing",
-                "a value",
-            )
+@check(
+    "WEIGHTS-KEYS",
+    "what is stated of the weights is complete",
+    source=_CONSTANTS,
+    remedy=_STATE,
+    stage=Stage.TREE,
+    each=results,
+)
+def keys(result: Result) -> Iterator[Fault]:
+    stated = result.measurements
+    missing = [key for key in _KEYS if not stated.get(key)]
+    if stated and missing:
+        yield Fault(
+            "facts on the weights are missing",
+            result.files.get("measurements", ""),
+            ", ".join(missing),
+            "nothing",
+            "a value",
+        )
 
 
 @check(
@@ -64,24 +70,24 @@ def keys(submission: Submission) -> Iterator[Fault]:
     source=_CONSTANTS,
     remedy=_STATE,
     stage=Stage.TREE,
+    each=results,
 )
-def of_the_model(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        weights = str(result.measurements.get("starting_weights_filename", ""))
-        stated, named = set(_SIZE.findall(weights.lower())), set(_SIZE.findall(result.model.lower()))
-        fault = ""
-        if stated and named and not stated & named:
-            fault = "the starting weights are of a model of another size"
-        elif other := _other_model(weights.lower(), result):
-            fault = f"the starting weights are those of {other}"
-        if fault:
-            yield Fault(
-                fault,
-                result.files.get("measurements", ""),
-                "starting_weights_filename",
-                weights,
-                f"weights of {result.model}",
-            )
+def of_the_model(result: Result) -> Iterator[Fault]:
+    weights = str(result.measurements.get("starting_weights_filename", ""))
+    stated, named = set(_SIZE.findall(weights.lower())), set(_SIZE.findall(result.model.lower()))
+    fault = ""
+    if stated and named and not stated & named:
+        fault = "the starting weights are of a model of another size"
+    elif other := _other_model(weights.lower(), result):
+        fault = f"the starting weights are those of {other}"
+    if fault:
+        yield Fault(
+            fault,
+            result.files.get("measurements", ""),
+            "starting_weights_filename",
+            weights,
+            f"weights of {result.model}",
+        )
 
 
 def _other_model(weights: str, result: Result) -> str:
@@ -137,33 +143,31 @@ def _versions(family: str, name: str) -> set[str]:
     remedy=_STATE,
     severity=Severity.WARNING,
     stage=Stage.TREE,
+    each=with_submission(results),
 )
-def types(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results:
-        said = " ".join(
-            str(result.measurements.get(key, "")) for key in ("weight_data_types", "weight_transformations")
+def types(submission: Submission, result: Result) -> Iterator[Fault]:
+    said = " ".join(str(result.measurements.get(key, "")) for key in ("weight_data_types", "weight_transformations"))
+    transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
+    where, fields = result.files.get("measurements", ""), "weight_data_types, weight_transformations"
+    if _METHOD.search(said):
+        yield from _other_types(submission.home, result, said, where, fields)
+        return
+    if not result.measurements or not _NOT_QUANTISED.search(said):
+        return
+    named = next(filter(None, map(_METHOD.search, _names(result))), None)
+    if named and (transformed in _NONE or named.string == result.measurements.get("starting_weights_filename")):
+        yield Fault(
+            "the names state quantised weights, the facts do not"
+            if transformed in _NONE
+            else "the weights that were quantised before are stated with a type that is not quantised",
+            where,
+            fields,
+            said,
+            f"{named[0].lower()}, as in {named.string}",
+            severity=Severity.ERROR if transformed in _NONE else None,
         )
-        transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
-        where, fields = result.files.get("measurements", ""), "weight_data_types, weight_transformations"
-        if _METHOD.search(said):
-            yield from _other_types(submission.home, result, said, where, fields)
-            continue
-        if not result.measurements or not _NOT_QUANTISED.search(said):
-            continue
-        named = next(filter(None, map(_METHOD.search, _names(result))), None)
-        if named and (transformed in _NONE or named.string == result.measurements.get("starting_weights_filename")):
-            yield Fault(
-                "the names state quantised weights, the facts do not"
-                if transformed in _NONE
-                else "the weights that were quantised before are stated with a type that is not quantised",
-                where,
-                fields,
-                said,
-                f"{named[0].lower()}, as in {named.string}",
-                severity=Severity.ERROR if transformed in _NONE else None,
-            )
-        elif transformed in _NONE and (calibrated := _calibrated(submission.home, result)):
-            yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, calibrated)
+    elif transformed in _NONE and (calibrated := _calibrated(submission.home, result)):
+        yield Fault("calibration.md states quantised weights, the facts do not", where, fields, said, calibrated)
 
 
 def _other_types(home: Path, result: Result, said: str, where: str, fields: str) -> Iterator[Fault]:
@@ -224,14 +228,12 @@ def _of_division(page: str, division: str) -> str:
     source="inference_policies/inference_rules.adoc, Model",
     remedy="submit it to the open division",
     stage=Stage.TREE,
+    each=strict_results,
 )
-def retrained(submission: Submission) -> Iterator[Fault]:
-    for result in submission.results if is_strict(submission) else ():
-        said = str(result.measurements.get("retraining", ""))
-        if said.strip().lower() in ("yes", "true"):
-            yield Fault(
-                "the weights were trained again", result.files.get("measurements", ""), "retraining", said, "no"
-            )
+def retrained(result: Result) -> Iterator[Fault]:
+    said = str(result.measurements.get("retraining", ""))
+    if said.strip().lower() in ("yes", "true"):
+        yield Fault("the weights were trained again", result.files.get("measurements", ""), "retraining", said, "no")
 
 
 @check(
@@ -241,6 +243,7 @@ def retrained(submission: Submission) -> Iterator[Fault]:
     remedy="publish revision and SHA-256 of the weights",
     severity=Severity.NOTE,
     stage=Stage.TREE,
+    each=whole,
 )
 def verifiable(submission: Submission) -> Iterator[Fault]:
     at_hand = {result.folder for served in submission.weights for result in served.results}
@@ -271,6 +274,7 @@ def verifiable(submission: Submission) -> Iterator[Fault]:
     severity=Severity.NOTE,
     remedy="submit it to the open division",
     stage=Stage.TREE,
+    each=whole,
 )
 def mapped(submission: Submission) -> Iterator[Fault]:
     for name, benchmark in submission.mapping.items():

@@ -1,0 +1,117 @@
+"""The subjects of checks, one by one: results, their runs, our records of them, and systems.
+
+Each function gives the arguments of a check, once for each subject. What is missing or was not read is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVarTuple
+
+from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
+from cm4vllm.rules import Division
+
+__all__ = [
+    "Part",
+    "described",
+    "is_strict",
+    "measured",
+    "parts",
+    "performance_runs",
+    "recorded",
+    "results",
+    "scored",
+    "strict_results",
+    "systems",
+    "whole",
+    "with_submission",
+    "with_tests",
+]
+
+Ts = TypeVarTuple("Ts")
+
+Part = Performance | Accuracy
+
+
+def is_strict(of: Submission | Result) -> bool:
+    """Return True if the rules of the closed division hold, as they do in the network division."""
+    return of.division != Division.OPEN
+
+
+def whole(submission: Submission) -> Iterator[tuple[Submission]]:
+    """Give the submission itself, for checks that compare its parts with each other."""
+    yield (submission,)
+
+
+def with_submission(
+    subjects: Callable[[Submission], Iterable[tuple[*Ts]]],
+) -> Callable[[Submission], Iterator[tuple[Submission, *Ts]]]:
+    """Return a function that gives these subjects, each after the submission."""
+    return lambda submission: ((submission, *subject) for subject in subjects(submission))
+
+
+def results(submission: Submission) -> Iterator[tuple[Result]]:
+    """Give each result."""
+    for result in submission.results:
+        yield (result,)
+
+
+def strict_results(submission: Submission) -> Iterator[tuple[Result]]:
+    """Give each result for which the rules of the closed division hold."""
+    yield from results(submission) if is_strict(submission) else ()
+
+
+def parts(submission: Submission) -> Iterator[tuple[Result, Part]]:
+    """Give each performance run and each accuracy run, after its result."""
+    for result in submission.results:
+        for part in result.parts.values():
+            yield result, part
+
+
+def measured(submission: Submission) -> Iterator[tuple[Result, Performance]]:
+    """Give each result that has a performance log, with it."""
+    for result in submission.results:
+        if result.performance is not None:
+            yield result, result.performance
+
+
+def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
+    """Give each result that has an accuracy run, with it."""
+    for result in submission.results:
+        if result.accuracy is not None:
+            yield result, result.accuracy
+
+
+def performance_runs(submission: Submission) -> Iterator[tuple[Performance]]:
+    """Give the performance runs of the results and those of their compliance tests."""
+    for (part,) in with_tests(submission):
+        if isinstance(part, Performance):
+            yield (part,)
+
+
+def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
+    """Give the runs of the results and those of their compliance tests."""
+    for result in submission.results:
+        for part in (*result.parts.values(), *result.test_runs.values()):
+            yield (part,)
+
+
+def recorded(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
+    """Give each of our runs with its record."""
+    for _, part in parts(submission):
+        if part.run is not None:
+            yield part, part.run
+
+
+def systems(submission: Submission) -> Iterator[tuple[System]]:
+    """Give each system."""
+    for system in submission.systems:
+        yield (system,)
+
+
+def described(submission: Submission) -> Iterator[tuple[System, Mapping[str, Any]]]:
+    """Give each system that has a description, and the description."""
+    for system in submission.systems:
+        if system.description:
+            yield system, system.description
