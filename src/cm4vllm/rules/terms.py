@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
@@ -49,6 +49,7 @@ __all__ = [
     "benchmark_terms",
     "chat_prompts",
     "family_of",
+    "if_known",
     "issues_equally",
     "language_models",
     "require_text",
@@ -57,6 +58,9 @@ __all__ = [
     "terms",
     "terms_of_test",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The rule by which a division states the lengths of answers.
 _LENGTHS = "LENGTHS"
@@ -76,6 +80,14 @@ class _Cell(NamedTuple):
 def round_names() -> tuple[str, ...]:
     """Return the names of the rounds, oldest first."""
     return tuple(entry.name for entry in round_entries())
+
+
+def if_known(lookup: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what a lookup of the rules returns; None for a round, benchmark or scenario that they do not know."""
+    try:
+        return lookup(*args, **kwargs)
+    except UsageError:
+        return None
 
 
 def round_terms(name: str) -> RoundTerms:

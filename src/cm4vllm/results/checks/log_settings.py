@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cm4vllm import rules
-from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import opened
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result, Submission
+from cm4vllm.rules import if_known, issues_equally
 
 __all__: list[str] = []
 
@@ -140,7 +139,8 @@ def _apart(settings: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
     each=measured,
 )
 def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
-    if part.settings.get("sample_concatenate_permutation") is False and _issues_equally(result):
+    permuted = part.settings.get("sample_concatenate_permutation")
+    if permuted is False and if_known(issues_equally, result.round, result.benchmark):
         yield Fault(
             "the run does not issue all samples equally often",
             part.log,
@@ -148,13 +148,6 @@ def equal_issue(result: Result, part: Performance) -> Iterator[Fault]:
             "false",
             "true",
         )
-
-
-def _issues_equally(result: Result) -> bool:
-    try:
-        return rules.issues_equally(result.round, result.benchmark)
-    except UsageError:
-        return False
 
 
 @check(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, measured
 from cm4vllm.results.findings import Severity
@@ -75,11 +74,8 @@ def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
 
 
 def _known(round_name: str) -> str:
-    try:
-        known = rules.round_terms(round_name)
-    except UsageError:
-        return ""
-    return " or ".join((f"{known.loadgen.first} to {known.loadgen.last}", *known.builds))
+    known = rules.if_known(rules.round_terms, round_name)
+    return " or ".join((f"{known.loadgen.first} to {known.loadgen.last}", *known.builds)) if known else ""
 
 
 def _fits(version: str, round_name: str) -> bool:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.common.errors import UsageError
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
@@ -80,10 +79,7 @@ def required(result: Result) -> Iterator[Fault]:
 
 def targets_of(round_name: str, benchmark: str, scenario: str) -> tuple[rules.AccuracyTarget, ...]:
     """Return the accuracy that a benchmark asks for; nothing where the rules do not know it."""
-    try:
-        return rules.accuracy_targets(round_name, benchmark, rules.Scenario.parse(scenario))
-    except UsageError:
-        return ()
+    return rules.if_known(rules.accuracy_targets, round_name, benchmark, rules.Scenario(scenario)) or ()
 
 
 def _variant_with(result: Result, metric_name: str, value: float) -> str:

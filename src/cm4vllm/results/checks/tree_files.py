@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cm4vllm import rules
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
-from cm4vllm.common.errors import UsageError
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
@@ -260,12 +259,9 @@ def _by_benchmark(submission: Submission) -> Iterator[tuple[Submission, list[Res
 def scenarios(submission: Submission, group: list[Result]) -> Iterator[Fault]:
     system, benchmark = submission.system(group[0].system), group[0].benchmark
     kind = str(system.description.get("system_type", "")) if system else ""
-    if not set(kind.split(",")) <= set(rules.Category):
-        return  # SYSTEM-VALUES, or FILE-MISSING
-    try:
-        terms = rules.benchmark_terms(submission.round, benchmark)
-    except UsageError:
-        return
+    terms = rules.if_known(rules.benchmark_terms, submission.round, benchmark)
+    if terms is None or not set(kind.split(",")) <= set(rules.Category):
+        return  # RULES-UNKNOWN, SYSTEM-VALUES, or FILE-MISSING
     place, given = group[0].folder.rpartition("/")[0], {result.scenario for result in group}
     if (required := terms.required_on(kind)) is None:
         kinds = " or ".join(requirement.system_type for requirement in terms.required)

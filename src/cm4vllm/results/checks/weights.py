@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, whole, with_submission
@@ -105,10 +104,8 @@ def _other_model(weights: str, result: Result) -> str:
 
 def _model_of(result: Result) -> str:
     """Return the benchmark's model; empty where the rules do not know it."""
-    try:
-        return rules.benchmark_terms(result.round, result.benchmark).model
-    except UsageError:
-        return ""
+    known = rules.if_known(rules.benchmark_terms, result.round, result.benchmark)
+    return known.model if known else ""
 
 
 @cache
