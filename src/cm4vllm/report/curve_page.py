@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.results.curves import Curve, Point, Score
+from cm4vllm.results.curves import Curve, Point
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of
-from cm4vllm.rules import AccuracyTarget, Regions, endpoints_benchmarks, endpoints_rules, endpoints_targets, regions
+from cm4vllm.rules import (
+    AccuracyTarget,
+    Regions,
+    endpoints_benchmarks,
+    endpoints_rules,
+    endpoints_targets,
+    if_known,
+    regions,
+)
 
 __all__ = ["CHANGES_HEAD", "changes", "curve_table", "curve_title", "write_curve_page"]
 
@@ -161,12 +168,7 @@ def _has_power(curve: Curve) -> bool:
 def _regions(curve: Curve) -> Regions | None:
     """Return the regions of a curve; None for one that the rules do not allow: the checks name the reason."""
     values = [point.concurrency for point in curve.fixed if point.concurrency is not None]
-    if not values:
-        return None
-    try:
-        return regions(c_min=min(values), c_max=curve.c_max or max(values))
-    except UsageError:
-        return None
+    return if_known(regions, c_min=min(values), c_max=curve.c_max or max(values)) if values else None
 
 
 def _regions_words(curve: Curve) -> str:
@@ -207,19 +209,12 @@ def _targets(curve: Curve) -> dict[str, AccuracyTarget]:
     return {target.label.lower(): target for target in endpoints_targets(known)} if known else {}
 
 
-def _met(score: Score, wanted: AccuracyTarget | None) -> bool | None:
-    if wanted is None:
-        return None
-    low, high = wanted.lower, wanted.upper
-    return (low is None or score.value >= low) and (high is None or score.value <= high)
-
-
 def _accuracy(curve: Curve, point: Point) -> str:
     """Return the verdict on the accuracy run of a point; empty where it has none."""
     if not point.scores:
         return ""
     targets = _targets(curve)
-    judged = [met for score in point.scores if (met := _met(score, targets.get(score.metric.lower()))) is not None]
+    judged = [wanted.met(score.value) for score in point.scores if (wanted := targets.get(score.metric.lower()))]
     return judgement(all(judged)) if judged else f"{len(point.scores)} scores, no targets"
 
 
@@ -227,14 +222,13 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
     targets = _targets(curve)
     for score in point.scores:
         wanted = targets.get(score.metric.lower())
-        met = _met(score, wanted)
         yield (
             _of(point),
             score.metric,
             f"{score.value:g}",
             number(score.samples),
             target(wanted.lower, wanted.upper) if wanted else "none",
-            "" if met is None else judgement(met),
+            judgement(wanted.met(score.value)) if wanted else "",
         )
 
 
