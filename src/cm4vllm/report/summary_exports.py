@@ -7,8 +7,8 @@ import io
 from typing import Any
 
 from cm4vllm.common.records import Record
-from cm4vllm.report.bottlenecks import why
-from cm4vllm.report.campaign_verdict import Kind, findings, headline, missing_scenarios
+from cm4vllm.report.bottlenecks import Why, why
+from cm4vllm.report.campaign_verdict import Finding, findings, headline, missing_scenarios
 from cm4vllm.report.published_rank import Place
 from cm4vllm.report.report_contents import Report
 from cm4vllm.results.energy_figures import energy_figures
@@ -49,16 +49,6 @@ class SummaryScore(Record, frozen=True, kw_only=True):
     met: bool | None
 
 
-class SummaryWhy(Record, frozen=True, kw_only=True):
-    """The bottleneck of the run, the option that would move it, and the evidence."""
-
-    cause: str
-    words: str
-    option: str
-    evidence: tuple[str, ...]
-    source: str
-
-
 class SummaryResult(Record, frozen=True, kw_only=True):
     """One scenario. `valid` is None where its performance was not measured; `metric` is the figure that is compared."""
 
@@ -74,15 +64,7 @@ class SummaryResult(Record, frozen=True, kw_only=True):
     accuracy_samples: int | None
     unscored: dict[str, str] = {}
     figures: tuple[SummaryFigure, ...]
-    why: SummaryWhy | None
-
-
-class SummaryFinding(Record, frozen=True, kw_only=True):
-    """One line of the verdict; `kind` is good, bad or open."""
-
-    subject: str
-    kind: Kind
-    text: str
+    why: Why | None
 
 
 class SummaryRecord(Record, frozen=True, kw_only=True):
@@ -106,7 +88,7 @@ class SummaryRecord(Record, frozen=True, kw_only=True):
     command: str
     results: tuple[SummaryResult, ...]
     not_measured: tuple[str, ...]
-    findings: tuple[SummaryFinding, ...]
+    findings: tuple[Finding, ...]
     places: tuple[Place, ...] = ()
 
 
@@ -131,10 +113,7 @@ def summary_record(report: Report, *, published: bool = False) -> SummaryRecord:
         command=report.campaign.command if report.campaign else "",
         results=tuple(_result(result) for result in report.results),
         not_measured=tuple(str(scenario) for scenario in missing_scenarios(report)),
-        findings=tuple(
-            SummaryFinding(subject=finding.subject, kind=finding.kind, text=finding.text)
-            for finding in findings(report, published=published)
-        ),
+        findings=tuple(findings(report, published=published)),
         places=report.places,
     )
 
@@ -261,7 +240,7 @@ def _result(result: Result) -> SummaryResult:
         accuracy_samples=record.samples if record else None,
         unscored=record.unscored if record else {},
         figures=tuple(map(_figure, (*part.figures.values(), *energy_figures(part)))) if part else (),
-        why=_why(part) if part else None,
+        why=why(part) if part else None,
     )
 
 
@@ -286,15 +265,4 @@ def _figure(figure: Figure) -> SummaryFigure:
         unit=figure.unit,
         file=figure.source.file,
         field=figure.source.field,
-    )
-
-
-def _why(part: Performance) -> SummaryWhy | None:
-    cause = why(part)
-    return (
-        None
-        if cause is None
-        else SummaryWhy(
-            cause=cause.cause, words=cause.words, option=cause.option, evidence=cause.evidence, source=cause.source
-        )
     )
