@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 from cm4vllm.assets.resumed_download import amount, fetch, open_url, part_of, present, short_text
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import require_space
+from cm4vllm.common.files import require_space, user_cache
 from cm4vllm.common.progress import step, warn
 
 __all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
@@ -46,8 +46,8 @@ class Manifest:
 
 def downloads_folder(name: str) -> Path:
     """Return the folder of a download: kept between runs, so that an interrupted one goes on."""
-    home = os.environ.get(FOLDER_KEY) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cm4vllm"
-    return Path(home).expanduser().absolute() / name
+    home = os.environ.get(FOLDER_KEY)
+    return Path(home).expanduser().absolute() / name if home else user_cache(name)
 
 
 def read_manifest(url: str) -> Manifest:

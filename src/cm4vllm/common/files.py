@@ -38,6 +38,7 @@ __all__ = [
     "text_of",
     "typed_path",
     "typed_paths",
+    "user_cache",
     "working_folder",
     "writable_folder",
     "write_bytes",
@@ -271,6 +272,13 @@ def working_folder() -> str:
             cause="the current folder of the shell no longer exists",
             remedy="change to a folder that exists, for example: cd ~",
         ) from None
+
+
+def user_cache(name: str) -> Path:
+    """Return cm4vllm's folder of that name in the user's cache, which may be removed at any time."""
+    from pathlib import Path
+
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "cm4vllm" / name
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

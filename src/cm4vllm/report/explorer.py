@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cm4vllm.common.files import typed_paths, write_text
+from cm4vllm.common.files import typed_paths, user_cache, write_text
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
 from cm4vllm.report import formatting
@@ -22,7 +21,7 @@ from cm4vllm.results import result_index
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
 
-__all__ = ["explorer_page", "index_folder", "published_index", "report_published"]
+__all__ = ["explorer_page", "published_index", "report_published"]
 
 #: The columns of the table and their parts of its width, in percent, so that all are seen on a screen of 1280 pixels;
 #: that of watts is left out where no result has a power meter's log.
@@ -78,13 +77,7 @@ def report_published(given: str, page: Path, own: Path | None = None) -> dict[st
 
 def published_index(given: str) -> Index:
     """Return the published results in folders or index files, separated by commas. Raises what read_indexes raises."""
-    return read_indexes(typed_paths(given), index_folder(), say)
-
-
-def index_folder() -> Path:
-    """Return the folder of what was read before: in the user's cache, which can be removed at any time."""
-    cache_home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "cm4vllm" / "published"
+    return read_indexes(typed_paths(given), user_cache("published"), say)
 
 
 def explorer_page(index: Index, stand: Sequence[Place] = ()) -> str:

@@ -6,7 +6,6 @@ Only submissions of published rounds are that large: a smaller one is checked ab
 from __future__ import annotations
 
 import hashlib
-import os
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from cm4vllm.results.copied_logs import LogMarks
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding, Severity
 
-__all__ = ["CheckedSubmission", "keeping_folder", "kept_findings", "package_digest", "state_of_submission"]
+__all__ = ["CheckedSubmission", "kept_findings", "package_digest", "state_of_submission"]
 
 #: From this number of files on findings are kept.
 _LARGE = 400
@@ -49,11 +48,6 @@ class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     def counts(self) -> tuple[int, ...]:
         """The numbers of errors, warnings and notes."""
         return tuple(sum(finding.severity is level for finding in self.findings) for level in Severity)
-
-
-def keeping_folder() -> Path:
-    """Return the place of the kept findings."""
-    return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cm4vllm" / "checks").expanduser()
 
 
 def state_of_submission(listing: Listing, base: Path, round_name: str) -> str:

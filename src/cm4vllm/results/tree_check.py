@@ -15,7 +15,7 @@ from typing import Any
 
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import text_of, write_json
+from cm4vllm.common.files import text_of, user_cache, write_json
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import spelled_out
@@ -26,7 +26,7 @@ from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.finding_filters import Filters
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, ordered, summary
-from cm4vllm.results.kept_findings import CheckedSubmission, keeping_folder, kept_findings, state_of_submission
+from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
@@ -225,7 +225,7 @@ def report_checks(
     """
     filters = filters or Filters()
     checked = check_tree(
-        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=keeping_folder(), filters=filters
+        root, round_name=round_name, weights=weights, weights_of=weights_of, keep=user_cache("checks"), filters=filters
     )
     say_text("\n".join(_text(checked, filters)))
     shown = filters.shown(checked.findings)

@@ -20,7 +20,7 @@ import msgspec
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import SHM_SIZE, Engine, ask_engine, engine_for, engine_version, require_ready
 from cm4vllm.common.errors import InstallError, translated_os_errors
-from cm4vllm.common.files import sha256_of, typed_path, write_text
+from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
@@ -74,7 +74,7 @@ def vllm_image(settings: ImageSettings, device: str) -> tuple[Path, VllmImage]:
         _pull(engine, settings.image)
         container = container_of(engine, settings, device)
     key = hashlib.sha256(msgspec.json.encode([container, settings.python])).hexdigest()[:16]
-    folder = _cache() / key
+    folder = user_cache("images") / key
     if not (folder / IMAGE_FILE).exists():
         aside = folder.with_name(f"{key}.{os.getpid()}")
         with translated_os_errors("make", aside, "XDG_CACHE_HOME"):
@@ -209,7 +209,3 @@ def _json_line(text: str, key: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "cm4vllm" / "images"
