@@ -67,6 +67,7 @@ class _Seen:
     prefill: Timing
     decode: Timing
     latencies: tuple[Latency, ...]
+    source: str
 
     @property
     def total_ms(self) -> float:
@@ -121,17 +122,7 @@ def why(part: Performance) -> Why | None:
     seen = _evidence(part)
     if seen is None:
         return None
-    source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
-    reason = _client(seen) or _machine(seen) or _kv_cache(seen)
-    if reason is None:
-        reason = _JUDGES[seen.run.settings.terms.arrivals](seen)
-    if reason is None:
-        return None
-    cause, words, option, evidence = reason
-    return Why(cause, words, option, evidence, source)
-
-
-_Explanation = tuple[Cause, str, str, tuple[str, ...]]
+    return _client(seen) or _machine(seen) or _kv_cache(seen) or _JUDGES[seen.run.settings.terms.arrivals](seen)
 
 
 def _evidence(part: Performance) -> _Seen | None:
@@ -141,12 +132,13 @@ def _evidence(part: Performance) -> _Seen | None:
     queue, prefill, decode = metrics.queue, metrics.prefill, metrics.decode
     if queue is None or prefill is None or decode is None:
         return None
-    seen = _Seen(part.run, metrics, queue, prefill, decode, part.latencies)
+    source = f"{part.log.rpartition('/')[0]}/{RUN_FILE}: server_metrics, client; {part.log}"
+    seen = _Seen(part.run, metrics, queue, prefill, decode, part.latencies, source)
     enough = min(queue.requests, prefill.requests, decode.requests) >= LEAST_REQUESTS
     return seen if enough and seen.total_ms > 0 else None
 
 
-def _client(seen: _Seen) -> _Explanation | None:
+def _client(seen: _Seen) -> Why | None:
     room = client_headroom(seen.run)
     if room is None or room >= HEADROOM:
         return None
@@ -156,15 +148,16 @@ def _client(seen: _Seen) -> _Explanation | None:
         if busiest is None
         else (f"its busiest process, {busiest.name}, used {percent(busiest.cpu_share)} of a processor",)
     )
-    return (
+    return Why(
         Cause.CLIENT,
         "The client may have bound this run, not the server.",
         "more client processes (--num_workers), or a host of its own for the client",
         (f"the client can carry {times(room)} the load of this run; {HEADROOM} are needed", *used),
+        seen.source,
     )
 
 
-def _machine(seen: _Seen) -> _Explanation | None:
+def _machine(seen: _Seen) -> Why | None:
     """Say that other work took the processors; not where the limits of a paced run left room for it."""
     load = seen.run.machine_load
     if load is None or load.own is None or load.others is None or load.busy + load.stolen < BUSY:
@@ -174,7 +167,7 @@ def _machine(seen: _Seen) -> _Explanation | None:
         or min((latency.headroom or 0.0 for latency in seen.latencies), default=0.0) >= MOST
     ):
         return None
-    return (
+    return Why(
         Cause.HOST,
         "Other work on this machine bound this run: no processor was idle, and server and client had a part of them.",
         "a machine of its own: end the other processes, or take one that is not shared",
@@ -183,10 +176,11 @@ def _machine(seen: _Seen) -> _Explanation | None:
             f"{percent(load.others)}, and the hypervisor gave {percent(load.stolen)} to other machines",
             *seen.phases,
         ),
+        seen.source,
     )
 
 
-def _kv_cache(seen: _Seen) -> _Explanation | None:
+def _kv_cache(seen: _Seen) -> Why | None:
     metrics = seen.metrics
     preempted = metrics.preemptions >= max(1.0, PREEMPTED * seen.queue.requests)
     if not preempted and not (metrics.kv_cache_usage_max >= FULL and metrics.waiting_mean >= 1):
@@ -196,16 +190,17 @@ def _kv_cache(seen: _Seen) -> _Explanation | None:
         if "VLLM_CPU_KVCACHE_SPACE" in seen.run.settings.server.env
         else "--gpu_memory_utilization or --kv_cache_dtype=fp8"
     )
-    return (
+    return Why(
         Cause.KV_CACHE,
         "The KV cache bound this run: requests waited for room in it"
         + (", and running ones were preempted and computed again." if preempted else "."),
         f"a larger KV cache ({larger}), or fewer sequences at a time (--max_num_seqs)",
         (*seen.cache, *seen.requests, *seen.phases),
+        seen.source,
     )
 
 
-def _around_the_engine(seen: _Seen) -> _Explanation | None:
+def _around_the_engine(seen: _Seen) -> Why | None:
     """Say that requests wait for their first token outside of the engine, whose own times do not explain TTFT."""
     ttft = next((latency for latency in seen.latencies if latency.name == "TTFT"), None)
     if ttft is None or ttft.mean is None or ttft.headroom is None or ttft.headroom >= MOST:
@@ -223,76 +218,84 @@ def _around_the_engine(seen: _Seen) -> _Explanation | None:
         *seen.limits,
     )
     if late >= MOST * ttft.p99:
-        return (
+        return Why(
             Cause.CLIENT,
             "The client bound this run: it was late by most of TTFT.",
             "more client processes (--num_workers), or a host of its own for the client",
             evidence,
+            seen.source,
         )
-    return (
+    return Why(
         Cause.HOST,
         "Most of the time to the first token passed outside of the engine: in the server's HTTP "
         "process, on the way to it, or waiting for a processor.",
         "more processors for the server, a host of its own for the client, or a lower --server_target_qps",
         evidence,
+        seen.source,
     )
 
 
-def _at_once(seen: _Seen) -> _Explanation | None:
+def _at_once(seen: _Seen) -> Why | None:
     """Return the cause that bound a run whose samples all come at its start: their waiting is no finding."""
     working = seen.prefill.mean_ms + seen.decode.mean_ms
     if not working:
         return None
     if seen.prefill.mean_ms / working >= MOST:
-        return (
+        return Why(
             Cause.PREFILL,
             "Reading the prompts (prefill) bound this run.",
             "more tokens in a step (--max_num_batched_tokens)",
             (*seen.phases, *seen.requests),
+            seen.source,
         )
     if seen.decode.mean_ms / working < MOST_DECODING:
         return None
     most = seen.run.settings.max_in_flight
     if seen.metrics.running_max >= most and not seen.all_running and seen.metrics.waiting_mean < 1:
-        return (
+        return Why(
             Cause.DECODE,
             "Decoding bound this run, with all the requests at work that the client sends at a time.",
             f"more requests in flight than {number(most)} (--max_in_flight)",
             (*seen.phases, *seen.requests),
+            seen.source,
         )
     if seen.all_running and seen.metrics.kv_cache_usage_max < MOST:
-        return (
+        return Why(
             Cause.DECODE,
             "Decoding bound this run, with every sequence that the server allows at work and most of "
             "the KV cache free.",
             "more sequences at a time (--max_num_seqs)",
             (*seen.phases, *seen.requests, *seen.cache),
+            seen.source,
         )
-    return (
+    return Why(
         Cause.DECODE,
         "Decoding bound this run: the time of a step, one token of each running request.",
         "a faster step: --tp_size, or --quantization",
         (*seen.phases, *seen.requests, *seen.cache),
+        seen.source,
     )
 
 
-def _queue(seen: _Seen) -> _Explanation:
+def _queue(seen: _Seen) -> Why:
     if seen.all_running:
-        return (
+        return Why(
             Cause.QUEUE,
             "Requests waited for a place: every sequence that the server allows was at work.",
             "more sequences at a time (--max_num_seqs), or a lower --server_target_qps",
             (*seen.phases, *seen.requests, *seen.limits),
+            seen.source,
         )
-    return (
+    return Why(
         Cause.QUEUE,
         "Requests waited in the server's queue: it was given more than it can serve.",
         "a lower --server_target_qps",
         (*seen.phases, *seen.requests, *seen.limits),
+        seen.source,
     )
 
 
-def _paced(seen: _Seen) -> _Explanation | None:
+def _paced(seen: _Seen) -> Why | None:
     """Return the cause that bound a run whose queries come at their own times."""
     if (cause := _around_the_engine(seen)) is not None:
         return cause
@@ -302,51 +305,56 @@ def _paced(seen: _Seen) -> _Explanation | None:
     if not margins:
         return None
     if min(margins.values()) >= MOST and seen.metrics.waiting_mean < 1:
-        return (
+        return Why(
             Cause.LOAD,
             "Nothing in the server bound this run: it was given less than it can serve.",
             "a higher --server_target_qps",
             (*seen.limits, *seen.requests),
+            seen.source,
         )
     tightest = min(margins, key=lambda name: margins[name])
     if tightest == "TTFT" and seen.prefill.mean_ms > seen.queue.mean_ms:
-        return (
+        return Why(
             Cause.PREFILL,
             "Reading the prompts (prefill) bound this run: TTFT is nearest to its limit, and "
             "prefill is the greater part of it.",
             "a lower --server_target_qps, or more tokens in a step (--max_num_batched_tokens)",
             (*seen.limits, *seen.phases),
+            seen.source,
         )
     if tightest == "TPOT" and seen.share(seen.decode) >= MOST:
-        return (
+        return Why(
             Cause.DECODE,
             "Decoding bound this run: TPOT is nearest to its limit, and most of a request's time is decoding.",
             "fewer sequences at a time (--max_num_seqs), or a lower --server_target_qps",
             (*seen.limits, *seen.phases, *seen.requests),
+            seen.source,
         )
     return None
 
 
-def _one_by_one(seen: _Seen) -> _Explanation | None:
+def _one_by_one(seen: _Seen) -> Why | None:
     """Return the phase in which a request spends its time where there is never more than one."""
     if seen.share(seen.prefill) >= MOST:
-        return (
+        return Why(
             Cause.PREFILL,
             "Reading the prompt (prefill) is most of the time of a request, and there is one at a time.",
             "a faster prefill: --tp_size, or --quantization",
             seen.phases,
+            seen.source,
         )
     if seen.share(seen.decode) >= MOST:
-        return (
+        return Why(
             Cause.DECODE,
             "Decoding is most of the time of a request, and there is one at a time.",
             "a faster step: --tp_size, or --quantization",
             seen.phases,
+            seen.source,
         )
     return None
 
 
-_JUDGES: Mapping[Arrivals, Callable[[_Seen], _Explanation | None]] = {
+_JUDGES: Mapping[Arrivals, Callable[[_Seen], Why | None]] = {
     Arrivals.AT_ONCE: _at_once,
     Arrivals.POISSON: _paced,
     Arrivals.ONE_BY_ONE: _one_by_one,
