@@ -15,17 +15,12 @@ from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
 from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.results.model import Performance
 
-__all__ = ["BINS", "Rows", "beside", "sample_pictures"]
+__all__ = ["BINS", "Rows", "sample_pictures"]
 
 #: Bars of a histogram.
 BINS = 36
 
 Rows = npt.NDArray[np.void]
-
-
-def beside(part: Performance) -> str:
-    """Return the client's record beside a run's log."""
-    return f"{part.log.rpartition('/')[0]}/{SAMPLES_FILE}"
 
 
 def sample_pictures(part: Performance, rows: Rows) -> Iterator[Picture]:
@@ -69,7 +64,7 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
         words,
         tuple(canvas.shapes),
         (Table(("from, tokens", "to, tokens", "samples", "up to here"), rows),),
-        beside(part),
+        part.beside(SAMPLES_FILE),
         (("bar-1", "samples"), ("line-2", "cumulative")),
     )
 
@@ -133,7 +128,7 @@ def slowest(part: Performance, rows: Rows) -> Picture:
         words,
         shapes,
         (Table(head, tuple(table)),),
-        beside(part),
+        part.beside(SAMPLES_FILE),
         legend,
         height=height,
     )

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.accuracy.accuracy_record import Score
-from cm4vllm.loadgen.client.sample_times import client_values, read_sample_times
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, Score
+from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE, client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.power_pictures import power_pictures
-from cm4vllm.report.sample_pictures import BINS, Rows, beside, sample_pictures
+from cm4vllm.report.sample_pictures import BINS, Rows, sample_pictures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
@@ -98,7 +98,9 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     said = [f"{title} {ms(figure.value)} ms" for title, figure in stated.items() if figure]
     words = f"{name}: {', '.join([*said, *([f'limit {number(limit)} ms'] if limit else [])])}"
     whose = (
-        f"{beside(part)}; percentiles: {part.log}" if values is not None else f"LoadGen's percentiles alone: {part.log}"
+        f"{part.beside(SAMPLES_FILE)}; percentiles: {part.log}"
+        if values is not None
+        else f"LoadGen's percentiles alone: {part.log}"
     )
     return Picture(
         f"{name}: distribution",
@@ -257,7 +259,7 @@ def _accuracy(part: Accuracy) -> Iterator[Picture]:
         f"parts of the reference's scores: {words}",
         tuple(shapes),
         (Table(("metric", "score", "reference", "at least", "at most", "met"), rows),),
-        f"{part.log.rpartition('/')[0]}/accuracy.json: scores; reference: {judged[0][1].source}",
+        f"{part.beside(ACCURACY_FILE)}: scores; reference: {judged[0][1].source}",
         (("zone", "allowed"), ("mark-p99", "the reference")),
         height=12 + _SCORE_ROW * len(judged),
     )

@@ -31,19 +31,18 @@ Rows = npt.NDArray[np.void]
 def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
     """Give the pictures of a performance run for which something was recorded."""
     samples = read_samples(part.folder / METRICS_FILE)
-    beside = part.log.rpartition("/")[0]
     if rows is not None and len(rows) > 1 and (rows["first_ns"] >= 0).all():
-        yield _first_tokens(part, rows, f"{beside}/{SAMPLES_FILE}")
+        yield _first_tokens(part, rows, part.beside(SAMPLES_FILE))
     if len(samples) > 2:
-        source = f"{beside}/{METRICS_FILE}"
+        source = part.beside(METRICS_FILE)
         yield _tokens(part, samples, source)
         yield _requests(samples, source)
         yield _kv_cache(samples, source)
     elif rows is not None and len(rows) > 1:
-        yield _open(rows, f"{beside}/{SAMPLES_FILE}")
-    yield from gpu_pictures(part, read_gpu_samples(part.folder / GPU_SAMPLES_FILE), f"{beside}/{GPU_SAMPLES_FILE}")
+        yield _open(rows, part.beside(SAMPLES_FILE))
+    yield from gpu_pictures(part, read_gpu_samples(part.folder / GPU_SAMPLES_FILE), part.beside(GPU_SAMPLES_FILE))
     if rows is not None and len(rows) > 1 and part.queries == 1:
-        yield _answered(rows, f"{beside}/{SAMPLES_FILE}")
+        yield _answered(rows, part.beside(SAMPLES_FILE))
 
 
 def _parts(at: Floats, values: Floats, count: int) -> list[tuple[float, float, float, float]]:

@@ -44,7 +44,7 @@ def _figures(part: Performance, energy: RunEnergy, scope: Scope) -> list[Figure]
     if not counted:
         return []
     joules = sum(counter.joules for counter in counted)
-    file = f"{part.log.rpartition('/')[0]}/{RUN_FILE}"
+    file = part.beside(RUN_FILE)
     field = f"energy.counters: joules, {len(counted)} of scope {scope}"
     figures = [Figure(f"{_NAMES[scope]}_energy", joules, "J", Source(file, field), why_no_interval=_WHY_NO_INTERVAL)]
     if (work := _work(part, energy.seconds)) is not None and joules > 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
 from cm4vllm.accuracy.accuracy_record import AccuracyRecord
@@ -79,8 +79,13 @@ class Conditions:
 class _Run:
     """The facts that performance and accuracy runs derive in the same way."""
 
+    log: str
     settings: Mapping[str, Any]
     run: RunRecord | None
+
+    def beside(self, name: str) -> str:
+        """Return the path of a file beside the log, as sources and findings name it."""
+        return str(PurePosixPath(self.log).parent / name)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -300,6 +305,10 @@ class Result:
     tests: tuple[ComplianceTest, ...] = ()
     test_runs: Mapping[str, Performance] = field(default_factory=dict)
     uncovered: str = ""
+
+    def file(self, name: str) -> str:
+        """Return the path of one of `files`, as findings name it; the result's folder where there is none."""
+        return self.files.get(name, self.folder)
 
     @property
     def mapped(self) -> bool:

@@ -10,7 +10,6 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.checks.check import Fault, check
-from cm4vllm.results.checks.records import record_file
 from cm4vllm.results.log_folders import terms_of
 from cm4vllm.results.model import Accuracy, Submission
 
@@ -37,8 +36,8 @@ def scores_of_this_log(part: Accuracy, run: RunRecord, record: AccuracyRecord) -
     log = run.files.get(ACCURACY_LOG)
     if log is not None and log != record.log_sha256:
         yield Fault(
-            f"the scores in {record_file(part, ACCURACY_FILE)} are those of another log",
-            record_file(part, ACCURACY_FILE),
+            f"the scores in {part.beside(ACCURACY_FILE)} are those of another log",
+            part.beside(ACCURACY_FILE),
             "log_sha256",
             record.log_sha256,
             log,
@@ -59,9 +58,9 @@ def token_width(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Itera
     scored, received = record.tokens / record.samples, run.client.completion_tokens / run.client.completed
     if not math.isclose(scored, received, rel_tol=WIDTH_TOLERANCE):
         yield Fault(
-            f"the scores in {record_file(part, ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
+            f"the scores in {part.beside(ACCURACY_FILE)} count {scored:,.1f} tokens a sample, the client "
             f"received {received:,.1f}",
-            record_file(part, ACCURACY_FILE),
+            part.beside(ACCURACY_FILE),
             "tokens",
             f"{scored:,.1f} a sample",
             f"{received:,.1f} a sample",
@@ -95,11 +94,11 @@ def targets(part: Accuracy, run: RunRecord, record: AccuracyRecord) -> Iterator[
     ]
     fault = f"the accuracy targets are not those of {terms.benchmark}"
     if stated != expected:
-        yield Fault(fault, record_file(part, ACCURACY_FILE), "scores", stated, expected)
+        yield Fault(fault, part.beside(ACCURACY_FILE), "scores", stated, expected)
     elif wrong:
         yield Fault(
             f"{fault}: scores are judged wrongly",
-            record_file(part, ACCURACY_FILE),
+            part.beside(ACCURACY_FILE),
             "scores",
             ", ".join(wrong),
             "what the rules say of these values",

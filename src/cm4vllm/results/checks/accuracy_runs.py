@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.files import opened, text_of
@@ -15,7 +14,7 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
 
-__all__ = ["MAX_LOG", "served_tokens", "text_file"]
+__all__ = ["MAX_LOG", "served_tokens"]
 
 _CONSTANTS = "tools/submission/submission_checker/constants.py"
 _SCORE = "score the run's whole accuracy log again, and publish what the script prints"
@@ -28,11 +27,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
 #: A score as numpy 2 prints it, by its label; the official checkers look only for the labels that have a target.
 _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
-
-
-def text_file(part: Accuracy) -> str:
-    """Return the path of the scores, as findings name it."""
-    return (Path(part.log).parent / ACCURACY_TEXT).as_posix()
 
 
 @check(
@@ -81,13 +75,20 @@ def readable(result: Result, part: Accuracy) -> Iterator[Fault]:
     asked = [target.label for target in part.terms.targets if target.lower is not None]
     missing = [label for label in asked if part.figures.value(label) is None]
     if missing:
-        yield Fault("scores are missing", text_file(part), ", ".join(missing), "nothing", "a number", severity=severity)
+        yield Fault(
+            "scores are missing",
+            part.beside(ACCURACY_TEXT),
+            ", ".join(missing),
+            "nothing",
+            "a number",
+            severity=severity,
+        )
         return
     by_numpy = dict(_NUMPY.findall(text_of(path)))
     if unread := [label for label in asked if label in by_numpy]:
         yield Fault(
             "the official checker cannot read the scores",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             ", ".join(unread),
             f"{by_numpy[unread[0]]}...)",
             "a number",
@@ -113,7 +114,7 @@ def doubled(result: Result, part: Accuracy) -> Iterator[Fault]:
         width = "; every second 32-bit word of the log is zero: its tokens have 64 bits" if _is_int64(part) else ""
         yield Fault(
             f"the scores count each token twice{width}",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             _TOKENS,
             f"{each:g}",
             f"about {served:.1f}, as in the performance run",
@@ -197,11 +198,7 @@ def answers(_: Result, part: Accuracy) -> Iterator[Fault]:
         names = {path.name.partition(".")[0] for path in folder.iterdir()} if folder.is_dir() else set()
         if missing := [sample for sample in samples if sample not in names]:
             yield Fault(
-                f"{len(missing)} of {len(samples)} answers are missing",
-                f"{Path(part.log).parent.as_posix()}/{name}",
-                "",
-                "",
-                ", ".join(missing),
+                f"{len(missing)} of {len(samples)} answers are missing", part.beside(name), "", "", ", ".join(missing)
             )
 
 
@@ -217,7 +214,7 @@ def digest(result: Result, part: Accuracy) -> Iterator[Fault]:
     if not _SHA256.fullmatch(part.hash) and (part.folder / ACCURACY_TEXT).is_file():
         yield Fault(
             "no digest of the accuracy log",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             "hash",
             part.hash or "nothing",
             "hash=<SHA-256>",
@@ -238,7 +235,7 @@ def log_size(_: Result, part: Accuracy) -> Iterator[Fault]:
     if path.is_file() and (size := path.stat().st_size) > MAX_LOG:
         yield Fault(
             "the accuracy log is not truncated",
-            (Path(part.log).parent / ACCURACY_LOG).as_posix(),
+            part.beside(ACCURACY_LOG),
             "",
             f"{size} bytes",
             f"{MAX_LOG} bytes or less",

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
-from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens, text_file
+from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
@@ -57,7 +58,7 @@ def stated_once(result: Result, part: Accuracy) -> Iterator[Fault]:
         if len(set(values)) > 1:
             yield Fault(
                 "a score is stated with several values",
-                text_file(part),
+                part.beside(ACCURACY_TEXT),
                 label,
                 ", ".join(f"{value:g}" for value in values[:4]),
                 "one value",
@@ -85,7 +86,7 @@ def possible(_: Result, part: Accuracy) -> Iterator[Fault]:
         most = words if label in _OF_WORDS and words is not None else _MOST
         if value is not None and not 0 <= value <= most:
             than = f"{_WORDS}, {most:g}" if label in _OF_WORDS else f"{_MOST:g}"
-            yield Fault("no run has such a score", text_file(part), label, f"{value:g}", f"0 to {than}")
+            yield Fault("no run has such a score", part.beside(ACCURACY_TEXT), label, f"{value:g}", f"0 to {than}")
 
 
 @check(
@@ -102,7 +103,7 @@ def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
     if samples and expected and samples != expected:
         yield Fault(
             "the scores are of another number of samples than the run answered",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             _SAMPLES,
             f"{samples:.0f}",
             expected,
@@ -110,7 +111,7 @@ def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
     elif samples and tokens and each and abs(tokens / samples - each) > _ROUNDED:
         yield Fault(
             "tokens a sample are not tokens divided by samples",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             _EACH,
             f"{each:g}",
             f"{tokens / samples:.1f}, {tokens:.0f} / {samples:.0f}",
@@ -119,7 +120,7 @@ def counts(_: Result, part: Accuracy) -> Iterator[Fault]:
     if characters is not None and tokens and characters < _CHARACTERS * tokens:
         yield Fault(
             "the answers have fewer characters than so many tokens can have",
-            text_file(part),
+            part.beside(ACCURACY_TEXT),
             _LENGTH,
             f"{characters:.0f}",
             f"more, for {tokens:.0f} tokens",
@@ -152,7 +153,7 @@ def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
             run.log,
             run.figures["tokens_per_second"].source.field,
             f"{served:.1f} a sample",
-            f"{each:g}, {_EACH} in {text_file(part)}",
+            f"{each:g}, {_EACH} in {part.beside(ACCURACY_TEXT)}",
         )
 
 
@@ -172,7 +173,7 @@ def _same_dataset(result: Result) -> bool:
     each=scored,
 )
 def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
-    name = (Path(part.log).parent / ACCURACY_LOG).as_posix()
+    name = part.beside(ACCURACY_LOG)
     text = _head_and_tail(part.folder / ACCURACY_LOG)
     pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
     total = part.settings.get("qsl_reported_total_count")
@@ -196,7 +197,7 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
 )
 def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     path = part.folder / ACCURACY_LOG
-    name, text = (Path(part.log).parent / ACCURACY_LOG).as_posix(), _head_and_tail(path)
+    name, text = part.beside(ACCURACY_LOG), _head_and_tail(path)
     if path.is_file() and b'"qsl_idx"' not in text:
         yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
     answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.assets.records import IDENTITY
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.records import record_file
 from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.model import Submission
 from cm4vllm.rules import ExecutionMode
@@ -82,7 +81,7 @@ def own_model(submission: Submission, _: Part, run: RunRecord) -> Iterator[Fault
 def identity(part: Part, run: RunRecord) -> Iterator[Fault]:
     model = run.settings.model
     if model.recipe.get(IDENTITY) != run.settings.benchmark:
-        name = record_file(part)
+        name = part.beside(RUN_FILE)
         yield Fault(
             f"{name} does not say that {model.name} is the model of {run.settings.benchmark}",
             name,
@@ -109,7 +108,7 @@ def lengths(submission: Submission, part: Part, run: RunRecord) -> Iterator[Faul
     if used != (asked.min_tokens, asked.max_tokens):
         yield Fault(
             "answers were asked for with other lengths",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.min_tokens, settings.max_tokens",
             f"{used[0]} to {used[1]}",
             f"{asked.min_tokens} to {asked.max_tokens}",

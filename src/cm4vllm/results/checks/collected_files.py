@@ -35,7 +35,7 @@ _SERVED = re.compile(r"vllm[ _-]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
 )
 def collected(submission: Submission, result: Result) -> Iterator[Fault]:
     system = submission.system(result.system)
-    folder = (submission.root / result.files.get("readme", result.folder)).parent
+    folder = (submission.root / result.file("readme")).parent
     if system is None or not system.description or not folder.is_dir():
         return
     yield from _processors(submission, folder / "cpu_info.json", system.description)

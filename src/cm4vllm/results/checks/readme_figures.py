@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.readmes import BOUND, POLICY, WRITE, close, readme_of, targets_of
+from cm4vllm.results.checks.readmes import BOUND, POLICY, WRITE, close, targets_of
 from cm4vllm.results.checks.subjects import measured, whole
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader
@@ -50,7 +50,7 @@ def units(result: Result, part: Performance) -> Iterator[Fault]:
         if rates[said] and rates[meant] and not close(value, rates[said]) and close(value, rates[meant]):
             yield Fault(
                 f"{label} is the number of {meant}s",
-                readme_of(result),
+                result.file("readme"),
                 label,
                 text,
                 f"{rates[said]}, or {rates[meant]}",
@@ -74,7 +74,7 @@ def metric(result: Result, part: Performance) -> Iterator[Fault]:
     if label := next((label for label, value in labelled if any(close(value, rate) for rate in rates)), ""):
         yield Fault(
             "the README states another figure than the official one",
-            readme_of(result),
+            result.file("readme"),
             label,
             f"{dict(labelled)[label]:g}",
             str(part.metric),
@@ -94,7 +94,9 @@ def figures(submission: Submission) -> Iterator[Fault]:
         known = list(_known(part))
         for label, text in dict.fromkeys((*_VALUE.findall(result.readme), *_elsewhere(result.readme))):
             if not _is_among(text, known):
-                yield Fault("the log has no such figure", readme_of(result), label, text, str(part.metric or "none"))
+                yield Fault(
+                    "the log has no such figure", result.file("readme"), label, text, str(part.metric or "none")
+                )
         yield from _scores(result)
         yield from _verdict(result, part)
     for system in submission.systems:
@@ -165,7 +167,7 @@ def _scores(result: Result) -> Iterator[Fault]:
     for name, text in lines:
         figure = scores.get(labels.get(name, ""))
         if figure is not None and _PLAIN.fullmatch(text) and not _is_among(text, [figure.value]):
-            yield Fault(f"{name} is not the score of the run", readme_of(result), name, text, f"{figure.value:g}")
+            yield Fault(f"{name} is not the score of the run", result.file("readme"), name, text, f"{figure.value:g}")
 
 
 def _verdict(result: Result, part: Performance) -> Iterator[Fault]:
@@ -173,7 +175,7 @@ def _verdict(result: Result, part: Performance) -> Iterator[Fault]:
     wanted = "VALID" if part.loadgen_valid else "INVALID"
     for row in _rows(result.readme):
         if row.get("") == _VERDICT and row.get(_CELL) != wanted:
-            yield Fault("the log has another verdict", readme_of(result), _VERDICT, row.get(_CELL), wanted)
+            yield Fault("the log has another verdict", result.file("readme"), _VERDICT, row.get(_CELL), wanted)
 
 
 def _number(text: str) -> float:

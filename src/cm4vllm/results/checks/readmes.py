@@ -13,7 +13,7 @@ from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import shows_a_command
 
-__all__ = ["BOUND", "POLICY", "WRITE", "close", "readme_of", "targets_of"]
+__all__ = ["BOUND", "POLICY", "WRITE", "close", "targets_of"]
 
 POLICY = "inference_policies/submission_rules.adoc, README of a result"
 WRITE = "write the README from the log: value, unit and the commands that were run"
@@ -37,11 +37,6 @@ _FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 _SAME = 2e-3
 
 
-def readme_of(result: Result) -> str:
-    """Return the path of a result's README, as findings name it."""
-    return result.files.get("readme", result.folder)
-
-
 @check(
     "README-TARGET",
     "the required accuracy in a README is that of the benchmark's variant and round, with both bounds",
@@ -60,7 +55,7 @@ def required(result: Result) -> Iterator[Fault]:
             other = _variant_with(result, metric_name, float(text))
             yield Fault(
                 f"the required {metric_name} is {f'that of {other}' if other else 'not the rules own'}",
-                readme_of(result),
+                result.file("readme"),
                 metric_name,
                 text,
                 f"{target.lower:g} of {result.benchmark}",
@@ -69,7 +64,7 @@ def required(result: Result) -> Iterator[Fault]:
         elif target.upper is not None and "<=" not in rest:
             yield Fault(
                 f"the upper bound of {metric_name} is left out",
-                readme_of(result),
+                result.file("readme"),
                 metric_name,
                 f">= {text}",
                 f"<= {target.upper:g}, too",
@@ -106,7 +101,11 @@ def commands(submission: Submission, result: Result) -> Iterator[Fault]:
             words = shlex.split(text)
         except ValueError as error:
             yield Fault(
-                "a command line cannot be parsed", readme_of(result), text[:60], str(error), "a line that a shell takes"
+                "a command line cannot be parsed",
+                result.file("readme"),
+                text[:60],
+                str(error),
+                "a line that a shell takes",
             )
             continue
         given = {
@@ -133,7 +132,7 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
         if given.get(flag) and given[flag].lower() != known.lower():
             yield Fault(
                 f"the command's --{flag} contradicts the result",
-                readme_of(result),
+                result.file("readme"),
                 f"--{flag}",
                 given[flag],
                 known,
@@ -145,13 +144,13 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
     yield from differs("model", result.benchmark)
     yield from _against_system(submission, result, given)
     if given.get("execution_mode") == "test":
-        yield Fault("the command starts a short run", readme_of(result), "--execution_mode", "test", "valid")
+        yield Fault("the command starts a short run", result.file("readme"), "--execution_mode", "test", "valid")
     qps = given.get(f"{result.scenario.lower()}_target_qps", "")
     run = result.performance
     if run and re.fullmatch(r"\d+(?:\.\d+)?", qps) and run.target_qps and not close(float(qps), run.target_qps, 1e-3):
         yield Fault(
             "the command asks for another target QPS than the log",
-            readme_of(result),
+            result.file("readme"),
             f"--{result.scenario.lower()}_target_qps",
             qps,
             f"{run.target_qps:g}, as in {run.log}",
@@ -166,7 +165,7 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
         name = stated.get("accelerator_model_name", "accelerators")
         yield Fault(
             "the command's --device contradicts the system description",
-            readme_of(result),
+            result.file("readme"),
             "--device",
             "cpu",
             f"{stated.get('accelerators_per_node')} {name}",
@@ -175,7 +174,7 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
     if given.get("category") and kinds and given["category"] not in kinds.split(","):
         yield Fault(
             "the command's --category contradicts the system description",
-            readme_of(result),
+            result.file("readme"),
             "--category",
             given["category"],
             kinds,
@@ -193,10 +192,10 @@ def _against_system(submission: Submission, result: Result, given: dict[str, str
 )
 def of_the_result(result: Result) -> Iterator[Fault]:
     if (match := _PLATFORM.search(result.readme)) and match[1] != result.system:
-        yield Fault("the README is of another system", readme_of(result), "Platform", match[1], result.system)
+        yield Fault("the README is of another system", result.file("readme"), "Platform", match[1], result.system)
     wanted = (result.round, result.division, result.benchmark, result.scenario)
     if result.round and (match := _OF_RESULT.search(result.readme)) and match.groups() != wanted:
-        yield Fault("the README is of another result", readme_of(result), "", match[0], ", ".join(wanted))
+        yield Fault("the README is of another result", result.file("readme"), "", match[0], ", ".join(wanted))
     yield from _digests(result)
 
 
@@ -208,7 +207,7 @@ def _digests(result: Result) -> Iterator[Fault]:
         match = re.search(rf"{label}\W+([0-9a-f]{{64}})\b", result.readme)
         if match and stated[key] and match[1] != stated[key]:
             fault = "the README states another digest than the files beside it"
-            yield Fault(fault, readme_of(result), label, match[1], stated[key])
+            yield Fault(fault, result.file("readme"), label, match[1], stated[key])
 
 
 @check(
@@ -225,15 +224,19 @@ def repeatable(result: Result) -> Iterator[Fault]:
     if any("--api_server" in line for line in lines) and not re.search(
         r"vllm serve|api_server\b(?!=)|-m vllm", result.readme
     ):
-        yield Fault("a server is asked, and no command starts it", readme_of(result), "--api_server", "", "its command")
+        yield Fault(
+            "a server is asked, and no command starts it", result.file("readme"), "--api_server", "", "its command"
+        )
     for line in lines:
         for pinned in re.findall(r"_branch\.[\w./-]+", line):
-            yield Fault("a source is taken from a branch, which moves on", readme_of(result), "", pinned, "a commit")
+            yield Fault(
+                "a source is taken from a branch, which moves on", result.file("readme"), "", pinned, "a commit"
+            )
     if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
-        yield Fault("the processor is not named", readme_of(result), "CPU version", match[1], "its name")
+        yield Fault("the processor is not named", result.file("readme"), "CPU version", match[1], "its name")
     if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
         yield Fault(
-            "a command removes everything that CM has cached", readme_of(result), "", "cm rm cache -f", "nothing"
+            "a command removes everything that CM has cached", result.file("readme"), "", "cm rm cache -f", "nothing"
         )
 
 
@@ -248,7 +251,7 @@ def repeatable(result: Result) -> Iterator[Fault]:
 )
 def unfilled(result: Result) -> Iterator[Fault]:
     if match := _UNFILLED.search(result.readme):
-        yield Fault("a README is not written yet", readme_of(result), "", match[0], "a text")
+        yield Fault("a README is not written yet", result.file("readme"), "", match[0], "a text")
 
 
 @check(
@@ -265,7 +268,7 @@ def without_command(result: Result) -> Iterator[Fault]:
     if not page.strip() or _UNFILLED.search(page) or shows_a_command(page) or _ELSEWHERE.search(page):
         return
     yield Fault(
-        "a README shows no command and names no other page", readme_of(result), "", page.strip()[:60], "a command"
+        "a README shows no command and names no other page", result.file("readme"), "", page.strip()[:60], "a command"
     )
 
 

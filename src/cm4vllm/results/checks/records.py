@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import sha256_of
@@ -16,7 +15,7 @@ from cm4vllm.results.model import Accuracy, Submission
 from cm4vllm.rules import Division
 from cm4vllm.serving.text_servers import counting
 
-__all__ = ["record_file"]
+__all__: list[str] = []
 
 _DESIGN = "docs/results.md"
 _AGAIN = "remove the run's folder and run it again"
@@ -36,11 +35,6 @@ _SUBJECTS: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-def record_file(part: Part, name: str = RUN_FILE) -> str:
-    """Return the path of a record beside the logs of a run, as findings name it."""
-    return (Path(part.log).parent / name).as_posix()
-
-
 @check(
     "RUNS-DIFFER",
     "all runs of a submission are of one round, benchmark, model, dataset and setup",
@@ -56,9 +50,9 @@ def same_subject(submission: Submission) -> Iterator[Fault]:
             if value(run) != value(other):
                 yield Fault(
                     f"the runs do not belong together: they differ in their {subject}",
-                    record_file(part),
+                    part.beside(RUN_FILE),
                     value=value(run),
-                    expected=f"{value(other)}, as in {record_file(first)}",
+                    expected=f"{value(other)}, as in {first.beside(RUN_FILE)}",
                 )
                 break
 
@@ -81,7 +75,7 @@ def one_style(submission: Submission) -> Iterator[Fault]:
         if run.settings.rehearsal != pairs[0][1].settings.rehearsal:
             yield Fault(
                 "the runs do not belong together: this mixes rehearsals with full runs",
-                record_file(part),
+                part.beside(RUN_FILE),
                 "settings.rehearsal",
                 run.settings.rehearsal,
                 pairs[0][1].settings.rehearsal,
@@ -99,15 +93,15 @@ def honest_notices(part: Part, run: RunRecord) -> Iterator[Fault]:
     expected = run.settings.notice
     if run.notice != expected:
         yield Fault(
-            f"{record_file(part)} does not say truly whether it is a rehearsal and whose weights it has: "
+            f"{part.beside(RUN_FILE)} does not say truly whether it is a rehearsal and whose weights it has: "
             "it contradicts itself",
-            record_file(part),
+            part.beside(RUN_FILE),
             "notice",
             repr(run.notice),
             repr(expected),
         )
     if isinstance(part, Accuracy) and part.record and part.record.notice != expected:
-        name = record_file(part, ACCURACY_FILE)
+        name = part.beside(ACCURACY_FILE)
         yield Fault(
             f"{name} does not say truly whether it is a rehearsal and whose weights it has",
             name,
@@ -129,9 +123,9 @@ def in_place(part: Part, run: RunRecord) -> Iterator[Fault]:
     place = part.folder.parent.name, part.folder.name
     if (run.settings.scenario, run.settings.mode) != place:
         yield Fault(
-            f"{record_file(part)} is the record of another run: it is the record of a {run.settings.scenario} "
+            f"{part.beside(RUN_FILE)} is the record of another run: it is the record of a {run.settings.scenario} "
             f"{run.settings.mode} run, in the place of a {place[0]} {place[1]} run",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings",
         )
 
@@ -148,7 +142,7 @@ def known_terms(part: Part, run: RunRecord) -> Iterator[Fault]:
     if terms_of(terms.round, terms.benchmark, terms.scenario, terms.mode) is None:
         yield Fault(
             f"the rules have no {terms.benchmark}, {terms.scenario}, in round {terms.round}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.terms",
         )
 
@@ -166,7 +160,7 @@ def loadgen_name(part: Part, run: RunRecord) -> Iterator[Fault]:
     if expected and terms.loadgen_name != expected.loadgen_name:
         yield Fault(
             f"a run of {terms.benchmark} was made under LoadGen's name {terms.loadgen_name!r}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.terms.loadgen_name",
             terms.loadgen_name,
             expected.loadgen_name,
@@ -185,11 +179,7 @@ def logs_unchanged(part: Part, run: RunRecord) -> Iterator[Fault]:
         path = part.folder / name
         if path.is_file() and (own := sha256_of(path)) != digest:
             yield Fault(
-                f"{record_file(part, name)} is not the log of the run beside it",
-                record_file(part, name),
-                "SHA-256",
-                own,
-                digest,
+                f"{part.beside(name)} is not the log of the run beside it", part.beside(name), "SHA-256", own, digest
             )
 
 
@@ -207,7 +197,7 @@ def one_piece(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fa
         shares = " + ".join(f"{piece.answers:,}" for piece in run.pieces)
         yield Fault(
             f"the answers of the {run.settings.title} run came in {len(run.pieces)} pieces: {shares}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "pieces",
             len(run.pieces),
             1,

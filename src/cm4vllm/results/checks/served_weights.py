@@ -51,7 +51,7 @@ def _at_hand(submission: Submission) -> Iterator[tuple[ServedWeights, Weights, R
     for served in submission.weights:
         seen = set()
         for result in served.results:
-            key = result.files.get("measurements", result.folder)
+            key = result.file("measurements")
             if served.weights is not None and key not in seen:
                 seen.add(key)
                 yield served, served.weights, result
@@ -89,7 +89,7 @@ def data_type(_: ServedWeights, weights: Weights, result: Result) -> Iterator[Fa
         "the weights are quantised, and stated as not quantised"
         if hidden
         else "the weights at hand have another type than is stated",
-        result.files.get("measurements", result.folder),
+        result.file("measurements"),
         "weight_data_types",
         said,
         f"{weights.data_type}, as the files of the weights state",
@@ -114,7 +114,7 @@ def parameters(_: ServedWeights, weights: Weights, result: Result) -> Iterator[F
     if abs(weights.parameters / number - 1) > tolerance:
         yield Fault(
             "the weights at hand are of a model of another size",
-            result.files.get("measurements", result.folder),
+            result.file("measurements"),
             "parameters",
             f"{weights.parameters:,}",
             f"about {number:,}, as {whose} has",
@@ -144,7 +144,7 @@ def _claimed(result: Result) -> tuple[int, float, str] | None:
 def digests(submission: Submission) -> Iterator[Fault]:
     of_folder, of_file = cache(_of_folder), cache(digest_of)  # the results of a model share its files
     for served, weights, result in _at_hand(submission):
-        where, stated = result.files.get("measurements", result.folder), result.measurements
+        where, stated = result.file("measurements"), result.measurements
         if sha256 := str(stated.get("model_sha256", "")):
             yield _same_files(where, of_folder(served.folder), sha256)
             continue

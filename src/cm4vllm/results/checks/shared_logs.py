@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
 from cm4vllm.results.findings import Severity
@@ -151,7 +152,7 @@ def one_result_each(submission: Submission) -> Iterator[Fault]:
             if result.system != first.system or base_of(result) != base_of(first):
                 yield Fault(
                     "the same accuracy log stands under two results",
-                    part.log.rpartition("/")[0] + "/accuracy.txt",
+                    part.beside(ACCURACY_TEXT),
                     "hash",
                     part.hash[:12],
                     f"another than that of {first.folder}",

@@ -10,7 +10,6 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.records import record_file
 from cm4vllm.results.checks.subjects import Part, recorded, systems, whole, with_submission
 from cm4vllm.results.model import Accuracy, Submission, System
 from cm4vllm.rules import Mode
@@ -53,7 +52,7 @@ def real_weights(submission: Submission, part: Part, run: RunRecord) -> Iterator
     if run.settings.model.is_dummy and run.settings.server.simulated is None:
         yield Fault(
             f"no submission of {run.settings.model.name}: {DUMMY_NOTICE}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.model.source",
             run.settings.model.source,
             "the source of real weights",
@@ -72,7 +71,7 @@ def measured_system(submission: Submission, part: Part, run: RunRecord) -> Itera
     if (simulation := run.settings.server.simulated) is not None:
         yield Fault(
             f"no submission of {simulation.title}: {SIMULATED_NOTICE}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.server.simulated.profile",
             simulation.profile,
             "no simulated server",
@@ -90,7 +89,7 @@ def measured_system(submission: Submission, part: Part, run: RunRecord) -> Itera
 def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault]:
     if not isinstance(part, Accuracy) or run.settings.server.simulated is not None:
         return
-    name, text = record_file(part, ACCURACY_FILE), record_file(part, ACCURACY_TEXT)
+    name, text = part.beside(ACCURACY_FILE), part.beside(ACCURACY_TEXT)
     if part.record is None:
         yield Fault(f"no submission without {name}", name)
     elif not run.settings.rehearsal and part.record.samples != part.record.samples_expected:
@@ -117,7 +116,7 @@ def scored(submission: Submission, part: Part, run: RunRecord) -> Iterator[Fault
 def logs_present(part: Part, run: RunRecord) -> Iterator[Fault]:
     for name in (DETAIL_LOG, SUMMARY_LOG, *((ACCURACY_LOG,) if isinstance(part, Accuracy) else ())):
         if name not in run.files or not (part.folder / name).is_file():
-            yield Fault(f"{record_file(part, name)} is missing", record_file(part, name))
+            yield Fault(f"{part.beside(name)} is missing", part.beside(name))
 
 
 @check(
@@ -168,7 +167,7 @@ def of_their_model(part: Part, run: RunRecord) -> Iterator[Fault]:
     if run.settings.model.name != folder:
         yield Fault(
             f"the runs of {folder} are those of {run.settings.model.name}",
-            record_file(part),
+            part.beside(RUN_FILE),
             "settings.model.name",
             run.settings.model.name,
             folder,

@@ -89,7 +89,7 @@ def one_run(part: Part) -> Iterator[Fault]:
     if apart:
         yield Fault(
             f"{len(apart)} of the {len(stated)} values that the summary shares with the detail log are others",
-            f"{part.log.rpartition('/')[0]}/{SUMMARY_LOG}",
+            part.beside(SUMMARY_LOG),
             apart[0].label,
             apart[0].text,
             f"{apart[0].logged:.15g}" if isinstance(apart[0].logged, float) else apart[0].logged,

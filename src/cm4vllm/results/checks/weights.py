@@ -55,11 +55,7 @@ def keys(result: Result) -> Iterator[Fault]:
     missing = [key for key in _KEYS if not stated.get(key)]
     if stated and missing:
         yield Fault(
-            "facts on the weights are missing",
-            result.files.get("measurements", ""),
-            ", ".join(missing),
-            "nothing",
-            "a value",
+            "facts on the weights are missing", result.file("measurements"), ", ".join(missing), "nothing", "a value"
         )
 
 
@@ -81,11 +77,7 @@ def of_the_model(result: Result) -> Iterator[Fault]:
         fault = f"the starting weights are those of {other}"
     if fault:
         yield Fault(
-            fault,
-            result.files.get("measurements", ""),
-            "starting_weights_filename",
-            weights,
-            f"weights of {result.model}",
+            fault, result.file("measurements"), "starting_weights_filename", weights, f"weights of {result.model}"
         )
 
 
@@ -145,7 +137,7 @@ def _versions(family: str, name: str) -> set[str]:
 def types(submission: Submission, result: Result) -> Iterator[Fault]:
     said = " ".join(str(result.measurements.get(key, "")) for key in ("weight_data_types", "weight_transformations"))
     transformed = str(result.measurements.get("weight_transformations", "")).strip().lower()
-    where, fields = result.files.get("measurements", ""), "weight_data_types, weight_transformations"
+    where, fields = result.file("measurements"), "weight_data_types, weight_transformations"
     if _METHOD.search(said):
         yield from _other_types(submission.home, result, said, where, fields)
         return
@@ -230,7 +222,7 @@ def _of_division(page: str, division: str) -> str:
 def retrained(result: Result) -> Iterator[Fault]:
     said = str(result.measurements.get("retraining", ""))
     if said.strip().lower() in ("yes", "true"):
-        yield Fault("the weights were trained again", result.files.get("measurements", ""), "retraining", said, "no")
+        yield Fault("the weights were trained again", result.file("measurements"), "retraining", said, "no")
 
 
 @check(

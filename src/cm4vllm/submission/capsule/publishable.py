@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
 from cm4vllm.common.files import bytes_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
@@ -113,7 +114,7 @@ def _scores(part: Accuracy) -> Figures:
     """Return the scores: those of accuracy.json, which have all digits, where there is one."""
     if part.record is None:
         return part.figures
-    where = f"{part.log.rpartition('/')[0]}/accuracy.json"
+    where = part.beside(ACCURACY_FILE)
     return Figures(
         Figure(score.label, score.value, SCORE_UNITS.get(score.label, ""), Source(where, f"scores: {score.label}"))
         for score in part.record.scores
