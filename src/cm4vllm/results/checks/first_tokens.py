@@ -40,11 +40,7 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
     each=measured,
 )
 def shape(_: Result, part: Performance) -> Iterator[Fault]:
-    for fault, value, expected in _odd(part.figures):
-        yield Fault(fault, part.log, "result_first_token_*_latency_ns", value, expected)
-
-
-def _odd(figures: Figures) -> Iterator[tuple[str, str, str]]:
+    figures, field = part.figures, "result_first_token_*_latency_ns"
     ttft = {name: figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99")}
     low, p50, p90, p95, p99 = (ttft[name] for name in ("min", "p50", "p90", "p95", "p99"))
     if low is None or p50 is None or p90 is None or p95 is None or p99 is None or not (p50 and low):
@@ -52,20 +48,26 @@ def _odd(figures: Figures) -> Iterator[tuple[str, str, str]]:
     tpot = _spread(figures, "tpot")
     wide = (p95 - p50) / p50
     if wide < NARROW and tpot is not None and tpot > SPREAD:
-        yield (
+        yield Fault(
             "most times to the first token are alike while TPOT spreads",
+            part.log,
+            field,
             f"TTFT (p95 - p50)/p50 {wide:.2%}, TPOT {tpot:.2%}",
             f"TTFT {NARROW:.0%} or more",
         )
     elif (p90 - p50) / p50 < _SPIKE and (p99 - p50) / p50 > 10 * _SPIKE:
-        yield (
+        yield Fault(
             "two fifths of the times to the first token have one value",
+            part.log,
+            field,
             f"p50 {p50:,.1f} ms, p90 {p90:,.1f} ms, p99 {p99:,.1f} ms",
             "p90 above p50",
         )
     if (edge := _edge(low)) and low > 0.5 * p50:
-        yield (
+        yield Fault(
             "the smallest time to the first token lies just above a round time",
+            part.log,
+            field,
             f"min {low:,.3f} ms, p50 {p50:,.1f} ms",
             f"no edge at {edge:g} ms",
         )

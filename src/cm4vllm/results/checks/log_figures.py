@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.results.checks.check import Fault, Stage, check
@@ -53,15 +53,6 @@ _ROUNDED = 1e-4
 _DEVIATIONS, _OF_TARGET = 6.0, 0.002
 
 
-class _Apart(NamedTuple):
-    """Two statements of a log that cannot both be true."""
-
-    what: str
-    field: str
-    value: object
-    expected: object
-
-
 @check(
     "LOG-FIGURES",
     "the figures of a log agree with each other: rates, counts, durations, latencies and verdicts are of one run",
@@ -71,19 +62,16 @@ class _Apart(NamedTuple):
     each=performance_runs,
 )
 def agree(part: Performance) -> Iterator[Fault]:
-    if part.detail is None:
-        return
-    apart = list(_contradictions(_Log(part.detail)))
-    if apart:
-        first, more = apart[0], f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
-        yield Fault(f"{first.what}{more}", part.log, first.field, first.value, first.expected)
+    if part.detail is not None and (apart := list(_contradictions(_Log(part.detail, part.log)))):
+        more = f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
+        yield replace(apart[0], what=f"{apart[0].what}{more}")
 
 
 class _Log:
-    """The numbers of a detail log; 0 for one that it does not have."""
+    """The numbers of a detail log; 0 for one that it does not have. Findings name it `file`."""
 
-    def __init__(self, log: DetailLog) -> None:
-        self.values = log.values
+    def __init__(self, log: DetailLog, file: str) -> None:
+        self.values, self.file = log.values, file
         self.scenario = str(log.values.get("effective_scenario", ""))
 
     def __getitem__(self, key: str) -> float:
@@ -106,7 +94,7 @@ class _Log:
         return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
 
 
-def _contradictions(log: _Log) -> Iterator[_Apart]:
+def _contradictions(log: _Log) -> Iterator[Fault]:
     yield from _ordered(log)
     yield from _counts(log)
     yield from _rates(log)
@@ -114,40 +102,48 @@ def _contradictions(log: _Log) -> Iterator[_Apart]:
     yield from _verdicts(log)
 
 
-def _ordered(log: _Log) -> Iterator[_Apart]:
+def _ordered(log: _Log) -> Iterator[Fault]:
     for least, percentile, largest, mean in _DISTRIBUTIONS:
         keys = [least, *(percentile.format(statistic) for statistic in _PERCENTILES), largest]
         values = [(key, log[key]) for key in keys if key in log.values]
         for (low, below), (high, above) in pairwise(values):
             if below > above:
-                yield _Apart("a percentile is below a lower one", high, above, f"{below:.15g} or more, {low}")
+                yield Fault("a percentile is below a lower one", log.file, high, above, f"{below:.15g} or more, {low}")
         if len(values) < 2 or mean not in log.values or log.samples * values[-1][1] >= _SUM_END:
             continue
         if not values[0][1] <= log[mean] <= values[-1][1]:
-            yield _Apart("a mean is not between least and largest value", mean, log[mean], values[-1][0])
+            yield Fault("a mean is not between least and largest value", log.file, mean, log[mean], values[-1][0])
     for statistic in ("min", "mean", "max", *(f"{part}_percentile" for part in _PERCENTILES)):
         first, whole = f"result_first_token_{statistic}_latency_ns", f"result_{statistic}_latency_ns"
         if first in log.values and whole in log.values and 0 < log[whole] < log[first] < _SUM_END:
-            yield _Apart("first tokens come after whole answers", first, log[first], f"{log[whole]:.15g}, {whole}")
+            yield Fault(
+                "first tokens come after whole answers", log.file, first, log[first], f"{log[whole]:.15g}, {whole}"
+            )
 
 
-def _counts(log: _Log) -> Iterator[_Apart]:
+def _counts(log: _Log) -> Iterator[Fault]:
     made, issued = log["generated_query_count"], log["result_query_count"]
     if log.scenario == "Server" and made and made != issued:
-        yield _Apart("another number of queries than was generated", "result_query_count", issued, made)
+        yield Fault("another number of queries than was generated", log.file, "result_query_count", issued, made)
     if log.scenario == "Offline":
         least, each = log["effective_min_sample_count"], log["effective_samples_per_query"]
         if least and each and each != least:
-            yield _Apart("another number of samples than is asked for", "effective_samples_per_query", each, least)
+            yield Fault(
+                "another number of samples than is asked for", log.file, "effective_samples_per_query", each, least
+            )
         if log["effective_min_query_count"] > 1:
-            yield _Apart("Offline has one query", "effective_min_query_count", log["effective_min_query_count"], 1)
+            yield Fault(
+                "Offline has one query", log.file, "effective_min_query_count", log["effective_min_query_count"], 1
+            )
         yield from _planned(log, each)
     late = log["result_overlatency_query_count"]
     if late > log.samples > 0:
-        yield _Apart("more queries are late than were issued", "result_overlatency_query_count", late, log.samples)
+        yield Fault(
+            "more queries are late than were issued", log.file, "result_overlatency_query_count", late, log.samples
+        )
 
 
-def _planned(log: _Log, each: float) -> Iterator[_Apart]:
+def _planned(log: _Log, each: float) -> Iterator[Fault]:
     """Compare the samples of an Offline run with those that its target rate and its least duration ask for."""
     wanted = max(log["requested_min_query_count"], _SLACK * log["effective_target_qps"] * _least_s(log))
     sizes = {wanted}
@@ -158,28 +154,30 @@ def _planned(log: _Log, each: float) -> Iterator[_Apart]:
         sizes.add(math.ceil(wanted / whole) * whole)
     planned = any(abs(each - size) <= 1 + _ROUNDED * size for size in sizes)
     if each and not planned and not log["effective_max_query_count"]:
-        yield _Apart(
+        yield Fault(
             "not the samples that target rate and least duration ask for",
+            log.file,
             "effective_samples_per_query",
             each,
             f"{wanted:,.0f}, of target_qps {log['effective_target_qps']:g} for {_least_s(log):g} s",
         )
 
 
-def _rates(log: _Log) -> Iterator[_Apart]:
+def _rates(log: _Log) -> Iterator[Fault]:
     yield from _offline_rate(log)
     yield from _server_rates(log)
     alone, mean = log["result_qps_without_loadgen_overhead"], log["result_mean_latency_ns"]
     if alone and mean and log.samples * log["result_max_latency_ns"] < _SUM_END and not _close(alone * mean / 1e9, 1.0):
-        yield _Apart(
+        yield Fault(
             "samples/s without overhead is not one over the mean latency",
+            log.file,
             "result_qps_without_loadgen_overhead",
             alone,
             f"{1e9 / mean:.6g}",
         )
 
 
-def _offline_rate(log: _Log) -> Iterator[_Apart]:
+def _offline_rate(log: _Log) -> Iterator[Fault]:
     samples = log.samples
     if log.scenario == "Offline" and (rate := log["result_samples_per_second"]):
         done = rate * log["result_max_latency_ns"] / 1e9
@@ -188,34 +186,39 @@ def _offline_rate(log: _Log) -> Iterator[_Apart]:
         whole = math.ceil(samples / whole) * whole
         rounded = log.flag("effective_sample_concatenate_permutation") is not False and _close(done, whole)
         if not _close(done, samples) and not rounded:
-            yield _Apart(
+            yield Fault(
                 "samples/s times the duration is not the number of samples",
+                log.file,
                 "result_samples_per_second",
                 f"{done:,.1f} samples",
                 f"{samples:,.0f}",
             )
 
 
-def _server_rates(log: _Log) -> Iterator[_Apart]:
+def _server_rates(log: _Log) -> Iterator[Fault]:
     samples = log.samples
     if log.scenario == "Server" and (rate := log["result_scheduled_samples_per_sec"]):
         planned, made = (samples - 1) / rate, log["generated_query_duration"] / 1e9
         # The last query is scheduled before the end of what was generated, by a few mean intervals.
         if made and not made * (1 - _DIGITS - _LAST / max(samples, 1)) <= planned <= made * (1 + _DIGITS):
-            yield _Apart(
+            yield Fault(
                 "the scheduled rate is not that of the generated queries",
+                log.file,
                 "result_scheduled_samples_per_sec",
                 f"{planned:,.3f} s",
                 f"{made:,.3f} s, generated_query_duration",
             )
         target = log["effective_target_qps"]
         if target and abs(rate / target - 1) > _DEVIATIONS / math.sqrt(max(samples, 1)) + _OF_TARGET:
-            yield _Apart("the scheduled rate is not the target", "result_scheduled_samples_per_sec", rate, target)
+            yield Fault(
+                "the scheduled rate is not the target", log.file, "result_scheduled_samples_per_sec", rate, target
+            )
         ended = log["result_completed_samples_per_sec"] and (samples - 1) / log["result_completed_samples_per_sec"]
         latest = planned + log["result_max_latency_ns"] / 1e9
         if ended and not planned * (1 - _DIGITS) <= ended <= latest * (1 + _DIGITS) + 0.1:
-            yield _Apart(
+            yield Fault(
                 "the last answer is before the last query, or later than the largest latency allows",
+                log.file,
                 "result_completed_samples_per_sec",
                 f"{ended:,.3f} s",
                 f"{planned:,.3f} to {latest:,.3f} s",
@@ -226,7 +229,7 @@ def _server_rates(log: _Log) -> Iterator[_Apart]:
 _LAST = 40.0
 
 
-def _tokens(log: _Log) -> Iterator[_Apart]:
+def _tokens(log: _Log) -> Iterator[Fault]:
     """Compare the number of tokens that each of LoadGen's token rates makes."""
     rate, samples = log["result_completed_samples_per_sec"], log.samples
     if not rate or not (per_second := log["result_completed_tokens_per_second"]):
@@ -234,35 +237,40 @@ def _tokens(log: _Log) -> Iterator[_Apart]:
     tokens = per_second * (samples - 1) / rate
     by_latency = log["result_token_throughput"] * log["result_mean_latency_ns"] * samples
     if by_latency and samples * log["result_max_latency_ns"] < _SUM_END and not _close(tokens, by_latency):
-        yield _Apart(
+        yield Fault(
             "tokens/s and samples/s make another number of tokens than the mean latency",
+            log.file,
             "result_completed_tokens_per_second",
             f"{tokens:,.0f} tokens",
             f"{by_latency:,.0f}, result_token_throughput",
         )
 
 
-def _verdicts(log: _Log) -> Iterator[_Apart]:
+def _verdicts(log: _Log) -> Iterator[Fault]:
     lasted, least = _lasted(log), _least_s(log)
     said = log.flag("result_min_duration_met")
     if lasted and least and said is not None and abs(lasted - least) > 1e-5 * least and said != (lasted >= least):
-        yield _Apart("the verdict on the duration is wrong", "result_min_duration_met", said, f"{lasted:,.1f} s")
+        yield Fault(
+            "the verdict on the duration is wrong", log.file, "result_min_duration_met", said, f"{lasted:,.1f} s"
+        )
     said, asked = log.flag("result_min_queries_met"), log["effective_min_query_count"]
     if said and asked and log["result_query_count"] < asked:
-        yield _Apart("the verdict on the number of queries is wrong", "result_min_queries_met", said, False)
+        yield Fault("the verdict on the number of queries is wrong", log.file, "result_min_queries_met", said, False)
     said = log.flag("result_perf_constraints_met")
     for key, limit in (
         ("result_first_token_99.00_percentile_latency_ns", "requested_server_ttft_latency"),
         ("result_time_per_output_token_99.00_percentile_ns", "requested_server_tpot_latency"),
     ):
         if said and log.scenario == "Server" and log[limit] and log[key] > log[limit]:
-            yield _Apart("the verdict on the limits is wrong", key, log[key], f"{log[limit]:.15g} or less")
+            yield Fault("the verdict on the limits is wrong", log.file, key, log[key], f"{log[limit]:.15g} or less")
     verdicts = ("result_min_duration_met", "result_min_queries_met", "result_perf_constraints_met")
     if log.flag("early_stopping_met") and (failed := log.unsuccessful):
-        yield _Apart("the verdict on early stopping is wrong", "early_stopping_met", True, f"false, as {failed} says")
+        yield Fault(
+            "the verdict on early stopping is wrong", log.file, "early_stopping_met", True, f"false, as {failed} says"
+        )
     missed = [key for key in verdicts if log.flag(key) is False]
     if missed and log.values.get("result_validity") == "VALID":
-        yield _Apart("a valid result missed a condition", missed[0], False, True)
+        yield Fault("a valid result missed a condition", log.file, missed[0], False, True)
 
 
 def _least_s(log: _Log) -> float:
