@@ -63,8 +63,8 @@ def _lines() -> Iterator[str]:
     for curve_check in CURVE_CHECKS.values():
         yield from _check(curve_check)
     yield "## All submissions of a tree together\n"
-    for code, (rule, severity, remedy) in ACROSS.items():
-        yield from _section(code, rule, severity=severity, remedy=remedy)
+    for across in ACROSS:
+        yield from _check(across)
     yield "## What cannot be read\n"
     for code, rule in PROBLEMS.items():
         yield from _section(code, rule)

@@ -190,6 +190,11 @@ def test_filters_choose_what_is_shown_and_not_what_is_judged(tree: Path, capsys:
     assert hidden and int(hidden[1]) + 1 == len(check_tree(tree).findings)
 
 
+def test_a_finding_across_submissions_can_be_asked_for() -> None:
+    codes = ("LOG-COPIED", "TEST-ALIKE")
+    assert Filters.parse(codes=",".join(codes).lower()).codes == codes
+
+
 @pytest.mark.parametrize(
     ("given", "hint"),
     [

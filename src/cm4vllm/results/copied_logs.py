@@ -17,28 +17,30 @@ import msgspec
 from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.results.checks.check import CheckBase, Fault
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Result, Submission
 
 __all__ = ["ACROSS", "LogMarks", "copied", "marks_of"]
 
 _SOURCE = "inference_policies/submission_rules.adoc: a submitter measures what it submits"
-#: The findings across the submissions of a tree: rule, severity and remedy, by code.
-ACROSS = {
-    "LOG-COPIED": (
-        Rule("a log is that of one run, of one submitter and one system", _SOURCE),
-        Severity.ERROR,
-        "publish each result with the logs of its own runs",
+_COPIED = CheckBase(
+    "LOG-COPIED",
+    Rule("a log is that of one run, of one submitter and one system", _SOURCE),
+    "publish each result with the logs of its own runs",
+    Severity.ERROR,
+)
+_ALIKE = CheckBase(
+    "TEST-ALIKE",
+    Rule(
+        "tests of different systems are different runs, unless a model has but one answer to each sample",
+        "compliance/README.md",
     ),
-    "TEST-ALIKE": (
-        Rule(
-            "tests of different systems are different runs, unless a model has but one answer to each sample",
-            "compliance/README.md",
-        ),
-        Severity.NOTE,
-        "publish each result with the compliance test of its own system",
-    ),
-}
+    "publish each result with the compliance test of its own system",
+    Severity.NOTE,
+)
+#: The checks across the submissions of a tree.
+ACROSS = (_COPIED, _ALIKE)
 
 #: Figures in ns of which two logs of different runs never share this many.
 _ENOUGH = 3
@@ -145,7 +147,7 @@ def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
     for number, other in sorted(_same_run(known).items()):
         foreign = known[number].submitter != known[other].submitter
         fault = f"the same run stands under another {'submitter' if foreign else 'system'}"
-        yield _finding("LOG-COPIED", fault, known[number], known[other])
+        yield _finding(_COPIED, fault, known[number], known[other])
     answers: dict[str, list[LogMarks]] = defaultdict(list)
     for log in known:
         if log.answers:
@@ -153,22 +155,12 @@ def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:
     for group in answers.values():
         for copy in group[1:]:
             if (copy.submitter, copy.system) != (group[0].submitter, group[0].system):
-                yield _finding("TEST-ALIKE", "the test's answers are those of another system, too", copy, group[0])
+                yield _finding(_ALIKE, "the test's answers are those of another system, too", copy, group[0])
 
 
-def _finding(code: str, fault: str, marks: LogMarks, other: LogMarks) -> Finding:
-    rule, severity, remedy = ACROSS[code]
-    return Finding(
-        code=code,
-        severity=severity,
-        what=fault,
-        file=marks.file,
-        field="",
-        value=f"{marks.submitter}, {marks.system}",
-        expected=f"another run than that of {other.file}",
-        rule=rule,
-        remedy=remedy,
-    )
+def _finding(check: CheckBase, fault: str, marks: LogMarks, other: LogMarks) -> Finding:
+    owner, expected = f"{marks.submitter}, {marks.system}", f"another run than that of {other.file}"
+    return check.finding(Fault(fault, marks.file, value=owner, expected=expected))
 
 
 def _same_run(logs: list[LogMarks]) -> dict[int, int]:
