@@ -143,15 +143,18 @@ def opened(path: Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReade
     return io.BufferedReader(io.FileIO(handle), buffer)
 
 
-def bytes_of(path: Path) -> bytes:
-    """Return the bytes of a file. Raises OSError, also for a pipe or a device, which might never end."""
+def bytes_of(path: Path, most: int = -1) -> bytes:
+    """Return the bytes of a file, from its beginning `most` of them where that is not negative.
+
+    Raises OSError, also for a pipe or a device, which might never end.
+    """
     with opened(path) as file:
-        return file.read()
+        return file.read(most)
 
 
-def text_of(path: Path) -> str:
-    """Return the text of a file in UTF-8; invalid bytes become U+FFFD. Raises OSError as `bytes_of`."""
-    return bytes_of(path).decode(errors="replace")
+def text_of(path: Path, most: int = -1) -> str:
+    """Return the text of the bytes that `bytes_of` reads, in UTF-8; invalid ones become U+FFFD. Raises OSError."""
+    return bytes_of(path, most).decode(errors="replace")
 
 
 def json_of(data: str | bytes) -> Any:

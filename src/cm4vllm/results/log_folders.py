@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ import yaml
 from cm4vllm import rules
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.files import bytes_of, opened, text_of
 from cm4vllm.common.terminal_text import one_line
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import figures
@@ -25,7 +25,7 @@ from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
 
-__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "uncovered"]
+__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "text_at", "uncovered"]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
@@ -201,29 +201,25 @@ class Reader:
 
     def json(self, path: Path) -> Mapping[str, Any]:
         """Return the object in a JSON file; empty, and a problem, where it is missing or holds no object."""
-        try:
-            return MappingProxyType(msgspec.json.decode(bytes_of(path), type=dict[str, Any]))
-        except FileNotFoundError:
-            self.problem("FILE-MISSING", f"{path.name} is missing", path)
-        except OSError as error:
-            self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            self.problem("FILE-UNREADABLE", f"{path.name} is not a JSON object: {error}", path)
-        return MappingProxyType({})
+        kind = dict[str, Any]
+        read = self._content(path, "a JSON object", lambda: msgspec.json.decode(bytes_of(path), type=kind))
+        return MappingProxyType(read)
 
     def yaml(self, path: Path) -> Mapping[str, Any]:
         """Return the mapping in a YAML file; empty, and a problem where it is missing or is no YAML."""
+        content = self._content(path, "YAML", lambda: yaml.safe_load(bytes_of(path, _MAX_YAML)))
+        return content if isinstance(content, dict) else {}
+
+    def _content(self, path: Path, form: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` makes of a file; {}, and a problem, where the file cannot be read, or has another form."""
         try:
-            with opened(path) as file:
-                content = yaml.safe_load(file.read(_MAX_YAML))
+            return read()
         except FileNotFoundError:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
         except OSError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            self.problem("FILE-UNREADABLE", f"{path.name} is not YAML: {error}", path)
-        else:
-            return content if isinstance(content, dict) else {}
+        except (msgspec.DecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
+            self.problem("FILE-UNREADABLE", f"{path.name} is not {form}: {error}", path)
         return {}
 
     def _unreadable(self, folder: Path, error: CmError) -> None:
@@ -235,13 +231,17 @@ class Reader:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
 
 
+def text_at(path: Path, most: int) -> str:
+    """Return the beginning of a text file, `most` bytes of it; empty where it cannot be read."""
+    try:
+        return text_of(path, most)
+    except OSError:
+        return ""
+
+
 def scores_of(path: Path) -> dict[str, float]:
     """Return the scores in a file that a scorer wrote, by their labels; none where it cannot be read."""
-    try:
-        with opened(path) as file:
-            lines = file.read(_MAX_TEXT).decode(errors="replace").splitlines()
-    except OSError:
-        return {}
+    lines = text_at(path, _MAX_TEXT).splitlines()
     return {score.name: float(score.value) for score in _scores(lines, path.name)}
 
 

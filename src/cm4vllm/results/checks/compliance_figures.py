@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.files import opened
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.compliance_tests import test_folder
 from cm4vllm.results.checks.subjects import results, with_submission
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import VerifiedFigure
 
@@ -45,11 +45,7 @@ def figures(submission: Submission, result: Result) -> Iterator[Fault]:
 
 
 def _stated(path: Path, figures: tuple[VerifiedFigure, ...]) -> Iterator[tuple[VerifiedFigure, float]]:
-    try:
-        with opened(path) as file:
-            text = file.read(_MAX_TEXT).decode(errors="replace")
-    except OSError:
-        return  # COMPLIANCE
+    text = text_at(path, _MAX_TEXT)  # where it cannot be read: COMPLIANCE
     for figure in figures:
         for number in re.findall(rf"{figure.label}\s*[:=]\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text, re.IGNORECASE):
             yield figure, float(number)

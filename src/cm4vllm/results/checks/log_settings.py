@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cm4vllm.common.files import opened
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts, with_submission, with_tests
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Performance, Result, Submission
 from cm4vllm.rules import if_known, issues_equally
 
@@ -242,11 +242,7 @@ def _confs(submission: Submission, result: Result) -> Iterator[tuple[str, str, b
         return
     yield name, result.user_conf, False
     path = (submission.root / name).with_name("mlperf.conf")
-    try:
-        with opened(path) as file:
-            yield f"{name.rpartition('/')[0]}/mlperf.conf", file.read(_MAX_CONF).decode(errors="replace"), True
-    except OSError:
-        return
+    yield f"{name.rpartition('/')[0]}/mlperf.conf", text_at(path, _MAX_CONF), True
 
 
 class _Setting(NamedTuple):

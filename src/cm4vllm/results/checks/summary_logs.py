@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.subjects import Part, with_tests
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Accuracy, Performance
 
 __all__: list[str] = []
@@ -98,10 +98,8 @@ def one_run(part: Part) -> Iterator[Fault]:
 
 def _stated(part: Part) -> Iterator[_Stated]:
     """Give the lines of a run's summary that the detail log has a value for; none where there is no summary."""
-    try:
-        with opened(part.folder / SUMMARY_LOG) as file:
-            lines = file.read(_MAX_SUMMARY).decode(errors="replace").splitlines()
-    except OSError:
+    lines = text_at(part.folder / SUMMARY_LOG, _MAX_SUMMARY).splitlines()
+    if not lines:
         return  # RESULT-FILES
     yield from _entries(part, lines)
     for line in lines:
