@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
-from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.redaction import variable
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Performance
 from cm4vllm.serving.containers.server_container import published_run
+from cm4vllm.serving.published_server import hosts_of, server_words
 from cm4vllm.serving.records import Prompts, ServerRecord
 from cm4vllm.serving.text_servers import counting
 
@@ -22,7 +20,6 @@ __all__ = [
     "counting_words",
     "figure",
     "headroom",
-    "hosts_of",
     "judgement",
     "metric_name",
     "metric_words",
@@ -196,19 +193,6 @@ def server_command(server: ServerRecord, model_path: str) -> str:
     return shell_line(words, env)
 
 
-def server_words(server: ServerRecord, model_path: str) -> tuple[dict[str, str], list[str]]:
-    """Return the server's environment and command with $MODEL for the model's folder and $CM4VLLM for our package's.
-
-    Both are empty for a server that already ran.
-    """
-    if not server.argv:
-        return {}, []
-    names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
-    env = [f"{name}={value}" for name, value in sorted(server.env.items())]
-    words = published_words([*env, Path(server.argv[0]).name, *server.argv[1:]], names, hosts_of(server))
-    return dict(word.split("=", 1) for word in words[: len(env)]), words[len(env) :]
-
-
 def container_command(server: ServerRecord, model_path: str) -> str:
     """Write the command of the engine that ran the server's command in a container, with the same variables."""
     if server.container is None:
@@ -222,11 +206,3 @@ def container_command(server: ServerRecord, model_path: str) -> str:
 def typed_command(command: str, server: ServerRecord) -> str:
     """Write the command that was typed, one flag a line, with variables for what is only known where it was typed."""
     return published_command(command, hosts=hosts_of(server))
-
-
-def hosts_of(server: ServerRecord) -> set[str]:
-    """Return the hosts of a server, its replicas, nodes and Ray cluster, but for the names of every machine itself."""
-    hosts = {urlsplit(endpoint).hostname or "" for endpoint in server.endpoints}
-    hosts |= {host for node in server.nodes for host in node.hosts}
-    hosts |= {server.env.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]").lower()}
-    return {host for host in hosts if host and not is_loopback(host)}

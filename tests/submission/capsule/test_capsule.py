@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from pathlib import Path
 
 import msgspec
 import pytest
 
+import cm4vllm
 from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
@@ -17,9 +19,11 @@ from cm4vllm.results.comparison import compare
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
 from cm4vllm.rules import Mode
+from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.capsule.capsules_at_path import capsule_at, capsule_of_results, capsules_at
 from cm4vllm.submission.capsule.comparison import compare_environment
 from cm4vllm.submission.capsule.consent import Consent
+from cm4vllm.submission.capsule.from_records import served_by
 from cm4vllm.submission.capsule.replay import replay_words
 from cm4vllm.submission.capsule.rerun_file import as_yaml, read_capsule, write_capsule
 from cm4vllm.submission.tree import build_tree, system_folder
@@ -94,6 +98,21 @@ def test_a_capsule_is_read_back_as_it_was_written_and_names_no_folder(results, t
     assert performance.run is accuracy.run is None and "run:" not in text
     assert capsule.program["commit"] == "0123abc" and len(capsule.contents["msgspec"]) == 64
     assert {"model.revision", "server.command"} <= set(capsule.unknown)
+
+
+def test_the_server_of_a_capsule_names_no_folder_of_this_machine():
+    server = ServerRecord(
+        endpoint="",
+        model_name="m",
+        max_model_len=1,
+        version="",
+        owned=True,
+        argv=["/v/bin/python", "serve", "/models/m"],
+        env={"PYTHONPATH": str(Path(cm4vllm.__file__).parent / "serving" / "fp8_plugin")},
+    )
+    served = served_by(server, "/models/m", None, set())
+    assert served.env == {"PYTHONPATH": "${CM4VLLM:?}/serving/fp8_plugin"}
+    assert served.command == ["python", "serve", "${MODEL:?}"]
 
 
 def test_a_capsule_equals_itself(results):

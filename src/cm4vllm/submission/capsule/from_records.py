@@ -14,6 +14,7 @@ from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.campaign_record import CommandRecord
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.serving.published_server import server_words
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.campaign_software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.submission.capsule.publishable import publishable
@@ -120,15 +121,12 @@ def _dataset(run: RunRecord) -> dict[str, str]:
 
 def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | None, hosts: set[str]) -> CapsuleServer:
     """Return the server with variables for the folders of this machine, as a README has it."""
-    names = {model_path: "MODEL", str(Path(__file__).parents[1]): "CM4VLLM"}
-    env = [f"{name}={value}" for name, value in sorted(server.env.items())]
-    argv = [Path(server.argv[0]).name, *server.argv[1:]] if server.argv else []
-    words = published_words([*env, *argv], names, hosts)
+    env, command = server_words(server, model_path, hosts)
     return CapsuleServer(
         software=server.software,
         version=server.version,
-        command=words[len(env) :],
-        env=dict(word.split("=", 1) for word in words[: len(env)]),
+        command=command,
+        env=env,
         endpoints=len(server.endpoints),
         max_model_len=server.max_model_len,
         packages=software.server_packages if software and software.server_packages else server.packages,
