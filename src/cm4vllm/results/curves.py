@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.units import Milliseconds, Samples, Seconds, TokensPerSecond
+from cm4vllm.results.endpoints_harness import SCORES, SUMMARY, times
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import count, number, part
 from cm4vllm.results.findings import Finding
@@ -33,8 +34,8 @@ __all__ = [
     "read_curves",
 ]
 
-_SUMMARIES = (Path("performance") / "result_summary.json", Path("result_summary.json"))
-_SCORES = (Path("accuracy") / "accuracy_results.json", Path("accuracy_results.json"))
+_SUMMARIES = (SUMMARY, Path(SUMMARY.name))
+_SCORES = (SCORES, Path(SCORES.name))
 _DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.yaml", "system_power.json"
 #: The record of a point that cm4vllm measured, in its run folder (endpoints.records.PointRecord).
 POINT_FILE = "point.json"
@@ -210,21 +211,8 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
         )
     if (samples := number(summary, "n_samples_completed")) is not None:
         yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
-    for name in ("ttft", "tpot", "latency"):
-        times = part(summary, name)
-        statistics: dict[str, tuple[str, ...]] = {"min": ("min",), "max": ("max",), "mean": ("avg",)}
-        # Versions of the client spell the key of a percentile differently.
-        statistics |= {
-            f"p{percent}": (f"percentiles.{percent}.0", f"percentiles.{percent}") for percent in (50, 90, 99)
-        }
-        for statistic, keys in statistics.items():
-            for key in keys:
-                inside, _, last = key.partition(".")
-                value = number(part(times, inside), last) if last else number(times, key)
-                if value is not None:
-                    source = Source(file, f"{name}.{key}")
-                    yield Figure(f"{name}_{statistic}", Milliseconds(value / _NS_OF_MS), Milliseconds.unit, source)
-                    break
+    for name, value, key in times(summary, ("percentiles",)):
+        yield Figure(name, value, value.unit, Source(file, key))
 
 
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:

@@ -6,8 +6,9 @@ compared with the percentiles of early stopping, seeds and the minimum duration 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "is_endpoints",
     "read_endpoints_accuracy",
     "read_endpoints_performance",
+    "times",
 ]
 
 ENDPOINTS = "endpoints"
@@ -33,9 +35,8 @@ SUMMARY = Path("performance") / "result_summary.json"
 SCORES = Path("accuracy") / "accuracy_results.json"
 _CONFIG = "config.yaml"
 _NS = 1e6
-_TIMES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency"}
 _STATISTICS = {"min": "min", "max": "max", "mean": "avg"}
-_PERCENTILES = {"p50": "50.0", "p90": "90.0", "p95": "95.0", "p97": "97.0", "p99": "99.0", "p99.9": "99.9"}
+_PERCENTILES = (50, 90, 95, 97, 99, 99.9)
 
 
 def is_endpoints(folder: Path) -> bool:
@@ -138,15 +139,24 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, Quantity, str]]:
     ):
         if (value := number(summary, field)) is not None:
             yield name, unit(value / divisor), field
-    for name, field in _TIMES.items():
-        times = part(summary, field)
+    yield from times(summary, ("early_stopping_percentiles", "percentiles"))
+
+
+def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, Milliseconds, str]]:
+    """Give name, value and field of the times in a summary of the reference client: ttft_p90, tpot_mean, latency_max.
+
+    `kinds` are the objects that have percentiles: of several the first that has one decides.
+    """
+    for name in ("ttft", "tpot", "latency"):
+        of_name = part(summary, name)
         for statistic, key in _STATISTICS.items():
-            if (value := number(times, key)) is not None:
-                yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{field}.{key}"
-        for statistic, key in _PERCENTILES.items():
-            for kind in ("early_stopping_percentiles", "percentiles"):
-                if (value := number(times.get(kind), key)) is not None:
-                    yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{field}.{kind}.{key}"
+            if (value := number(of_name, key)) is not None:
+                yield f"{name}_{statistic}", Milliseconds(value / _NS), f"{name}.{key}"
+        for percent in _PERCENTILES:
+            # Versions of the client spell the key of a percentile differently.
+            for kind, key in product(kinds, (f"{percent:.1f}", f"{percent:g}")):
+                if (value := number(of_name.get(kind), key)) is not None:
+                    yield f"{name}_p{percent:g}", Milliseconds(value / _NS), f"{name}.{kind}.{key}"
                     break
 
 
