@@ -31,7 +31,7 @@ from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 
-__all__ = ["aligned", "final_table", "latency", "one_line", "score_lines"]
+__all__ = ["aligned", "final_table", "one_line", "performance_cells", "score_lines"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -60,21 +60,26 @@ def _text(report: Report, *, terminal: bool) -> str:
 
 
 def _row(report: Report, measurement: Result) -> tuple[str, ...]:
-    performance = measurement.performance
-    if performance is None:
-        first: tuple[str, ...] = ("not measured", "", "", "", "")
-    else:
-        first = (
-            result_figure(performance.metric),
-            "" if performance.samples_per_second is None else rate(performance.samples_per_second),
-            "valid" if performance.valid else "INVALID",
-            latency(performance, "TTFT"),
-            latency(performance, "TPOT"),
-        )
-    return (measurement.scenario, *first, _accuracy(measurement))
+    part = measurement.performance
+    return (
+        measurement.scenario,
+        *(performance_cells(part) if part else ("not measured", *[""] * 4)),
+        _accuracy(measurement),
+    )
 
 
-def latency(performance: Performance, name: str) -> str:
+def performance_cells(performance: Performance) -> tuple[str, ...]:
+    """Return the cells of a performance run: metric, samples/s, verdict, TTFT and TPOT."""
+    return (
+        result_figure(performance.metric),
+        "" if performance.samples_per_second is None else rate(performance.samples_per_second),
+        "valid" if performance.valid else "INVALID",
+        _latency(performance, "TTFT"),
+        _latency(performance, "TPOT"),
+    )
+
+
+def _latency(performance: Performance, name: str) -> str:
     """Return the 99th percentile of a latency beside its limit."""
     for measured in performance.latencies:
         if measured.name == name:

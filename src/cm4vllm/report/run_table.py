@@ -8,10 +8,9 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, Accur
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.final_table import aligned, latency, one_line, score_lines
-from cm4vllm.report.formatting import rate, result_figure
+from cm4vllm.report.final_table import aligned, one_line, performance_cells, score_lines
+from cm4vllm.report.formatting import rate
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.model import Performance
 from cm4vllm.rules import Mode
 
 __all__ = ["run_table", "score_table"]
@@ -25,7 +24,7 @@ def run_table(folder: Path) -> str:
     terms, name = run.settings.terms, run.settings.compliance_test or str(run.settings.mode)
     performance = Reader(folder).performance(folder, terms, run) if run.settings.mode is Mode.PERFORMANCE else None
     title = f"{terms.scenario} {name}"
-    row = _answers(title, run) if performance is None else _figures(title, performance)
+    row = _answers(title, run) if performance is None else (title, *performance_cells(performance))
     reasons = performance.reasons if performance else run.faults
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
@@ -57,18 +56,6 @@ def _next(run: RunRecord, folder: Path) -> list[str]:
     if run.settings.mode is Mode.ACCURACY:
         return [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]
     return []
-
-
-def _figures(title: str, performance: Performance) -> tuple[str, ...]:
-    per_second = performance.samples_per_second
-    return (
-        title,
-        result_figure(performance.metric),
-        "" if per_second is None else rate(per_second),
-        "valid" if performance.valid else "INVALID",
-        latency(performance, "TTFT"),
-        latency(performance, "TPOT"),
-    )
 
 
 def _answers(title: str, run: RunRecord) -> tuple[str, ...]:
