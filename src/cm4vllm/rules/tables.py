@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ __all__ = [
     "round_entries",
     "scenario_entries",
     "sources",
+    "stated",
 ]
 
 _DATA = Path(__file__).with_name("data")
@@ -45,6 +46,11 @@ def matching(
         and (scenario is None or not entry.scenarios or scenario in entry.scenarios)
         and (mode is None or not entry.modes or mode in entry.modes)
     ]
+
+
+def stated(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
+    """Give the facts of entries as records whose fields have the same names, without the cells that they hold for."""
+    return (msgspec.convert(entry, kind, from_attributes=True) for entry in entries)
 
 
 @cache

@@ -18,7 +18,6 @@ from cm4vllm.rules.entries import (
     LengthsEntry,
     Logged,
     LoggedEntry,
-    PromptEntry,
     RoundTerms,
 )
 from cm4vllm.rules.records import (
@@ -39,6 +38,7 @@ from cm4vllm.rules.tables import (
     matching,
     round_entries,
     scenario_entries,
+    stated,
 )
 from cm4vllm.rules.vocabulary import Category, Division, Mode, Scenario
 
@@ -182,7 +182,7 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
 
 def chat_prompts() -> tuple[ChatPrompt, ...]:
     """Return the prompts of all rounds by which samples are asked for in a conversation."""
-    return tuple(_prompt(entry) for family in families() for entry in family.prompts)
+    return tuple(prompt for family in families() for prompt in stated(family.prompts, ChatPrompt))
 
 
 def require_text(benchmark: BenchmarkTerms) -> None:
@@ -240,39 +240,20 @@ def terms(round_name: str, benchmark: str, scenario: Scenario, mode: Mode, divis
         early_stopping=how.early_stopping,
         user_conf={entry.setting: entry.value for entry in matching(family.user_conf, *cell)},
         generation=_generation(family, division, cell),
-        limits=_limits(family, cell),
+        limits=next(stated(matching(family.limits, *cell), LatencyLimits), None),
         targets=accuracy_targets(round_name, benchmark, scenario),
         scorer=family.scorer,
         seeds=round_.seeds,
         loadgen=round_.loadgen,
         layout=round_.layout,
         compliance=of_benchmark.compliance,
-        stops=_stops(family, cell),
+        stops=tuple(stated(matching(family.stop_sequences, *cell), StopSequence)),
         media=family.media,
         token_latencies=family.token_latencies,
         logged=logged.form,
         labels=logged.labels,
         mean_tokens=_mean_tokens(family, accuracy_targets(round_name, benchmark, scenario), cell),
-        prompt=next(map(_prompt, matching(family.prompts, *cell)), None),
-    )
-
-
-def _limits(family: Family, cell: _Cell) -> LatencyLimits | None:
-    return next(
-        (
-            LatencyLimits(
-                ttft_ms=entry.ttft_ms, tpot_ms=entry.tpot_ms, latency_ms=entry.latency_ms, source=entry.source
-            )
-            for entry in matching(family.limits, *cell)
-        ),
-        None,
-    )
-
-
-def _stops(family: Family, cell: _Cell) -> tuple[StopSequence, ...]:
-    return tuple(
-        StopSequence(tokens=entry.tokens, text=entry.text, where=entry.where)
-        for entry in matching(family.stop_sequences, *cell)
+        prompt=next(stated(matching(family.prompts, *cell), ChatPrompt), None),
     )
 
 
@@ -373,13 +354,9 @@ def _lengths(
     family: Family, reference: GenerationEntry, division: Division, cell: _Cell
 ) -> GenerationEntry | LengthsEntry:
     """Return the entry that states the lengths of answers in a division: its own, else the reference's."""
-    stated = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
-    closed = matching(family.closed_lengths, *cell) if stated else []
+    has_rule = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
+    closed = matching(family.closed_lengths, *cell) if has_rule else []
     return closed[0] if closed else reference
-
-
-def _prompt(entry: PromptEntry) -> ChatPrompt:
-    return ChatPrompt(name=entry.name, system=entry.system, user=entry.user, lists=entry.lists)
 
 
 def _tests(family: Family, round_name: str, benchmark: str) -> tuple[str, ...]:
