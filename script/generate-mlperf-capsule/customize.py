@@ -5,16 +5,13 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
     from cm4vllm.results.capsule import RUN_RECORDS
     from cm4vllm.submission.capsule.capsules_at_path import capsules_at
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]
-    if not (given := env.get("CM_MLPERF_CAPSULE_SOURCE", "")):
-        raise UsageError("no results were given", remedy="give a results folder or a submission tree with --input")
-    source = Path(given).absolute()
+    source = Path(env["CM_MLPERF_CAPSULE_SOURCE"]).absolute()
     capsules = capsules_at(source)
     own = len(capsules) == 1 and capsules[0].made_from == RUN_RECORDS
     folder = Path(env.get("CM_MLPERF_CAPSULES_DIR") or (source if own else ".")).absolute()

@@ -5,15 +5,12 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.errors import UsageError
     from cm4vllm.common.progress import say
     from cm4vllm.submission.archive import pack, private_ids
     from cm4vllm.submission.source import open_source
 
     env = i["env"]
-    if not (given := env.get("CM_MLPERF_INFERENCE_SUBMISSION_DIR", "")):
-        raise UsageError("no submission tree was given", remedy="give its folder with --submission_dir")
-    tree = Path(given).absolute()
+    tree = Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]).absolute()
     archive = Path(env.get("CM_MLPERF_SUBMISSION_ARCHIVE") or f"{tree}.tar.gz").absolute()
     ids = {}
     if env.get("CM_MLPERF_SUBMISSION_PRIVATE_IDS", "") == "yes":

@@ -7,17 +7,13 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
-    from cm4vllm.common.errors import UsageError
     from cm4vllm.report.verification_text import report_verification
     from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_at
 
     env = i["env"]
-    given = [env.get(key, "") for key in ("CM_MLPERF_CAPSULE", "CM_MLPERF_OTHER_CAPSULE")]
-    if not all(given):
-        raise UsageError("two results are compared", remedy="give both: --capsule=FILE --other=FILE")
-    chosen = env.get("CM_MLPERF_CAPSULE_OF", "")
-    capsules = [(path, capsule_at(path, chosen)) for path in (Path(given_path).absolute() for given_path in given)]
+    paths = [Path(env[key]).absolute() for key in ("CM_MLPERF_CAPSULE", "CM_MLPERF_OTHER_CAPSULE")]
+    capsules = [(path, capsule_at(path, env.get("CM_MLPERF_CAPSULE_OF", ""))) for path in paths]
     rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
     i["state"]["compared"] = msgspec.to_builtins(rows)
     refuse_differences(rows)

@@ -47,6 +47,18 @@ def test_a_refused_flag_is_not_preceded_by_facts_about_the_machine(cm):
     assert "processors" not in done.output and "operating system" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("tags", "flags"),
+    [
+        ("check,mlperf,results", "--input"),
+        ("pack,mlperf,submission", "--submission_dir"),
+        ("verify,mlperf", "--capsule and --other"),
+    ],
+)
+def test_a_recipe_names_the_inputs_that_it_cannot_do_without(cm, tags, flags):
+    cm("run", "script", f"--tags={tags}").refused_with(UsageError.exit_code, f"is not given {flags}")
+
+
 def test_an_error_ends_with_its_own_text(cm):
     done = cm.main_job("--vllm_model_name=/nowhere", "--dataset_path=/nowhere/data.json")
     done.refused_with(DatasetError.exit_code, "/nowhere/data.json")
