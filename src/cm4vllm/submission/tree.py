@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
+from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.calibration_page import CALIBRATION_TITLE, calibration_page
 from cm4vllm.submission.campaign_software import published_facts
@@ -30,8 +31,7 @@ from cm4vllm.submission.shared_pages import heading_of
 from cm4vllm.submission.submitter_page import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
 from cm4vllm.submission.system_records import SYSTEM_FILE
 from cm4vllm.submission.tree_changes import changed_tree, new_tree, recover
-from cm4vllm.submission.tree_merging import require_same_submission
-from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, place_below
+from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, place_below, read_object, refuse_other
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 
@@ -76,7 +76,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
         key=lambda word: (-len(word.word), word.kind),
     )
     recover(submission)
-    require_same_submission(results, submission if add else None)
+    _require_same_submission(results, submission if add else None)
     changed: list[str] = []
     with changed_tree(submission) if add else new_tree(submission) as writer:
         homes = {result.home(writer.root): result.layout for result in results}
@@ -159,6 +159,39 @@ class Results:
     def home(self, root: Path) -> Path:
         """Return the submitter's folder in a tree."""
         return root / self.asked.division / self.asked.submitter
+
+
+def _require_same_submission(results: Sequence[Results], tree: Path | None) -> None:
+    """Raise SubmissionError where results are of another submitter or round than each other, or than the tree.
+
+    The same holds for another description of the same system in another division.
+    """
+    submitters = {added.submitter: "the results" for added in results}
+    rounds = {added.round: "the results" for added in results}
+    if tree is not None and tree.is_dir():
+        for there in read_tree(tree):
+            submitters.setdefault(there.submitter, "the tree")
+            if there.round:
+                rounds.setdefault(there.round, "the tree")
+        for added in results:
+            _require_same_system(tree, added)
+    for title, by_name in (("submitter", submitters), ("round", rounds)):
+        if len(by_name) > 1:
+            raise SubmissionError(
+                f"a submission is of one {title}",
+                cause=", ".join(f"{name} in {where}" for name, where in by_name.items()),
+                remedy=f"make a tree for each {title}: --tags={GENERATE} --submission_dir=DIR",
+            )
+
+
+def _require_same_system(tree: Path, added: Results) -> None:
+    for division in Division:
+        path = tree / division / added.submitter / "systems" / f"{added.system}.json"
+        if path.is_file():
+            there = read_object(path)
+            refuse_other(
+                path.relative_to(tree).as_posix(), {**there, "division": ""}, {**added.description, "division": ""}
+            )
 
 
 def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], version: str) -> None:
