@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
-from cm4vllm.common.files import bytes_of
+from cm4vllm.common.errors import RunFailed
+from cm4vllm.compliance.logged_answers import logged_data
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.comparison import ANSWER_BYTES
@@ -24,11 +25,6 @@ from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.results.uncertainty import with_intervals
 
 __all__ = ["publishable"]
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    qsl_idx: int
-    data: str
 
 
 def publishable(result: Result) -> Result:
@@ -124,8 +120,8 @@ def _scores(part: Accuracy) -> Figures:
 def _answer_digests(log: Path) -> str:
     """Return the digests of the answers of an accuracy log, empty where it is cut or missing: see Conditions."""
     try:
-        entries = msgspec.json.decode(bytes_of(log), type=list[_Entry])
-    except (OSError, ValueError):
+        answers = dict(logged_data(log))
+    except RunFailed:
         return ""
-    digests = {entry.qsl_idx: hashlib.sha256(entry.data.upper().encode()).digest()[:ANSWER_BYTES] for entry in entries}
-    return base64.b64encode(b"".join(digests[index] for index in sorted(digests))).decode()
+    hexadecimal = (answers[index].hex().upper().encode() for index in sorted(answers))
+    return base64.b64encode(b"".join(hashlib.sha256(text).digest()[:ANSWER_BYTES] for text in hexadecimal)).decode()
