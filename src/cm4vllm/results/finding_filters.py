@@ -13,7 +13,7 @@ from cm4vllm.results.copied_logs import ACROSS
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.log_folders import PROBLEMS
 
-__all__ = ["Filters"]
+__all__ = ["Filters", "submission_name"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Filters:
     def chosen(self, homes: Sequence[Path]) -> list[Path]:
         """Return the folders of the submitters. Raises UsageError for a submitter who has none."""
         wanted = {submitter.lower().strip("/") for submitter in self.submitters}
-        names = {home: {_name(home).lower(), spelled_out(home.name).lower()} for home in homes}
+        names = {home: {submission_name(home).lower(), spelled_out(home.name).lower()} for home in homes}
         for unknown in wanted - {name for both in names.values() for name in both}:
             raise UsageError(
                 f"no submission of {unknown} in this tree",
@@ -74,5 +74,6 @@ def _one_of(word: str, known: Sequence[str], kind: str) -> str:
     return word
 
 
-def _name(home: Path) -> str:
+def submission_name(home: Path) -> str:
+    """Return the name of the submission in a submitter's folder: DIVISION/SUBMITTER, as findings spell it."""
     return spelled_out(f"{home.parent.name}/{home.name}")

@@ -23,7 +23,7 @@ from cm4vllm.results import check_summary
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
 from cm4vllm.results.copied_logs import copied, marks_of
 from cm4vllm.results.file_listing import list_files
-from cm4vllm.results.finding_filters import Filters
+from cm4vllm.results.finding_filters import Filters, submission_name
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, ordered, summary
 from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
@@ -144,11 +144,11 @@ def _unchecked(
     """Give the parts that were not checked: submitters, folders without results, results without rules, bad files."""
     for home in all_homes:
         if home not in homes:
-            yield Unchecked(_name(home), "--submitter names others")
+            yield Unchecked(submission_name(home), "--submitter names others")
     for division in sorted({home.parent for home in all_homes} if root not in all_homes else ()):
         for path in sorted(division.iterdir()):
             if path.is_dir() and path not in all_homes:
-                yield Unchecked(_name(path), "it has no folder results/")
+                yield Unchecked(submission_name(path), "it has no folder results/")
     for submission in checked:
         if left := submission.results - submission.covered:
             yield Unchecked(f"{left} of {submission.results} results of {submission.name}", _NO_RULES)
@@ -157,10 +157,6 @@ def _unchecked(
                 yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
     if not with_weights:
         yield Unchecked("the weights that were served", "none are given with --weights")
-
-
-def _name(home: Path) -> str:
-    return spelled_out(f"{home.parent.name}/{home.name}")
 
 
 def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: Path | None) -> list[CheckedSubmission]:

@@ -23,27 +23,26 @@ _SETTING = re.compile(r"^\s*([\w.*-]+?)\.(\w+|\*)\.(\w+)\s*=\s*([\d.eE+-]+)\s*(?
 #: A longer mlperf.conf is none.
 _MAX_CONF = 2**20
 _NS = 1e6
-#: Settings as the conf files name them, by what their value is multiplied, and the entries that log them: the first
-#: that a log has.
-_LOGGED: dict[str, tuple[float, tuple[str, ...]]] = {
-    "target_qps": (1.0, ("target_qps",)),
-    "min_duration": (1.0, ("min_duration_ms",)),
-    "max_duration": (1.0, ("max_duration_ms",)),
-    "min_query_count": (1.0, ("requested_min_query_count",)),
-    "max_query_count": (1.0, ("max_query_count",)),
-    "performance_sample_count_override": (1.0, ("performance_sample_count",)),
-    "accuracy_log_sampling_target": (1.0, ("accuracy_log_sampling_target",)),
-    "performance_issue_unique": (1.0, ("performance_issue_unique",)),
-    "performance_issue_same": (1.0, ("performance_issue_same",)),
-    "sample_concatenate_permutation": (1.0, ("sample_concatenate_permutation",)),
-    "use_token_latencies": (1.0, ("requested_use_token_latencies",)),
-    "ttft_latency": (_NS, ("requested_server_ttft_latency",)),
-    "tpot_latency": (_NS, ("requested_server_tpot_latency",)),
-    "target_latency": (_NS, ("requested_server_target_latency_ns",)),
-    "target_latency_percentile": (0.01, ("requested_server_target_latency_percentile",)),
-    "qsl_rng_seed": (1.0, ("qsl_rng_seed",)),
-    "sample_index_rng_seed": (1.0, ("sample_index_rng_seed",)),
-    "schedule_rng_seed": (1.0, ("schedule_rng_seed",)),
+#: Settings as the conf files name them, each with the factor of its value in a log, and its entry there.
+_LOGGED = {
+    "target_qps": (1.0, "target_qps"),
+    "min_duration": (1.0, "min_duration_ms"),
+    "max_duration": (1.0, "max_duration_ms"),
+    "min_query_count": (1.0, "requested_min_query_count"),
+    "max_query_count": (1.0, "max_query_count"),
+    "performance_sample_count_override": (1.0, "performance_sample_count"),
+    "accuracy_log_sampling_target": (1.0, "accuracy_log_sampling_target"),
+    "performance_issue_unique": (1.0, "performance_issue_unique"),
+    "performance_issue_same": (1.0, "performance_issue_same"),
+    "sample_concatenate_permutation": (1.0, "sample_concatenate_permutation"),
+    "use_token_latencies": (1.0, "requested_use_token_latencies"),
+    "ttft_latency": (_NS, "requested_server_ttft_latency"),
+    "tpot_latency": (_NS, "requested_server_tpot_latency"),
+    "target_latency": (_NS, "requested_server_target_latency_ns"),
+    "target_latency_percentile": (0.01, "requested_server_target_latency_percentile"),
+    "qsl_rng_seed": (1.0, "qsl_rng_seed"),
+    "sample_index_rng_seed": (1.0, "sample_index_rng_seed"),
+    "schedule_rng_seed": (1.0, "schedule_rng_seed"),
 }
 #: The limits of a benchmark: the setting in a conf file, the entry of a log in ns, and the field of the rules in ms.
 _LIMITS = (
@@ -216,8 +215,8 @@ def confs(submission: Submission, result: Result, part: Performance) -> Iterator
     for file, text, fixed in _confs(submission, result):
         settings = _settings_in(text, part, exact=fixed)
         for key, setting in settings.items():
-            factor, entries = _LOGGED[key]
-            used = next((part.settings[entry] for entry in entries if entry in part.settings), None)
+            factor, entry = _LOGGED[key]
+            used = part.settings.get(entry)
             if key in known or (fixed and key not in _FIXED) or not isinstance(used, int | float):
                 continue
             if fixed and key == "min_duration" and used >= setting.value:
