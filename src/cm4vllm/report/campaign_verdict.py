@@ -106,17 +106,14 @@ def missing(report: Report) -> list[str]:
     gaps = [label(key) for key in not_stated(report.system)] if report.system else ["the description of the system"]
     if report.submitter_stated != report.submitter and label("submitter") not in gaps:
         gaps.append(label("submitter"))
-    if report.campaign is None:
-        gaps.append("the command that started the runs")
-    if not report.model.sha256:
-        gaps.append("the model's SHA-256: its files are not on this machine")
-    if report.model.parameters is None:
-        gaps.append("the model's number of parameters")
-    if not report.model.weight_data_types:
-        gaps.append("the data types of the model's weights")
-    if not report.server.argv:
-        gaps.append("the server's command: it was not started by cm4vllm")
-    return gaps + unchecked(report)
+    facts = (
+        (report.campaign, "the command that started the runs"),
+        (report.model.sha256, "the model's SHA-256: its files are not on this machine"),
+        (report.model.parameters, "the model's number of parameters"),
+        (report.model.weight_data_types, "the data types of the model's weights"),
+        (report.server.argv, "the server's command: it was not started by cm4vllm"),
+    )
+    return [*gaps, *(name for known, name in facts if not known), *unchecked(report)]
 
 
 def unchecked(report: Report) -> list[str]:
