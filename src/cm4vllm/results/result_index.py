@@ -23,10 +23,11 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
-from cm4vllm.common.terminal_text import spelled_out, whole_number
+from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
+from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.findings import Finding, Severity
@@ -302,7 +303,7 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
         availability=str(description.get("status", "")),
         system=str(description.get("system_name") or result.system),
         accelerator=_product(description),
-        accelerators=_count(description, "accelerators_per_node") * max(1, _count(description, "number_of_nodes")),
+        accelerators=accelerator_count(description),
         processor=str(description.get("host_processor_model_name", "")),
         framework=str(description.get("framework", "")),
         model=result.model,
@@ -333,11 +334,7 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
 def _product(description: Mapping[str, Any]) -> str:
     """Return one name for the accelerator: the table's, where it knows what the description calls it."""
     said = " ".join(str(description.get("accelerator_model_name", "")).split())
-    if not _count(description, "accelerators_per_node"):
+    if not accelerator_count(description):
         return ""
     known = accelerator(said)
     return known.names[0] if known else said
-
-
-def _count(description: Mapping[str, Any], name: str) -> int:
-    return whole_number(description.get(name)) or 0
