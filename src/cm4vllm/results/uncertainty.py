@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,8 @@ _OF_A_PART, _PARTS_AT_LEAST, _BEYOND = 10, 10, 10
 #: Values at which samples are counted: half of them in the upper tenth, where the percentiles of interest are.
 _EDGES = 2000
 
+#: The standard deviations to either side of the mean that hold LEVEL of a normal distribution.
+_NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 #: Student's t over the normal quantile at LEVEL with PARTS - 1 degrees of freedom, 2.861 / 2.576, and the spread of a
 #: mean of drawn parts, which is too small by sqrt(1 - 1 / PARTS).
 _STUDENT = 2.861 / 2.576 / math.sqrt(1 - 1 / PARTS)
@@ -65,7 +68,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Verdict(StrEnum):
-    """Return True if two figures differ by more than their uncertainty."""
+    """The meaning of a change: the same figure, a real difference, within the uncertainty, likely, or not known."""
 
     SAME = "same"
     REAL = "real"
@@ -143,7 +146,7 @@ def from_percentiles(value: float, known: Mapping[float, float], samples: int, s
     """
     if too_few(samples, share) or len(known) < 3:
         return None
-    reach = _normal(LEVEL) * math.sqrt(share * (1 - share) / samples)
+    reach = _NORMAL * math.sqrt(share * (1 - share) / samples)
     shares = sorted(known)
     low, high = np.interp([share - reach, share + reach], shares, [known[share] for share in shares])
     return Interval(min(float(low), value), max(float(high), value), Basis.PERCENTILES)
@@ -240,10 +243,3 @@ def _reach(ratios: Values) -> float:
     """
     ends = np.abs(np.quantile(np.log(ratios), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     return float(np.exp(_STUDENT * ends.max()))
-
-
-def _normal(level: float) -> float:
-    """Return how many standard deviations either side of the mean hold `level` of a normal distribution."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf((1 + level) / 2)
