@@ -20,6 +20,7 @@ from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import CheckBase, Fault
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.submission_trees import compliance_folders
 
 __all__ = ["ACROSS", "LogMarks", "copied", "marks_of"]
 
@@ -95,14 +96,8 @@ def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
                 latencies=tuple(_latencies(part.detail.values)),
             )
     for name in result.compliance:
-        for folder in (
-            submission.root / result.folder / name,
-            submission.home
-            / "compliance"
-            / (submission.root / result.folder).relative_to(submission.home / "results")
-            / name,
-        ):
-            path = folder / "accuracy" / ACCURACY_LOG
+        for place in compliance_folders(submission.home, submission.root / result.folder):
+            path = place / name / "accuracy" / ACCURACY_LOG
             if digest := _answers(path):
                 yield LogMarks(
                     file=path.relative_to(submission.root).as_posix(),
