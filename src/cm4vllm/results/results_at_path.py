@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.results.model import Submission
-from cm4vllm.results.run_folders import read_runs
+from cm4vllm.results.run_folders import model_folders, read_runs
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division
 
@@ -29,7 +28,7 @@ def open_results(path: Path) -> tuple[Submission, ...]:
     if not path.is_dir():
         raise UsageError(f"{path} is no folder", remedy=f"give {_PLACES}")
     base, system, model = _root(path)
-    submissions = _campaign(base) if any(base.glob(f"runs/*/*/*/*/{RUN_FILE}")) else _tree(base, path)
+    submissions = [read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path)
     chosen = [_part(submission, system, model) for submission in submissions]
     if not any(submission.results for submission in chosen):
         raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
@@ -44,11 +43,6 @@ def _root(path: Path) -> tuple[Path, str, str]:
             below = path.relative_to(above).parts
             return above.parent, below[0], below[1] if len(below) > 1 else ""
     return path, "", ""
-
-
-def _campaign(out: Path) -> list[Submission]:
-    folders = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
-    return [read_runs(out, folder) for folder in folders]
 
 
 def _tree(base: Path, path: Path) -> tuple[Submission, ...]:

@@ -16,7 +16,7 @@ from cm4vllm.results.log_folders import Reader
 from cm4vllm.results.model import ComplianceTest, Result, Submission, System
 from cm4vllm.rules import Mode, Scenario
 
-__all__ = ["SYSTEM_FILE", "chosen_folder", "read_runs"]
+__all__ = ["SYSTEM_FILE", "chosen_folder", "model_folders", "read_runs"]
 
 #: The description of the system, below a campaign's folder.
 SYSTEM_FILE = Path("system") / "system.json"
@@ -32,7 +32,7 @@ def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
     """
     campaign = _campaign(Reader(out), out)
     system, model = (system, model) if system or model or not campaign else (campaign.system, campaign.model)
-    folders = sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
+    folders = model_folders(out)
     meant = [f for f in folders if (not system or f.parent.name == system) and (not model or f.name == model)]
     if len(meant) == 1:
         return meant[0]
@@ -45,6 +45,11 @@ def chosen_folder(out: Path, *, system: str = "", model: str = "") -> Path:
             remedy="run a measurement with this --output_dir first",
         )
     raise SubmissionError(f"several systems or models in {out}", cause=there, remedy="name the one you mean")
+
+
+def model_folders(out: Path) -> list[Path]:
+    """Return the folders OUT/runs/<system>/<model> that hold a run."""
+    return sorted({path.parents[2] for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}")})
 
 
 def read_runs(out: Path, folder: Path, scenarios: Iterable[Scenario] | None = None) -> Submission:
