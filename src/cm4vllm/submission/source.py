@@ -6,13 +6,13 @@ them.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.files import bytes_of, sha256_of_tree
 from cm4vllm.common.git_source import fetch_checkout, git_directory
 from cm4vllm.common.processes import run
 
@@ -86,34 +86,35 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
 
     Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
     """
-    if source.git is None:
-        if not source.commit.startswith(commit):
-            raise SourceUnavailable(
-                f"{source.path} holds the checker of one commit",
-                remedy=_REMEDY,
-                cause=f"the round is checked by the one at {commit}, too",
-            )
-        for file in (source.path / _TOOLS).rglob("*.py"):
-            copy = target / file.relative_to(source.path)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
-        return target / _TOOLS, source.commit
-    whole: str | None = source.commit
+    whole, files = _of_folder(source, commit) if source.git is None else _of_git(source.git, source.commit, commit)
+    for name, content in files:
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+    return target / _TOOLS, whole
+
+
+def _of_folder(source: Source, commit: str) -> tuple[str, Iterator[tuple[str, bytes]]]:
+    """Return the commit of plain files, and the checker's files with their names below the folder."""
     if not source.commit.startswith(commit):
-        whole = _git(source.git, "rev-parse", f"{commit}^{{commit}}")
+        raise SourceUnavailable(
+            f"{source.path} holds the checker of one commit",
+            remedy=_REMEDY,
+            cause=f"the round is checked by the one at {commit}, too",
+        )
+    files = (source.path / _TOOLS).rglob("*.py")
+    return source.commit, ((file.relative_to(source.path).as_posix(), bytes_of(file)) for file in files)
+
+
+def _of_git(git: Path, opened: str, commit: str) -> tuple[str, Iterator[tuple[str, bytes]]]:
+    """Return the whole name of a commit in git, by default of the one `opened`, and the checker's files there."""
+    whole = opened if opened.startswith(commit) else _git(git, "rev-parse", f"{commit}^{{commit}}")
     if not whole:
         raise SourceUnavailable(
-            f"{source.git} does not hold {commit}",
-            remedy=_REMEDY,
-            cause="the round's checker is taken from that commit",
+            f"{git} does not hold {commit}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
         )
-    listing = _git(source.git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or ""
-    for name in listing.splitlines():
-        if name.endswith(".py"):
-            copy = target / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(_blob(source.git, f"{whole}:{name}"))
-    return target / _TOOLS, whole
+    names = (_git(git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or "").splitlines()
+    return whole, ((name, _blob(git, f"{whole}:{name}")) for name in names if name.endswith(".py"))
 
 
 def _blob(git: Path, name: str) -> bytes:
