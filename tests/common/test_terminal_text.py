@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.progress import say, say_text
-from cm4vllm.common.terminal_text import columns, one_line, printable, spelled_out
+from cm4vllm.common.terminal_text import columns, first_of, one_line, printable, spelled_out
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,14 @@ def test_a_name_stays_one_line_whatever_it_is(text):
 
 def test_a_line_is_one_line():
     assert one_line("a\x1b[1m\n b\r\n\tc") == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("between", "text"), [(", ", "a, b and 2 more"), ("\n", "a\nb\nand 2 more")], ids=["words", "lines"]
+)
+def test_the_first_of_many_are_named_and_the_others_counted(between, text):
+    assert first_of(["a", "b", "c", "d"], 2, between) == text
+    assert first_of(["a", "b"], 2, between) == between.join("ab")
 
 
 def test_what_is_said_and_an_errors_text_are_cleaned(capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["columns", "one_line", "printable", "spelled_out", "whole_number"]
+__all__ = ["columns", "first_of", "one_line", "printable", "spelled_out", "whole_number"]
 
 #: The escape sequences of ECMA-48: CSI (colours, cursor), the strings OSC, DCS, SOS, PM and APC with what ends them
 #: (ST, or BEL), and the short ones. An unfinished string ends with its line.
@@ -53,6 +53,12 @@ def columns(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) -> 
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
+    r"""Return the first `most` words as one text, and how many more there are; `between` is ", " or "\n"."""
+    more = f"{between.lstrip(',')}and {len(words) - most} more" if len(words) > most else ""
+    return between.join(words[:most]) + more
 
 
 def spelled_out(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say_text
+from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report import formatting
 from cm4vllm.report.curve_comparison import compare_curves
 from cm4vllm.report.final_table import aligned
@@ -161,8 +162,7 @@ def package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
 
 def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"{len(names)} {title}: {', '.join(names[:_NAMED])}{more}"
+        yield f"{len(names)} {title}: {first_of(names, _NAMED)}"
 
 
 def answer_lines(block: Block) -> Iterator[str]:

@@ -26,6 +26,7 @@ from cm4vllm.common.files import sha256_of, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import warn
 from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.terminal_text import first_of
 from cm4vllm.submission.archive_encryption import ENCRYPTION, encrypting, require_encryption
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
@@ -142,10 +143,9 @@ def _files(tree: Path) -> list[Path]:
         else:
             strange.append(f"{name} is a pipe, a socket or a device")
     if strange:
-        more = [f"and {len(strange) - _NAMED} more"] if len(strange) > _NAMED else []
         raise SubmissionError(
             f"{tree} holds what is no file of its own",
-            cause="\n".join([*sorted(strange)[:_NAMED], *more]),
+            cause=first_of(sorted(strange), _NAMED, "\n"),
             remedy="put a copy of the file or folder in the place of each link, or remove it",
         )
     return sorted(paths)

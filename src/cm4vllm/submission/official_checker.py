@@ -20,6 +20,7 @@ from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import write_record
 from cm4vllm.common.temporary_folders import scratch_folder
+from cm4vllm.common.terminal_text import first_of
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.campaign_software import FACTS_FILES
@@ -229,6 +230,4 @@ def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
 
 
 def _failed(failure: str, findings: list[str], where: str) -> CmError:
-    shown = [explained(finding) for finding in findings[:20]]
-    shown += [f"and {len(findings) - 20} more"] if len(findings) > 20 else []
-    return CheckerFailed(failure, cause="\n".join(shown), remedy=where)
+    return CheckerFailed(failure, cause=first_of([*map(explained, findings)], 20, "\n"), remedy=where)

@@ -11,6 +11,7 @@ from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
 from cm4vllm.common.progress import warn
+from cm4vllm.common.terminal_text import first_of
 from cm4vllm.hardware.system_description import folder_name, keys_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.loadgen.records import RunSettings
@@ -91,8 +92,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
             _name_versions(home / layout.program, programs[home])
         inspect_tree(writer.root, private)
     if changed:
-        rest = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        warn(f"the program in the submission is not that of its commit: {', '.join(changed[:5])}{rest} differ")
+        warn(f"the program in the submission is not that of its commit: {first_of(changed, 5)} differ")
     return submission
 
 
