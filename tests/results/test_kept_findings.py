@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cm4vllm.results import file_listing, kept_findings, tree_check
+from cm4vllm.results import file_listing, kept_findings, submission_processes
 from cm4vllm.results.kept_findings import CheckedSubmission
 from cm4vllm.results.tree_check import check_tree
 
@@ -60,7 +60,7 @@ def test_a_small_submission_is_not_kept(tree: Path, tmp_path: Path) -> None:
 def test_processes_find_what_one_finds(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(tree / "open" / "NeuralMagic", tree / "closed" / "Another")
     alone = check_tree(tree)
-    monkeypatch.setattr(tree_check, "_MANY", 2)
+    monkeypatch.setattr(submission_processes, "MANY", 2)
     assert check_tree(tree) == alone
 
 

@@ -6,13 +6,10 @@ Each submitter's folder is read by itself, with all checks, and its rows are kep
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +31,7 @@ from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.kept_findings import package_digest
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import measured_power, power_metric
+from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division
 
@@ -230,7 +228,8 @@ def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text:
     states = {home: _state(home) for home in homes}
     parts = {home: part for home in homes if (part := store.get(str(home), states[home])) is not None}
     new = [home for home in homes if home not in parts]
-    for home, part in zip(new, _read_all(new, say), strict=True):
+    for done, (home, part) in enumerate(each_submission(_read, new), 1):
+        say(f"{done} of {len(new)} submitters, {home.name}: {len(part.rows)} results")
         parts[home] = part
         if states[home]:
             store.put(str(home), states[home], part)
@@ -254,16 +253,6 @@ def _state(home: Path) -> str:
     """Return the state of a submitter's folder and of what reads it; empty where it may be changing."""
     state = list_files(home.parents[1], home).state
     return f"{package_digest()} {state}" if state else ""
-
-
-def _read_all(homes: Sequence[Path], say: Callable[[str], None]) -> Iterator[IndexPart]:
-    if len(homes) < 3:
-        yield from map(_read, homes)
-        return
-    with ProcessPoolExecutor(max_workers=min(len(homes), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        for done, part in enumerate(pool.map(_read, homes), 1):
-            say(f"{done} of {len(homes)} submitters, {homes[done - 1].name}: {len(part.rows)} results")
-            yield part
 
 
 def _read(home: Path) -> IndexPart:

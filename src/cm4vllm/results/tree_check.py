@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +12,6 @@ from typing import Any
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of, user_cache, write_json
-from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results import check_summary
@@ -29,18 +24,15 @@ from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, orde
 from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
+from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
 from cm4vllm.results.weights_folder import with_weights
 from cm4vllm.rules import round_terms
 
 __all__ = ["CheckedTree", "check_tree", "report_checks"]
 
-#: From this number of submissions on they are checked by several processes, which take half a second to start.
-_MANY = 6
-#: While one process waits for the disk, another one of its core computes.
-_PER_CORE = 2
-
-
+#: The submissions whose pages are searched for the notice of a rehearsal.
+_SEARCHED = 6
 _NO_RULES = "no rules of their round, benchmark and scenario are known, or no performance log can be read"
 
 
@@ -118,7 +110,8 @@ def check_tree(
         read = with_weights([read_submission(base, home, round_name) for home in homes], weights, weights_of)
         checked = [_checked(submission) for submission in read]
     else:
-        checked = _checked_by_processes(base, homes, round_name, keep)
+        by_home = dict(each_submission(partial(_check_folder, base, round_name, keep), homes))
+        checked = [by_home[home] for home in homes]
     across = copied(mark for each in checked for mark in each.logs)
     all_findings = [*(finding for each in checked for finding in each.findings), *_several_rounds(checked), *across]
     unchecked = tuple(_unchecked(root.resolve(), all_homes, homes, checked, with_weights=weights is not None))
@@ -157,26 +150,6 @@ def _unchecked(
                 yield Unchecked(finding.file, "; ".join(part for part in (finding.what, finding.value) if part))
     if not with_weights:
         yield Unchecked("the weights that were served", "none are given with --weights")
-
-
-def _checked_by_processes(base: Path, homes: list[Path], round_name: str, keep: Path | None) -> list[CheckedSubmission]:
-    check = partial(_check_folder, base, round_name, keep)
-    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
-    if workers < 2 or len(homes) < _MANY:
-        return [check(home) for home in homes]
-    # The largest first: what is begun last must not be what takes longest.
-    order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
-    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
-    try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
-            by_home = dict(zip(order, pool.map(check, order), strict=True))
-    except BrokenProcessPool as error:
-        raise SubmissionError(
-            f"a process that checks the submissions in {base} ended unexpectedly",
-            cause=str(error),
-            remedy="most often the memory ran out; check one submitter at a time with --submitter",
-        ) from error
-    return [by_home[home] for home in homes]
 
 
 def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) -> CheckedSubmission:
@@ -284,7 +257,7 @@ def _about(checked: CheckedTree, round_name: str) -> dict[str, Any]:
 def _rehearsal_words(checked: CheckedTree) -> str:
     """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
-    pages = [page for home in homes[:_MANY] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
+    pages = [page for home in homes[:_SEARCHED] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
     if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
         return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
     return ""

@@ -1,0 +1,43 @@
+"""Several processes that read the submissions of a tree, where there are many."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TypeVar
+
+from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.processes import die_with_parent
+
+__all__ = ["each_submission"]
+
+T = TypeVar("T")
+
+#: From this number of submissions on they are read by several processes, which take half a second to start.
+MANY = 6
+#: While one process waits for the disk, another one of its core computes.
+_PER_CORE = 2
+
+
+def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
+    """Give each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
+    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
+    if workers < 2 or len(homes) < MANY:
+        yield from ((home, read(home)) for home in homes)
+        return
+    # The largest first: what is begun last must not be what takes longest.
+    order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
+    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
+            yield from zip(order, pool.map(read, order), strict=True)
+    except BrokenProcessPool as error:
+        raise SubmissionError(
+            f"a process that reads the submissions in {homes[0].parents[1]} ended unexpectedly",
+            cause=str(error),
+            remedy="most often the memory ran out: end other programs, or read fewer submissions at a time",
+        ) from error
