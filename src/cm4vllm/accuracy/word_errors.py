@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rapidfuzz.distance import Levenshtein
+
 __all__ = ["word_error_rate"]
 
 #: Words that may be joined into one, at most.
@@ -29,7 +31,7 @@ def _errors(said: list[str], wanted: list[str]) -> int:
         theirs.append("".join(wanted[there : there + of_reference]))
         ours.append("".join(said[at : at + of_answer]))
         there, at = there + of_reference, at + of_answer
-    return _distance(theirs + wanted[there:], ours + said[at:])
+    return Levenshtein.distance(theirs + wanted[there:], ours + said[at:])
 
 
 def _match(wanted: list[str], there: int, said: list[str], at: int) -> tuple[int, int]:
@@ -42,14 +44,3 @@ def _match(wanted: list[str], there: int, said: list[str], at: int) -> tuple[int
         if at + count <= len(said) and "".join(said[at : at + count]) == wanted[there]:
             return 1, count
     return 1, 1
-
-
-def _distance(words: list[str], other: list[str]) -> int:
-    """Return the Levenshtein distance of two lists."""
-    previous = list(range(len(other) + 1))
-    for row, word in enumerate(words, 1):
-        current = [row]
-        for column, against in enumerate(other, 1):
-            current.append(min(previous[column] + 1, current[column - 1] + 1, previous[column - 1] + (word != against)))
-        previous = current
-    return previous[-1]
