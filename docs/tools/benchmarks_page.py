@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 from cm4vllm.rules.records import AccuracyTarget, BenchmarkTerms, Generation, LatencyLimits, Terms
@@ -92,16 +93,9 @@ def _both_modes(benchmark: BenchmarkTerms, scenario: Scenario) -> tuple[Terms, T
     return performance, accuracy
 
 
-def _grouped(items: Sequence[T], text: Callable[[T], U]) -> Iterator[tuple[U, list[T]]]:
-    """Yield each text with the neighbours that share it."""
-    group: list[T] = []
-    for item in items:
-        if group and text(item) != text(group[-1]):
-            yield text(group[-1]), group
-            group = []
-        group.append(item)
-    if group:
-        yield text(group[-1]), group
+def _grouped(items: Iterable[T], text: Callable[[T], U]) -> Iterator[tuple[U, list[T]]]:
+    """Return each text with the neighbours that share it."""
+    return ((shared, list(group)) for shared, group in groupby(items, text))
 
 
 def _in(part: Sequence[BenchmarkTerms | Terms], rounds: Sequence[str]) -> str:
