@@ -6,6 +6,7 @@ equals nothing. So a program can change its answer, but not the way in which the
 """
 
 import builtins
+import importlib.util
 import json
 import os
 import select
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 #: Bytes of one message, and items of one iterator, at most.
@@ -139,6 +142,16 @@ def _taken(fd: int) -> int:
     own = os.dup(fd)
     os.dup2(os.open(os.devnull, os.O_RDWR), fd)
     return own
+
+
+def module_at(path: str) -> ModuleType:
+    """Return the module in this file, without those that lie beside it. Raises ImportError."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:

@@ -4,7 +4,7 @@ Of the problem this process gets the name of a method and one input at a time; i
 or printed.
 """
 
-import importlib.util
+import importlib
 import signal
 import sys
 from typing import Any
@@ -17,12 +17,7 @@ class Solution:
     """The program of one answer."""
 
     def __init__(self) -> None:
-        place = "/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py"
-        spec = importlib.util.spec_from_file_location("testing_util", place)
-        if spec is None or spec.loader is None:
-            raise ImportError(place)
-        self._official = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self._official)
+        self._official: Any = exchange.module_at("/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py")
         self._solution: Any = None
         self._method: Any = None
 

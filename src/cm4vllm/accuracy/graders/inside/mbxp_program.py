@@ -1,26 +1,15 @@
 """The side of an MBXP answer: programs are compiled and started here; those in Python run as mxeval runs them."""
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, "/inside")
 exchange = importlib.import_module("exchange")
-
-
-def official() -> ModuleType:
-    """Return mxeval's module that runs programs."""
-    spec = importlib.util.spec_from_file_location("execution", "/official/mxeval/mxeval/execution.py")
-    if spec is None or spec.loader is None:
-        raise ImportError("mxeval.execution")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Python:
@@ -32,7 +21,7 @@ class Python:
 
     def define(self, code: str) -> None:
         """Run the program."""
-        self._official = official()
+        self._official = exchange.module_at("/official/mxeval/mxeval/execution.py")
         os.chdir(tempfile.mkdtemp())
         self._official.reliability_guard()
         with self._official.swallow_io():
