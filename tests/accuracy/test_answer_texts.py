@@ -32,3 +32,9 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="tokenizer.json"):
         Detokenizer(tmp_path)
+
+
+def test_a_broken_configuration_of_the_tokenizer_is_named(folder):
+    (folder / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ModelError, match="tokenizer_config.json"):
+        Detokenizer(folder)

@@ -172,7 +172,7 @@ def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
 
     write_tokenizer(model / "tokenizer.json")
     (model / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="not a tokenizer"):
+    with pytest.raises(ModelError, match="cannot read the tokenizer"):
         provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from cm4vllm.common.errors import ModelError
+from cm4vllm.assets.config_json import json_object
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 
 __all__ = ["Detokenizer"]
 
@@ -30,17 +29,7 @@ class Detokenizer:
     """Decodes token ids with a model folder's tokenizer.json, leaving special tokens out unless they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
-        path = folder / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ModelError(
-                f"cannot read the tokenizer {path}",
-                cause=str(error),
-                remedy="the model's folder must hold its tokenizer.json",
-            ) from error
+        self._tokenizer = read_tokenizer(folder / "tokenizer.json")
         self._clean_up = _asks_for_clean_up(folder / "tokenizer_config.json")
 
     def decode(self, ids: Sequence[Sequence[int]], *, special_tokens: bool = False) -> list[str]:
@@ -50,13 +39,7 @@ class Detokenizer:
 
 
 def _asks_for_clean_up(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not a tokenizer's configuration", cause=str(error)) from error
-    return config.get("clean_up_tokenization_spaces") is True
+    return path.exists() and json_object(path).get("clean_up_tokenization_spaces") is True
 
 
 def _cleaned(text: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.assets.config_json import json_object, section, whole
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ModelError
 
 if TYPE_CHECKING:
@@ -72,13 +73,9 @@ class ChatTokens:
     """Counts the tokens of conversations of a system's text, and a user's text with one picture after it."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer
-
         self._template = _template(folder)
         self._grid = PictureGrid.of(folder)
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = read_tokenizer(folder / "tokenizer.json")
 
     def count(self, conversations: Sequence[tuple[str, str, tuple[int, int]]]) -> Iterator[int]:
         """Give the tokens of each: of a system's text, a user's text, and width and height of the picture."""

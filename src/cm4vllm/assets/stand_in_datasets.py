@@ -17,7 +17,7 @@ from cm4vllm.assets.picture_dataset import write_products
 from cm4vllm.assets.published_formats import write_rows
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
-from cm4vllm.common.errors import ModelError
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.progress import step
 from cm4vllm.rules import BenchmarkTerms, Column, Media, accuracy_targets
@@ -112,7 +112,7 @@ def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokeni
     published = next((target.reference for target in targets if target.metric == "TOKENS_PER_SAMPLE"), None)
     if published is None:
         return {}
-    encodings = _tokenizer(tokenizer_json).encode_batch([row["output"] for row in rows], add_special_tokens=False)
+    encodings = read_tokenizer(tokenizer_json).encode_batch([row["output"] for row in rows], add_special_tokens=False)
     mean = sum(len(encoding.ids) for encoding in encodings) / len(rows)
     return {
         "length_factor": f"{mean / published:.3f}: {mean:.1f} tokens a reference, {published:g} an answer of the "
@@ -122,7 +122,7 @@ def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokeni
 
 def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_json: Path) -> Iterator[dict[str, Any]]:
     """Give the rows of a stand-in dataset; the values that a column may hold come in turn."""
-    tokenizer = _tokenizer(tokenizer_json)
+    tokenizer = read_tokenizer(tokenizer_json)
     kinds = list(product(*(column.values or (text_of(name),) for name, column in columns.items())))
     for start in range(0, len(made), _CHUNK):
         chunk = made[start : start + _CHUNK]
@@ -135,17 +135,3 @@ def _tokenised(made: list[Example], columns: Mapping[str, Column], tokenizer_jso
                 "output": reference_of(example, kind[0] if kind else ""),
                 **dict(zip(columns, kind, strict=True)),
             }
-
-
-def _tokenizer(tokenizer_json: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    except Exception as error:  # the library raises plain Exception
-        raise ModelError(
-            f"{tokenizer_json} is not a tokenizer", cause=str(error), remedy="copy or download the model again"
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

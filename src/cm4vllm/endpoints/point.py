@@ -15,6 +15,7 @@ import psutil
 
 from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import given_path
@@ -276,9 +277,7 @@ def _steady_state(folder: Path, planned: PointSetup) -> SteadyState | None:
     """Return the steady state of a point at fixed concurrency; a run of all samples at once has none."""
     if planned.terms.offline:
         return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(Path(planned.model.path) / "tokenizer.json"))
+    tokenizer = read_tokenizer(Path(planned.model.path) / "tokenizer.json")
 
     def tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids) if text else 0

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.serving.given_options import OptionValue
@@ -303,9 +304,7 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     """
     if server.software != "vLLM" or not server.version:
         return
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(Path(model.path) / "tokenizer.json"))
+    tokenizer = read_tokenizer(Path(model.path) / "tokenizer.json")
     size = tokenizer.get_vocab_size(with_added_tokens=False)
     ids = list(range(0, size, max(1, size // _SPREAD)))
     ours = tokenizer.decode(ids, skip_special_tokens=False)

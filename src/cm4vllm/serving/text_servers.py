@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Division
 from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
@@ -166,9 +167,7 @@ def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
     """
     if server.dialect is None or server.dialect.prompts is Prompts.AUDIO:
         return
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model.tokenizer_file))
+    tokenizer = read_tokenizer(model.tokenizer_file)
     site, dialect, path = sites_of(server)[0], server.dialect, server.api.path
     prompt = tokenizer.encode(_PROMPT_TEXT).ids if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
     body = text_body(dialect, server.model_name, prompt, {**_DRAWN, "max_tokens": _SAMPLE_TOKENS}, streamed=False)

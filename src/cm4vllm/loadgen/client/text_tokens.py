@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_wire import TextAnswer
@@ -169,9 +170,7 @@ def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tu
 
     A conversation has the dataset's own text: the server's chat template is added to it.
     """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(settings.model.tokenizer_file))
+    tokenizer = read_tokenizer(settings.model.tokenizer_file)
     texts, changed = [], 0
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
