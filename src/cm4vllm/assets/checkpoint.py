@@ -112,8 +112,6 @@ def read_weights(folder: Path) -> Weights:
     Raises ModelError where the folder has no safetensors, a file that its index names is missing, or one is not whole.
     """
     files = _weight_files(folder)
-    has_config = (folder / "config.json").is_file()
-    config = section(json_object(folder / "config.json"), "quantization_config") if has_config else {}
     count, packed = Counter[str](), 0
     for path in files:
         for name, (data_type, shape, _) in _header(path).items():
@@ -121,7 +119,7 @@ def read_weights(folder: Path) -> Weights:
                 packed += math.prod(shape) * _BITS[data_type]
             elif data_type not in _NOT_PARAMETERS and not name.endswith(_BESIDE_WEIGHTS):
                 count[data_type] += math.prod(shape)
-    quantised = _quantised(config)
+    quantised = quantised_to(folder)
     bits = int("".join(filter(str.isdigit, quantised)) or 0)
     known = not packed or bool(bits)
     return Weights(
@@ -151,12 +149,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         )
     if config.get(DUMMY_MARK):
         return _without_weights(config)
-    tensors = [tensor for path in _weight_files(folder) for tensor in _tensors(path)]
+    real = Counter[str]()
+    for path in _weight_files(folder):
+        for data_type, shape, _ in _header(path).values():
+            if data_type not in _NOT_PARAMETERS:
+                real[data_type] += math.prod(shape)
     quantised = _quantised(section(config, "quantization_config"))
-    count = Counter[str]()
-    for data_type, shape in tensors:
-        count[data_type] += math.prod(shape)
-    real = Counter({key: value for key, value in count.items() if key not in _NOT_PARAMETERS})
     packed = bool(quantised) and quantised in ("int4", "fp4", "int3", "int2")
     return Checkpoint(
         architecture=", ".join(words(config, "architectures")) or str(config.get("model_type", ""))[:80],
@@ -262,11 +260,6 @@ def _check_shards(folder: Path) -> None:
             cause=f"{len(missing)} of {len(named)} files that its index names: {', '.join(missing[:3])}",
             remedy="copy or download the model again",
         )
-
-
-def _tensors(path: Path) -> list[tuple[str, list[int]]]:
-    """Return data type and shape of each tensor."""
-    return [(data_type, shape) for data_type, shape, _ in _header(path).values()]
 
 
 def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:

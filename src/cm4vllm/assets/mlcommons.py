@@ -20,11 +20,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.resumed_download import amount, fetch, open_url, part_of, present, short_text
+from cm4vllm.assets.resumed_download import fetch, open_url, part_of, present, short_text
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import require_space, user_cache
 from cm4vllm.common.progress import step, warn
+from cm4vllm.common.units import size_text
 
 __all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
 
@@ -116,7 +117,7 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
     ]
     if not names:
         return
-    total = amount(sum((folder / name).stat().st_size for name in names))
+    total = size_text(sum((folder / name).stat().st_size for name in names))
     with step(f"checking the existing files of {manifest.name}: {total}, {len(names)} files") as progress:
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
@@ -130,7 +131,7 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
 
 
 def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: VerifiedDigests) -> None:
-    with step(f"downloading {manifest.name}: {amount(sum(sizes.values()))}, {len(sizes)} files") as progress:
+    with step(f"downloading {manifest.name}: {size_text(sum(sizes.values()))}, {len(sizes)} files") as progress:
         for number, (name, size) in enumerate(sizes.items(), start=1):
 
             def tell(text: str, title: str = f"{name} ({number} of {len(sizes)})") -> None:

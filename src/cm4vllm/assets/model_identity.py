@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import IDENTITY, ModelRecord
-from cm4vllm.assets.resumed_download import amount, digest_of
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.progress import step
+from cm4vllm.common.units import size_text
 
 __all__ = ["differences", "identified", "is_from"]
 
@@ -55,7 +56,7 @@ def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = N
 
 def _compared(record: ModelRecord, benchmark: str) -> str:
     folder, files = Path(record.path), _published(benchmark)
-    size = amount(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
+    size = size_text(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
     with step(f"comparing {size} of {record.name} with the digests that MLCommons publishes"):
         differing = differences(folder, benchmark)
     if differing:

@@ -49,10 +49,9 @@ def read_published(path: Path) -> list[dict[str, Any]]:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Read a JSON file as pandas.read_json does: a list of records, or an object of columns by index."""
+    require_file(path)
     try:
         value = json_of(unpacked(path))
-    except FileNotFoundError as error:
-        raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>") from error
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} is not a JSON file", cause=str(error), remedy=_AS_PUBLISHED) from error
     rows = _from_columns(path, value) if isinstance(value, dict) else value

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from cm4vllm.common.errors import DownloadError
+from cm4vllm.common.units import size_text
 
-__all__ = ["amount", "digest_of", "fetch", "open_url", "part_of", "present", "short_text"]
+__all__ = ["digest_of", "fetch", "open_url", "part_of", "present", "short_text"]
 
 _TIMEOUT_S = 60.0
 #: The number of times that a download is continued after its connection broke.
@@ -66,7 +67,7 @@ def short_text(answer: Any) -> str:
     """Return the text of an answer that is short, as a list of files. Raises ValueError where it is not."""
     body: bytes = answer.read(_LONGEST_TEXT + 1)
     if len(body) > _LONGEST_TEXT:
-        raise ValueError(f"the answer is longer than {amount(_LONGEST_TEXT)}")
+        raise ValueError(f"the answer is longer than {size_text(_LONGEST_TEXT)}")
     return body.decode()
 
 
@@ -115,7 +116,8 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
                 size,
                 headers,
                 lambda here: tell(
-                    f"{amount(here)} of {amount(size)}, {amount((here - first) / (time.monotonic() - begin))}/s"
+                    f"{size_text(here)} of {size_text(size)}, "
+                    f"{size_text((here - first) / (time.monotonic() - begin))}/s"
                 ),
             )
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
@@ -128,7 +130,7 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
             part.unlink()
             raise DownloadError(
                 f"{address} is longer than its publisher says",
-                cause=f"more than {amount(size)} were received",
+                cause=f"more than {size_text(size)} were received",
                 remedy="run again; if that does not help, something on the way or the publisher changes it",
             ) from None
         else:
@@ -139,7 +141,7 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
             time.sleep(PAUSE_S)
     raise DownloadError(
         f"{address} could not be downloaded",
-        cause=f"{cause} ({amount(present(part))} of {amount(size)} are downloaded)",
+        cause=f"{cause} ({size_text(present(part))} of {size_text(size)} are downloaded)",
         remedy="run again: the download continues where it stopped",
     )
 
@@ -171,12 +173,3 @@ def part_of(path: Path) -> Path:
 def present(path: Path) -> int:
     """Return the bytes that are there of a file."""
     return path.stat().st_size if path.exists() else 0
-
-
-def amount(size: float) -> str:
-    """Return a number of bytes as people write it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"

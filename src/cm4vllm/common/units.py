@@ -62,7 +62,7 @@ class Queries(Quantity):
     digits = 0
 
 
-def size_text(size: int) -> str:
+def size_text(size: float) -> str:
     """Return a number of bytes as people read it: 2.6 GB, 140 MB, 12 kB."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
