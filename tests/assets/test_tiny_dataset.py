@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Split, examples, reference_of, split_of
-from cm4vllm.assets.tiny_model import STAGES, training_stages
+from cm4vllm.assets.tiny_model import STAGES, training_data
 from cm4vllm.rules import benchmark_names, benchmark_terms
 
 SHIP = re.compile(r"^\w+ ship (\w+) \|", re.MULTILINE)
@@ -36,7 +36,7 @@ def test_the_sets_do_not_overlap_even_for_the_same_seed(seed):
 
 
 def test_what_the_model_is_trained_on_is_not_evaluated():
-    stages = training_stages()
+    stages = training_data()
     assert [len(stage) for stage in stages] == [count for _, count in STAGES]
     assert {split_of(prompt) for stage in stages for prompt, _ in stage} == {Split.TRAINING}
 

@@ -7,7 +7,7 @@ import pytest
 
 from cm4vllm.assets import text_training, training
 from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.tiny_model import training_stages
+from cm4vllm.assets.tiny_model import training_data
 from cm4vllm.common.files import sha256_of_tree
 
 PAIRS = 160
@@ -17,7 +17,7 @@ PAIRS = 160
 @pytest.mark.xdist_group("vllm-2")
 def test_training_twice_gives_the_same_whole_model(vllm_python, tmp_path):
     stages = tmp_path / "stages.json"
-    stages.write_text(json.dumps([stage[:PAIRS] for stage in training_stages()]))
+    stages.write_text(json.dumps([stage[:PAIRS] for stage in training_data()]))
     for name in ("first", "second"):
         words = [vllm_python, "-P", training.__file__, f"--subject={text_training.__file__}", f"--data={stages}"]
         subprocess.run([*words, f"--output={tmp_path / name}"], capture_output=True, text=True, check=True)

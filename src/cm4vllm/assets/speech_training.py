@@ -1,7 +1,7 @@
 """Training of a very small whisper on words as tones: a subject of training.py.
 
-The data are the module tone_speech.py, which makes texts and their clips. Nothing of cm4vllm is imported, because the
-environment that has torch is vLLM's, not ours.
+Its data is a JSON object: `speech` is the path of tone_speech.py, which makes texts and their clips. Nothing of cm4vllm
+is imported, because the environment that has torch is vLLM's, not ours.
 """
 
 from __future__ import annotations
@@ -41,20 +41,11 @@ ARCHITECTURE = {
 }
 
 
-def make_tokenizer(texts: list[str]) -> Any:
-    """Train a byte-level BPE tokenizer with Whisper's special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(PROMPT) - len(OTHERS) - 1,
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator((" " + text for text in texts), trainer)
-    tokenizer.add_special_tokens([END, *PROMPT, *OTHERS])
+def make_tokenizer(training: Any, texts: list[str]) -> Any:
+    """Train a tokenizer with Whisper's special tokens."""
+    special = [END, *PROMPT, *OTHERS]
+    tokenizer = training.byte_level_bpe((" " + text for text in texts), VOCABULARY - len(special))
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
@@ -71,12 +62,13 @@ class Subject:
 
     warm_up_steps = 50
 
-    def __init__(self, speech: Any, seed: int) -> None:
+    def __init__(self, data: dict[str, str], seed: int, training: Any) -> None:
         import torch
         from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+        speech = training.module_at(Path(data["speech"]))
         texts = speech.sentences(CLIPS, seed, evaluation=False)
-        self.tokenizer = make_tokenizer(texts)
+        self.tokenizer = make_tokenizer(training, texts)
         self.extractor = WhisperFeatureExtractor(
             feature_size=MEL_BINS, chunk_length=speech.CLIP_S, sampling_rate=speech.RATE_HZ
         )
@@ -102,6 +94,8 @@ class Subject:
                 dtype="float32",
             )
         )
+        for name in ("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids"):
+            setattr(self.model.generation_config, name, None)
 
     def loss_of(self, batch: list[int]) -> Any:
         """Return the mean cross-entropy over the transcripts' tokens. The prompt is given, never generated."""
@@ -119,29 +113,22 @@ class Subject:
         wanted[:, : len(self.start) - 1] = -100
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
 
-    def save(self, folder: Path) -> None:
-        """Write the model, its tokenizer and its feature extractor as transformers and vLLM read them."""
-        for name in ("suppress_tokens", "begin_suppress_tokens", "forced_decoder_ids"):
-            setattr(self.model.generation_config, name, None)
-        self.model.save_pretrained(folder)
-        self.extractor.save_pretrained(folder)
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+    def files(self) -> dict[str, Any]:
+        """Return the feature extractor, the settings of the tokenizer, and its words as older readers want them."""
         inner = json.loads(self.tokenizer.to_str())["model"]
-        _write(folder / "vocab.json", json.dumps(inner["vocab"]))
-        _write(folder / "merges.txt", "\n".join(" ".join(pair) for pair in inner["merges"]))
-        settings = {
-            "tokenizer_class": "WhisperTokenizer",
-            "processor_class": "WhisperProcessor",
-            "bos_token": END,
-            "eos_token": END,
-            "pad_token": END,
-            "unk_token": END,
-            "additional_special_tokens": [*PROMPT, *OTHERS],
-            "model_max_length": ARCHITECTURE["max_target_positions"],
-            "clean_up_tokenization_spaces": False,
+        return {
+            "preprocessor_config.json": self.extractor.to_json_string(),
+            "vocab.json": json.dumps(inner["vocab"]) + "\n",
+            "merges.txt": "".join(" ".join(pair) + "\n" for pair in inner["merges"]),
+            "tokenizer_config.json": {
+                "tokenizer_class": "WhisperTokenizer",
+                "processor_class": "WhisperProcessor",
+                "bos_token": END,
+                "eos_token": END,
+                "pad_token": END,
+                "unk_token": END,
+                "additional_special_tokens": [*PROMPT, *OTHERS],
+                "model_max_length": ARCHITECTURE["max_target_positions"],
+                "clean_up_tokenization_spaces": False,
+            },
         }
-        _write(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")

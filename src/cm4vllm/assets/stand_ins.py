@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cm4vllm.assets import tiny_model, tiny_vision, tiny_whisper
 from cm4vllm.assets.records import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
+from cm4vllm.assets.stand_in_training import train_stand_in
 
 __all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_of"]
 
@@ -19,17 +20,34 @@ __all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_o
 class StandIn:
     """A tiny model: `name` is the one under which it is served and published, `source` stands in its record.
 
-    `architecture` is that of its config.json. `sample_bytes` is the size of a sample of the dataset that is made for
-    it, measured. `min_tokens` is 2 for a model that may end its answer at once.
+    `architecture` is that of its config.json. `subject` is the module that training.py trains, `training_data` returns
+    its data; `recipe` are the inputs of the training beside the code, `duration` is its time. `sample_bytes` is the
+    size of a sample of the dataset that is made for it, measured. `min_tokens` is 2 for a model that may end its answer
+    at once.
     """
 
     name: str
     architecture: str
     source: str
     recipe: Mapping[str, str]
-    train: Callable[[Path, Path], None]
+    subject: str
+    training_data: Callable[[], object]
+    title: str
+    duration: str
     sample_bytes: int
     min_tokens: int = 1
+
+    def train(self, python: Path, folder: Path) -> None:
+        """Train it into `folder` with `python`. Raises what train_stand_in raises."""
+        train_stand_in(
+            python,
+            folder,
+            subject=self.subject,
+            data=self.training_data(),
+            seed=int(self.recipe["seed"]),
+            name=self.title,
+            duration=self.duration,
+        )
 
 
 #: Each by its variation of get,ml-model, without the underscore.
@@ -39,7 +57,10 @@ STAND_INS: Mapping[str, StandIn] = {
         architecture="LlamaForCausalLM",
         source=STAND_IN_SOURCE,
         recipe=tiny_model.RECIPE,
-        train=tiny_model.train,
+        subject="text_training",
+        training_data=tiny_model.training_data,
+        title="the tiny model",
+        duration="about 45 s",
         sample_bytes=834,
         min_tokens=2,
     ),
@@ -48,7 +69,10 @@ STAND_INS: Mapping[str, StandIn] = {
         architecture="WhisperForConditionalGeneration",
         source=SPEECH_STAND_IN_SOURCE,
         recipe=tiny_whisper.RECIPE,
-        train=tiny_whisper.train,
+        subject="speech_training",
+        training_data=tiny_whisper.training_data,
+        title="the tiny whisper",
+        duration="about a minute",
         sample_bytes=96_255,
     ),
     "tiny-vision": StandIn(
@@ -56,7 +80,10 @@ STAND_INS: Mapping[str, StandIn] = {
         architecture="Qwen3VLForConditionalGeneration",
         source=VISION_STAND_IN_SOURCE,
         recipe=tiny_vision.RECIPE,
-        train=tiny_vision.train,
+        subject="vision_training",
+        training_data=tiny_vision.training_data,
+        title="the tiny vision-language model",
+        duration="three to five minutes",
         sample_bytes=505,
     ),
 }

@@ -7,10 +7,8 @@ because the environment that has torch is vLLM's, not ours.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 BEGIN, END, PAD = "<s>", "</s>", "<pad>"
@@ -31,20 +29,12 @@ ARCHITECTURE = {
 Sequence_ = tuple[list[int], int]  # token ids, and how many of them are the prompt
 
 
-def make_tokenizer(pairs: list[tuple[str, str]]) -> Any:
-    """Train a byte-level BPE tokenizer on the texts; it puts BEGIN before every text, as Llama's does."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+def make_tokenizer(training: Any, pairs: list[tuple[str, str]]) -> Any:
+    """Train a tokenizer on the texts; it puts BEGIN before every text, as Llama's does."""
+    from tokenizers import processors
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[BEGIN, END, PAD],
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator((text for prompt, answer in pairs for text in (prompt, " " + answer)), trainer)
+    texts = (text for prompt, answer in pairs for text in (prompt, " " + answer))
+    tokenizer = training.byte_level_bpe(texts, VOCABULARY, [BEGIN, END, PAD])
     begin = tokenizer.token_to_id(BEGIN)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", pair=f"{BEGIN} $A $B", special_tokens=[(BEGIN, begin)]
@@ -80,11 +70,11 @@ class Subject:
 
     warm_up_steps = 30
 
-    def __init__(self, data: list[list[list[str]]], seed: int) -> None:
+    def __init__(self, data: list[list[list[str]]], seed: int, training: Any) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         texts = [[(prompt, answer) for prompt, answer in stage] for stage in data]
-        self.tokenizer = make_tokenizer([pair for stage in texts for pair in stage])
+        self.tokenizer = make_tokenizer(training, [pair for stage in texts for pair in stage])
         rng = random.Random(seed)  # noqa: S311 - reproducible order, not a secret
         self.batches = [batch for stage in texts for batch in batches(encode(self.tokenizer, stage), rng)]
         ids = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
@@ -114,16 +104,15 @@ class Subject:
         logits = self.model.lm_head(hidden[answers[:, 1:]])
         return torch.nn.functional.cross_entropy(logits, ids[:, 1:][answers[:, 1:]])
 
-    def save(self, folder: Path) -> None:
-        """Write the model and its tokenizer as transformers and vLLM read them."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save(str(folder / "tokenizer.json"))
-        config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": BEGIN,
-            "eos_token": END,
-            "pad_token": PAD,
-            "model_max_length": ARCHITECTURE["max_position_embeddings"],
-            "clean_up_tokenization_spaces": False,
+    def files(self) -> dict[str, Any]:
+        """Return the settings of the tokenizer."""
+        return {
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": BEGIN,
+                "eos_token": END,
+                "pad_token": PAD,
+                "model_max_length": ARCHITECTURE["max_position_embeddings"],
+                "clean_up_tokenization_spaces": False,
+            }
         }
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -5,15 +5,9 @@ It makes every part of a run real on a machine without GPU and without a model h
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from cm4vllm.assets.stand_in_training import train_stand_in
 from cm4vllm.assets.tiny_dataset import Split, examples
-from cm4vllm.common.files import write_text
-from cm4vllm.common.temporary_folders import scratch_folder
 
-__all__ = ["RECIPE", "train"]
+__all__ = ["RECIPE", "STAGES", "training_data"]
 
 SEED = 0
 #: Pairs of one record, then pairs of up to four.
@@ -26,23 +20,7 @@ RECIPE = {
 }
 
 
-def train(python: Path, folder: Path) -> None:
-    """Train the tiny model into `folder` with `python`. Raises what train_stand_in raises."""
-    with scratch_folder() as scratch:
-        stages = scratch / "stages.json"
-        write_text(stages, json.dumps(training_stages()))
-        train_stand_in(
-            python,
-            folder,
-            subject="text_training",
-            data=stages,
-            seed=SEED,
-            name="the tiny model",
-            duration="about 45 s",
-        )
-
-
-def training_stages() -> list[list[tuple[str, str]]]:
+def training_data() -> list[list[tuple[str, str]]]:
     """Return the pairs of prompt and answer of each stage of the training; none is in the evaluation set."""
     return [
         [(example.input, example.output) for example in examples(Split.TRAINING, count, SEED, records)]

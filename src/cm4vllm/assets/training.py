@@ -2,11 +2,10 @@
 
     python training.py --subject=MODULE.py --data=FILE --output=FOLDER [--seed=N]
 
-The subject is a module with a class `Subject`: a very small model and its batches, made from FILE, which is JSON or
-another module.
-FOLDER receives config.json, model.safetensors (fp32) and what else the subject writes. One thread and fixed seeds: the
-same input gives the same bytes on the same machine. Nothing of cm4vllm is imported, because that environment is
-vLLM's, not ours.
+The subject is a module with a class `Subject`: a very small model and its batches, made from the JSON in FILE.
+FOLDER receives config.json, model.safetensors (fp32), tokenizer.json and the subject's further files. One thread and
+fixed seeds: the same input gives the same bytes on the same machine. Nothing of cm4vllm is imported, because that
+environment is vLLM's, not ours; so a subject is given this module, for the functions that all subjects use.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import importlib.util
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -32,17 +32,35 @@ STAND_IN = {"cm4vllm_stand_in": True}
 
 
 class Subject(Protocol):
-    """The subject of a training, made from the data and the seed: a model, and a batch for each step."""
+    """The subject of a training, made from the data, the seed and this module: a model, and a batch for each step."""
 
     model: Any
+    tokenizer: Any
     batches: Sequence[Any]
     warm_up_steps: int
 
     def loss_of(self, batch: Any) -> Any:
         """Return the loss of the model on a batch."""
 
-    def save(self, folder: Path) -> None:
-        """Write the model and its tokenizer as transformers and vLLM read them."""
+    def files(self) -> Mapping[str, Any]:
+        """Return the files beside the weights and tokenizer.json, by their names: texts, or values for JSON."""
+
+
+def byte_level_bpe(texts: Iterable[str], size: int, first: Sequence[str] = ()) -> Any:
+    """Train a byte-level BPE tokenizer of `size` tokens on texts; the special tokens `first` have the lowest ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(first),
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def train(subject: Subject) -> None:
@@ -71,10 +89,19 @@ def train(subject: Subject) -> None:
             recent = 0.0
 
 
-def read(path: Path) -> Any:
-    """Return a module, imported by its path, or what a JSON file holds."""
-    if path.suffix != ".py":
-        return json.loads(path.read_text(encoding="utf-8"))
+def save(subject: Subject, folder: Path) -> None:
+    """Write the model, its tokenizer and further files as transformers and vLLM read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subject.model.config.update(STAND_IN)
+    subject.model.save_pretrained(folder)
+    subject.tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in subject.files().items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def module_at(path: Path) -> Any:
+    """Return a module, imported by its path."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")
@@ -96,13 +123,13 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    subject = cast(Subject, read(arguments.subject).Subject(read(arguments.data), arguments.seed))
+    data = json.loads(arguments.data.read_text(encoding="utf-8"))
+    made = module_at(arguments.subject).Subject(data, arguments.seed, sys.modules[__name__])
+    subject = cast(Subject, made)
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     print(f"{parameters} parameters, {len(subject.batches)} batches", flush=True)
     train(subject)
-    subject.model.config.update(STAND_IN)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    subject.save(arguments.output)
+    save(subject, arguments.output)
 
 
 if __name__ == "__main__":

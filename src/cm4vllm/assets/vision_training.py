@@ -7,7 +7,6 @@ not ours. The fixed parts of prompts and answers are single tokens of the tokeni
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import re
@@ -81,19 +80,11 @@ def fixed_parts(prompts: list[list[str]]) -> list[str]:
     return [*dict.fromkeys(parts), *ANSWER_PARTS]
 
 
-def make_tokenizer(texts: list[str], fixed: list[str]) -> Any:
-    """Train a byte-level BPE tokenizer on texts; the fixed parts and Qwen's special tokens are tokens of their own."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+def make_tokenizer(training: Any, texts: list[str], fixed: list[str]) -> Any:
+    """Train a tokenizer on texts; the fixed parts and Qwen's special tokens are tokens of their own."""
+    from tokenizers import AddedToken
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIAL) - len(fixed),
-        show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = training.byte_level_bpe(texts, VOCABULARY - len(SPECIAL) - len(fixed))
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
     tokenizer.add_tokens([AddedToken(part, normalized=False) for part in fixed])
     return tokenizer
@@ -130,17 +121,17 @@ class Subject:
 
     warm_up_steps = 50
 
-    def __init__(self, data: dict[str, Any], seed: int) -> None:
+    def __init__(self, data: dict[str, Any], seed: int, training: Any) -> None:
         from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-        made, prompts = module_at(Path(data["products"])), data["prompts"]
+        made, prompts = training.module_at(Path(data["products"])), data["prompts"]
         products = list(made.products(EXAMPLES, seed, evaluation=False))
         texts = [
             f"{product.title}\n{product.description}\n{product.categories}\n{json.dumps(product.categories)}"
             for product in products
         ]
         texts += [f"{role}\n" for role in ("system", "user", "assistant")]
-        self.tokenizer = make_tokenizer(texts, fixed_parts(prompts))
+        self.tokenizer = make_tokenizer(training, texts, fixed_parts(prompts))
         pictures = {
             key: made.picture(*key) for key in {(product.colour, product.size, product.variant) for product in products}
         }
@@ -196,37 +187,22 @@ class Subject:
             logits[:, :-1].flatten(0, 1), wanted[:, 1:].flatten(), ignore_index=-100
         )
 
-    def save(self, folder: Path) -> None:
-        """Write the model, its tokenizer, chat template and processors as transformers and vLLM read them."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save(str(folder / "tokenizer.json"))
+    def files(self) -> dict[str, Any]:
+        """Return the chat template, and the settings of tokenizer and processors."""
         sizes = {"size": {"shortest_edge": LEAST_PIXELS, "longest_edge": MOST_PIXELS}, "patch_size": PATCH}
         sizes |= {"merge_size": MERGE, "temporal_patch_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         processor = {**sizes, "processor_class": "Qwen3VLProcessor"}
-        tokenizer = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "processor_class": "Qwen3VLProcessor",
-            "eos_token": END_MESSAGE,
-            "pad_token": END,
-            "additional_special_tokens": list(SPECIAL),
-            "model_max_length": POSITIONS,
-            "clean_up_tokenization_spaces": False,
-        }
-        files = {
-            "tokenizer_config.json": tokenizer,
+        return {
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "processor_class": "Qwen3VLProcessor",
+                "eos_token": END_MESSAGE,
+                "pad_token": END,
+                "additional_special_tokens": list(SPECIAL),
+                "model_max_length": POSITIONS,
+                "clean_up_tokenization_spaces": False,
+            },
             "preprocessor_config.json": {**processor, "image_processor_type": "Qwen2VLImageProcessor"},
             "video_preprocessor_config.json": {**processor, "video_processor_type": "Qwen3VLVideoProcessor"},
+            "chat_template.jinja": CHAT_TEMPLATE,
         }
-        for name, content in files.items():
-            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-
-
-def module_at(path: Path) -> Any:
-    """Return a module, imported by its path."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no module")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
