@@ -10,27 +10,33 @@ _SRC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.real
 if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and os.path.isdir(_SRC):
     sys.path.insert(0, _SRC)
 
-from cm4vllm.engine.automation import CacheAutomation  # noqa: E402
+from cm4vllm.engine.automation import OwnAutomation  # noqa: E402
 
 
-class CAutomation(CacheAutomation):
+class CAutomation(OwnAutomation):
     def show(self, i: dict[str, Any]) -> dict[str, Any]:
         """Show cache entries: tags, path, version, size and age.
 
         tags (str): tags of the entries; env (bool): also show what they export
         """
-        return super().show(i)
+        from cm4vllm.engine.cache.cache_commands import show
+
+        return self._answered(show, i)
 
     def search(self, i: dict[str, Any]) -> dict[str, Any]:
         """Find cache entries and print their paths; on a terminal with size and age.
 
         tags (str): tags of the entries, -tag for those without it
         """
-        return super().search(i)
+        from cm4vllm.engine.cache.cache_commands import find
+
+        return self._answered(find, i)
 
     def delete(self, i: dict[str, Any]) -> dict[str, Any]:
         """Remove cache entries, after one question.
 
         tags (str): tags of the entries; f, force (bool): do not ask
         """
-        return super().delete(i)
+        from cm4vllm.engine.cache.cache_commands import remove
+
+        return self._answered(remove, i)

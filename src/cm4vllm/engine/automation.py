@@ -1,9 +1,8 @@
-"""Actions of the automations `script` and `cache`, which `cm` calls."""
+"""The base of the automations `script` and `cache`, whose actions `cm` calls."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -27,7 +26,7 @@ from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
 
-__all__ = ["CacheAutomation", "ScriptAutomation"]
+__all__ = ["OwnAutomation", "ScriptAutomation"]
 
 Result = dict[str, Any]
 
@@ -39,12 +38,20 @@ _SESSION = "cm4vllm.session"
 gc.freeze()
 
 
-class _OwnAutomation(Automation):  # type: ignore[misc]
+class OwnAutomation(Automation):  # type: ignore[misc]
     """An automation whose errors `cm` prints as they are: cmind itself would put an exclamation mark after each."""
 
     def __init__(self, cmind: Any, automation_file: str) -> None:
         super().__init__(cmind, automation_file)
         cmind.error = lambda result: _report(cmind, result)
+
+    def _answered(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
+        """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
+        try:
+            return action(self, i)
+        except Exception as error:
+            known = _known(error, verbose=flag(i, "v", "verbose"))
+            return {"return": known.exit_code, "error": str(known)}
 
 
 def _report(cmind: Any, result: Result) -> Result:
@@ -56,24 +63,8 @@ def _report(cmind: Any, result: Result) -> Result:
     return result
 
 
-def _answering(action: Callable[[Any, Result], Result]) -> Callable[[Any, Result], Result]:
-    """Turn what an action raises into the result that cmind expects: a message and an exit code."""
-
-    @functools.wraps(action)
-    def answered(automation: Any, i: Result) -> Result:
-        try:
-            return action(automation, i)
-        except CmError as error:
-            return {"return": error.exit_code, "error": str(error)}
-        except Exception as error:
-            known = _known(error, verbose=flag(i, "v", "verbose"))
-            return {"return": known.exit_code, "error": str(known)}
-
-    return answered
-
-
-class ScriptAutomation(_OwnAutomation):
-    """The actions on scripts. Each takes cmind's input dictionary and returns {'return': 0, ...} or an error."""
+class ScriptAutomation(OwnAutomation):
+    """The runs of scripts. Each action takes cmind's input dictionary and returns {'return': 0, ...} or an error."""
 
     #: By this hooks know that the engine that runs them is this one.
     engine = "cm4vllm"
@@ -85,7 +76,9 @@ class ScriptAutomation(_OwnAutomation):
 
             return script_help(self, i)
         if flag(i, "plan", "graph"):
-            return self.plan(i)
+            from cm4vllm.engine.plan.graph import print_plan
+
+            return self._answered(print_plan, i)
         session = self.cmind.state.get(_SESSION)
         if session is not None:
             return self._nested(session, i)
@@ -115,13 +108,11 @@ class ScriptAutomation(_OwnAutomation):
                 _tell_more(session, i, result, folder, free)
                 session.catalogue.metas.keep()
                 slim(self.cmind)
-        except CmError as error:
-            result = {"return": error.exit_code, "error": session.explained(error)}
-            if error.state:
-                result["new_state"] = dict(error.state)
         except Exception as error:
             known = _known(error, verbose=session.verbose)
             result = {"return": known.exit_code, "error": session.explained(known)}
+            if known.state:
+                result["new_state"] = dict(known.state)
         finally:
             del self.cmind.state[_SESSION]
         return _handed_over(session, i, result, folder)
@@ -135,85 +126,23 @@ class ScriptAutomation(_OwnAutomation):
                 return HELPERS[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @_answering
     def prepare(self, i: Result) -> Result:
         """Run the dependencies of a script, not the script itself."""
         return self.run({**i, "prepare": True})
 
-    @_answering
     def reach(self, i: Result) -> Result:
         """Return the targets of --adr in the scripts with these tags: their inputs, and the names below them."""
         from cm4vllm.engine.plan.chain import reach
 
         session = self.cmind.state.get(_SESSION)
-        return {"return": 0, **reach(session.catalogue if session else Catalogue(self.cmind), i.get("tags"))}
-
-    @_answering
-    def plan(self, i: Result) -> Result:
-        """Print what a run would do, without running anything of any script."""
-        from cm4vllm.engine.plan.graph import print_plan
-
-        return print_plan(self, i)
-
-    @_answering
-    def lint(self, i: Result) -> Result:
-        """Print what is suspicious in the metas of the scripts found."""
-        from cm4vllm.engine.tools.lint import lint_scripts
-
-        return lint_scripts(self, i)
-
-    @_answering
-    def add(self, i: Result) -> Result:
-        """Write a new script from a template."""
-        from cm4vllm.engine.tools.add import add_script
-
-        return add_script(self, i)
-
-    @_answering
-    def dockerfile(self, i: Result) -> Result:
-        """Write a Dockerfile for a script, with all that it needs beside it."""
-        from cm4vllm.engine.tools.docker import docker_script
-
-        return docker_script(self, i, run_it=False)
-
-    @_answering
-    def docker(self, i: Result) -> Result:
-        """Write a Dockerfile for a script, build it and run it."""
-        from cm4vllm.engine.tools.docker import docker_script
-
-        return docker_script(self, i, run_it=True)
-
-    @_answering
-    def doctor(self, i: Result) -> Result:
-        """Print what is wrong with the CM home and the machine, and what to do about it."""
-        from cm4vllm.engine.tools.doctor import print_diagnosis
-
-        return print_diagnosis(self, i)
-
-    @_answering
-    def search(self, i: Result) -> Result:
-        """Find scripts; for a person, print their paths."""
-        from cm4vllm.engine.tools.find import find_scripts
-
-        return find_scripts(self, super().search, i)
-
-    @_answering
-    def show(self, i: Result) -> Result:
-        """Print what a script is: its tags, variations and inputs."""
-        from cm4vllm.engine.tools.help import script_help
-
-        return script_help(self, i)
-
-    @_answering
-    def test(self, i: Result) -> Result:
-        """Run the test inputs that the metas of the scripts found give (tests.run_inputs)."""
-        from cm4vllm.engine.tools.find import test_scripts
-
-        return test_scripts(self, i)
+        catalogue = session.catalogue if session else Catalogue(self.cmind)
+        return self._answered(lambda _, given: {"return": 0, **reach(catalogue, given.get("tags"))}, i)
 
 
 def _known(error: Exception, *, verbose: bool) -> CmError:
-    """Return the error to show for a failure that no part of the engine foresaw."""
+    """Return the error to show for a failure: itself, or one that says where an unforeseen failure happened."""
+    if isinstance(error, CmError):
+        return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if verbose:
         traceback.print_exception(error)
@@ -289,28 +218,3 @@ def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: s
         session.tell(f"note: --{name} is accepted and ignored" + (f": {NOT_DONE[name]}" if NOT_DONE[name] else ""))
     if flag(i, "pause") and sys.stdin.isatty():
         input("Enter ends the run: ")
-
-
-class CacheAutomation(_OwnAutomation):
-    """The actions on cache entries."""
-
-    @_answering
-    def show(self, i: Result) -> Result:
-        """Print the entries found: tags, path, version, size, age and, with --env, what they export."""
-        from cm4vllm.engine.cache import cache_commands
-
-        return cache_commands.show(super().search, i)
-
-    @_answering
-    def search(self, i: Result) -> Result:
-        """Find entries; for a person, print their paths."""
-        from cm4vllm.engine.cache import cache_commands
-
-        return cache_commands.find(super().search, i)
-
-    @_answering
-    def delete(self, i: Result) -> Result:
-        """Remove entries, after a question unless it is forced."""
-        from cm4vllm.engine.cache import cache_commands
-
-        return cache_commands.remove(super().search, self.cmind, i)

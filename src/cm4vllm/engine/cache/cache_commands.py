@@ -8,12 +8,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import CmError, NotFoundError, UsageError, translated_os_errors
+from cm4vllm.common.errors import NotFoundError, UsageError, translated_os_errors
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.entries import STATE_FILE
@@ -22,12 +22,11 @@ from cm4vllm.engine.run.flags import flag
 __all__ = ["Stored", "age_text", "find", "leftovers", "remove", "show", "size_of", "stored"]
 
 Result = dict[str, Any]
-Search = Callable[[Result], Result]
 
 
-def show(search: Search, i: Result) -> Result:
+def show(automation: Any, i: Result) -> Result:
     """Print tags, path, version, size and age of the entries found and, with --env, what they export."""
-    answer = search({**i, "out": None})
+    answer = _found(automation, i)
     if answer["return"]:
         return answer
     entries = _entries(answer)
@@ -54,10 +53,10 @@ def _print_env(entry: Stored) -> None:
             page(f"    {key}={value}")
 
 
-def find(search: Search, i: Result) -> Result:
+def find(automation: Any, i: Result) -> Result:
     """Print the paths of the entries found, on a terminal with size, age and what made them."""
     console = i.get("out") == "con"
-    answer = search({**i, "out": None})
+    answer = _found(automation, i)
     if answer["return"] or not console:
         return answer
     for entry in _entries(answer):
@@ -71,38 +70,35 @@ def find(search: Search, i: Result) -> Result:
     return answer
 
 
-def remove(search: Search, cmind: Any, i: Result) -> Result:
+def remove(automation: Any, i: Result) -> Result:
     """Remove the entries found, after one question unless -f is given.
 
     The result is 16 where tags or a name match nothing, and 20 where there is no terminal for the question.
     """
     force, console = flag(i, "f", "force"), i.get("out") == "con"
-    answer = search({**i, "out": None})
+    answer = _found(automation, i)
     if answer["return"]:
         return answer
     entries = _entries(answer)
-    try:
-        if not entries:
-            return _nothing(i)
-        if not force and not (console and _confirmed(entries)):
-            return {"return": 0, "deleted_list": []}
-        for entry, artifact in zip(entries, answer["list"], strict=True):
-            if console:
-                print(
-                    f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
-                    f"{size_text(size_of(entry.folder))}) ..."
-                )
-            _remove(entry.folder)
-            if cmind.use_index:
-                cmind.index.add(
-                    artifact.meta,
-                    str(entry.folder),
-                    (artifact.repo_meta["alias"], artifact.repo_meta["uid"]),
-                    update=True,
-                    delete=True,
-                )
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error)}
+    if not entries:
+        return _nothing(i)
+    if not force and not (console and _confirmed(entries)):
+        return {"return": 0, "deleted_list": []}
+    for entry, artifact in zip(entries, answer["list"], strict=True):
+        if console:
+            print(
+                f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
+                f"{size_text(size_of(entry.folder))}) ..."
+            )
+        _remove(entry.folder)
+        if automation.cmind.use_index:
+            automation.cmind.index.add(
+                artifact.meta,
+                str(entry.folder),
+                (artifact.repo_meta["alias"], artifact.repo_meta["uid"]),
+                update=True,
+                delete=True,
+            )
     return {"return": 0, "deleted_list": answer["list"]}
 
 
@@ -135,6 +131,14 @@ def _remove(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             shutil.rmtree(folder)
+
+
+def _found(automation: Any, i: Result) -> Result:
+    """Return what cmind's own search finds, without its output."""
+    from cmind.automation import Automation
+
+    answer: Result = Automation.search(automation, {**i, "out": None})
+    return answer
 
 
 def _entries(answer: Mapping[str, Any]) -> list[Stored]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from cm4vllm.common.errors import CmError, NotFoundError, UsageError, nearest
+from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.common.files import write_text
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
@@ -28,29 +28,26 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
 
     The repository is the one named (`repo:alias`), else the one around the current folder, else CM's local one.
     """
-    try:
-        repo, alias = _named(automation.cmind, i)
-        tags = split_tags(i.get("tags")) or tuple(alias.split("-"))
-        kind = _template(i)
-        _check(Catalogue(automation.cmind), alias, tags)
-        folder = Path(repo.path_with_prefix) / SCRIPT_AUTOMATION[0] / alias
-        if folder.exists():
-            raise UsageError(f"{folder} exists already", remedy="choose another name, or remove it")
-        uid = secrets.token_hex(8)
-        written = _write(
-            kind,
-            folder,
-            {
-                "alias": alias,
-                "uid": uid,
-                "tags": ", ".join(tags),
-                "typed": ",".join(tags),
-                "category": str(i.get("category") or "Recipes"),
-                "prefix": _prefix(alias),
-            },
-        )
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error)}
+    repo, alias = _named(automation.cmind, i)
+    tags = split_tags(i.get("tags")) or tuple(alias.split("-"))
+    kind = _template(i)
+    _check(Catalogue(automation.cmind), alias, tags)
+    folder = Path(repo.path_with_prefix) / SCRIPT_AUTOMATION[0] / alias
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", remedy="choose another name, or remove it")
+    uid = secrets.token_hex(8)
+    written = _write(
+        kind,
+        folder,
+        {
+            "alias": alias,
+            "uid": uid,
+            "tags": ", ".join(tags),
+            "typed": ",".join(tags),
+            "category": str(i.get("category") or "Recipes"),
+            "prefix": _prefix(alias),
+        },
+    )
     _index(automation.cmind, repo, folder, alias, uid, tags)
     if i.get("out") == "con":
         print("\n".join(map(str, written)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.containers import Container, Mount, engines, require_ready, run_words
-from cm4vllm.common.errors import CmError, InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
+from cm4vllm.common.errors import InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder, write_text
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say
@@ -64,26 +64,23 @@ class RecipeImage:
 def docker_script(automation: Any, i: dict[str, Any], *, run_it: bool) -> dict[str, Any]:
     """Write a folder with a Dockerfile for the recipe asked for; with `run_it` also build the image and run it."""
     checkout = Path(automation.path).parents[1]
-    try:
-        catalogue = Catalogue(automation.cmind)
-        script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
-        made = image_of(script, i)
-        folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
-        write_context(made, folder, _repositories(automation.cmind, checkout, script))
-        work = folder / "work"
-        with translated_os_errors("make", work, "--docker_folder"):
-            work.mkdir(exist_ok=True)
-        build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", made.container.image, str(folder)]
-        mounts = (Mount(str(work), f"{_INSIDE}/work", writable=True), *made.container.mounts)
-        start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed(i))))
-        if i.get("out") == "con":
-            print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
-        if run_it and not flag(i, "no_run"):
-            _require_docker(folder)
-            _attached(build, "build")
-            _attached(start, "run")
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error)}
+    catalogue = Catalogue(automation.cmind)
+    script = select(catalogue, Request.of(i, ""), str(checkout / "script"))
+    made = image_of(script, i)
+    folder = Path(working_folder(), str(i.get("docker_folder") or f"docker-{script.alias}"))
+    write_context(made, folder, _repositories(automation.cmind, checkout, script))
+    work = folder / "work"
+    with translated_os_errors("make", work, "--docker_folder"):
+        work.mkdir(exist_ok=True)
+    build = ["docker", "build", "--build-arg", f"UID={os.getuid()}", "--tag", made.container.image, str(folder)]
+    mounts = (Mount(str(work), f"{_INSIDE}/work", writable=True), *made.container.mounts)
+    start = run_words(engines()["docker"], replace(made.container, mounts=mounts, passed=tuple(_passed(i))))
+    if i.get("out") == "con":
+        print(f"{folder / 'Dockerfile'}\n\n{shlex.join(build)}\n{shlex.join(start)}")
+    if run_it and not flag(i, "no_run"):
+        _require_docker(folder)
+        _attached(build, "build")
+        _attached(start, "run")
     return {"return": 0, "dockerfile": str(folder / "Dockerfile"), "build": build, "run": start}
 
 

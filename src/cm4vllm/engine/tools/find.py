@@ -8,10 +8,10 @@ without that work.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from cm4vllm.common.errors import CmError, NotFoundError
+from cm4vllm.common.errors import NotFoundError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.cache.cmind_index import slim
 from cm4vllm.engine.format.dependency import split_tags
@@ -26,24 +26,24 @@ __all__ = ["asked_scripts", "find_scripts", "test_scripts"]
 Result = dict[str, Any]
 
 
-def find_scripts(automation: Any, search: Callable[[Result], Result], i: Result) -> Result:
+def find_scripts(automation: Any, i: Result) -> Result:
     """Return the scripts with all the tags, and without those that a dash precedes, as cmind's artifacts.
 
-    Without tags, or with a name or one of the flags of cmind's reindexing, `search` is asked: cmind's own.
+    Without tags, or with a name or one of the flags of cmind's reindexing, cmind's own search answers.
     """
     given = i.get("tags") or ""
     words = [str(word).strip() for word in (given.split(",") if isinstance(given, str) else given)]
     wanted = {word for word in words if word and not word.startswith("-")}
     if not wanted or i.get("parsed_artifact") or i.get("skip_index_search") or i.get("force_index_add"):
-        return search(i)
+        from cmind.automation import Automation
+
+        answer: Result = Automation.search(automation, i)
+        return answer
     excluded = {word[1:] for word in words if word.startswith("-")}
     scripts: list[Any] = []
     catalogue = Catalogue(automation.cmind)
     for folder, repo in _folders(catalogue, wanted):
-        try:
-            meta = catalogue.metas.read(folder)
-        except CmError as error:
-            return {"return": error.exit_code, "error": str(error)}
+        meta = catalogue.metas.read(folder)
         artifact = _artifact(automation.cmind, folder, repo)
         artifact.original_meta, artifact.meta = meta, dict(meta)
         if meta.get("_base"):
@@ -111,11 +111,8 @@ def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Run the test inputs of the scripts asked for, of all scripts without tags. The first failure ends it."""
     catalogue = Catalogue(automation.cmind)
-    try:
-        named = split_tags(i.get("tags")) or i.get("artifact")
-        scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error)}
+    named = split_tags(i.get("tags")) or i.get("artifact")
+    scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()
     done: list[str] = []
     for script in scripts:
         print(script.folder)

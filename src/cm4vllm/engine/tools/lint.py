@@ -150,10 +150,7 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print what is wrong with the scripts asked for, with all of them without tags or name; 3 if anything is."""
     catalogue = Catalogue(automation.cmind)
     linter = Linter(catalogue)
-    try:
-        scripts = asked_scripts(catalogue, i) if i.get("artifact") or i.get("tags") else linter.every()
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error)}
+    scripts = asked_scripts(catalogue, i) if i.get("artifact") or i.get("tags") else linter.every()
     folders = {script.path for script in scripts}
     faults = [
         fault for fault in linter.duplicates() if fault.path in folders or not (i.get("artifact") or i.get("tags"))
