@@ -109,7 +109,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Have a power failure leave the names of the files in a folder as they are now. Raises DiskFull, NotWritable."""
     with translated_os_errors("write", folder):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

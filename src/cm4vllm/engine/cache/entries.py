@@ -22,9 +22,10 @@ from typing import Any
 
 from cm4vllm.common.digests import content_digest
 from cm4vllm.common.errors import RecipeError, translated_os_errors
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import sync_folder, write_json
 from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.cache.entry_key import Identity
+from cm4vllm.engine.format.documents import with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -55,7 +56,6 @@ class Entry(Value):
     version: str
     asked: str
     made_at: float
-    tags: tuple[str, ...] = ()
 
     def satisfies(self, wanted: Wanted) -> bool:
         """Tell whether the entry's version fits what is wanted."""
@@ -73,7 +73,7 @@ class Entry(Value):
             raise Damaged(os.path.join(self.folder, STATE_FILE))
         old = saved["folder"]
         if old and old != self.folder:
-            saved = _rebased(saved, old, self.folder)
+            saved = with_texts(saved, lambda text: _moved(text, old, self.folder))
         if path := changed(saved["files"]):
             raise Damaged(path)
         return dict(saved)
@@ -83,14 +83,9 @@ class Damaged(Exception):
     """A file of an entry is gone or altered; its text is the path."""
 
 
-def _rebased(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, str):
-        return new + value[len(old) :] if value == old or value.startswith(old + os.sep) else value
-    if isinstance(value, list):
-        return [_rebased(item, old, new) for item in value]
-    if isinstance(value, Mapping):
-        return {_rebased(key, old, new): _rebased(item, old, new) for key, item in value.items()}
-    return value
+def _moved(path: str, old: str, new: str) -> str:
+    """Return a path in `old` as it is in `new`, and any other text as it is."""
+    return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
 
 
 def _read(folder: str, name: str) -> Any:
@@ -152,7 +147,6 @@ class Cache:
                         str(meta.get("version", "")),
                         str(meta.get("asked_version", "")),
                         float(meta.get("made_at", 0)),
-                        tuple(meta.get("tags", ())),
                     )
                 except (TypeError, ValueError):
                     continue  # its meta was altered: the entry is as good as absent
@@ -277,7 +271,7 @@ class Cache:
         versions = {"version": result.get("version", ""), "asked_version": asked}
         meta = {**_meta(folder, tags, script), **versions, "made_at": time.time(), _KEY: identity.key()}
         write_json(Path(folder, _META_FILE), meta)
-        _sync_folder(folder)
+        sync_folder(folder)
         cmind_index.add(self._cmind, meta, folder)
 
     def _folder(self, identity: Identity, number: int) -> str:
@@ -300,14 +294,6 @@ def _sync(folder: str) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
     except AttributeError:
         os.sync()  # no Linux
-    finally:
-        os.close(handle)
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)
 

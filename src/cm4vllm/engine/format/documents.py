@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
@@ -19,6 +19,7 @@ __all__ = [
     "read_meta",
     "read_yaml",
     "signature_of",
+    "with_texts",
 ]
 
 META_NAMES = ("_cm.yaml", "_cm.json")
@@ -139,3 +140,14 @@ def merged(first: Any, second: Any) -> Any:
     if isinstance(first, list) and isinstance(second, list):
         return first + [item for item in second if item not in first]
     return second
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON's types in which `change` has changed every text, keys of mappings too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(item, change) for item in value]
+    if isinstance(value, Mapping):
+        return {with_texts(key, change): with_texts(item, change) for key, item in value.items()}
+    return value

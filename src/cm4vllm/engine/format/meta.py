@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
-from cm4vllm.engine.format.documents import read_meta
+from cm4vllm.engine.format.documents import read_meta, with_texts
 from cm4vllm.engine.format.inputs import with_inputs, with_variations
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import VERSION_KEYS, Wanted
@@ -163,7 +163,7 @@ class Variation(Value):
     def of(cls, name: str, raw: Raw, value: str | None = None) -> Variation:
         """Read a variation. With `value`, it replaces `#` in all texts of the variation."""
         if value is not None:
-            raw = _filled(raw, value)
+            raw = with_texts(raw, lambda text: text.replace("#", value))
         return cls(
             name=name,
             layer=Layer.of(raw),
@@ -188,16 +188,6 @@ VARIATION_KEYS = LAYER_KEYS | {
     "warnings",
     "default_gui",
 }
-
-
-def _filled(raw: Any, value: str) -> Any:
-    if isinstance(raw, str):
-        return raw.replace("#", value)
-    if isinstance(raw, list):
-        return [_filled(item, value) for item in raw]
-    if isinstance(raw, Mapping):
-        return {_filled(key, value): _filled(item, value) for key, item in raw.items()}
-    return raw
 
 
 class ScriptMeta(Value):

@@ -15,17 +15,17 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cache_commands import leftovers, size_of, stored
-from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
-from cm4vllm.engine.format.meta import Layer, ScriptMeta
+from cm4vllm.engine.cache.cache_commands import Stored, leftovers, size_of, stored
+from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry
+from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
+from cm4vllm.engine.plan.chain import layers_of
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.tools.lint import Linter
-from cm4vllm.engine.tools.register import engines_before, warning_about_engines
+from cm4vllm.engine.tools.register import engines_before, registered, warning_about_engines
 
 __all__ = ["Level", "Symptom", "diagnose", "print_diagnosis"]
 
-_COMPILERS = ("cc", "gcc", "clang")
 #: The Python that the package needs; `requires-python` in pyproject.toml.
 _PYTHON = (3, 11)
 
@@ -46,6 +46,20 @@ class Symptom:
     subject: str
     text: str
     remedy: str = ""
+
+
+#: The programs that are needed: subject, names, level and text where all of them are missing, remedy.
+_TOOLS = (
+    ("bash", ("bash",), Level.WRONG, "not found on PATH: no run.sh can be run", "install bash"),
+    (
+        "compiler",
+        ("cc", "gcc", "clang"),
+        Level.WRONG,
+        "no C compiler on PATH; vLLM needs one while it runs",
+        "install gcc, for example: apt-get install gcc",
+    ),
+    ("git", ("git",), Level.ODD, "not found on PATH: sources cannot be fetched", "install git"),
+)
 
 
 def print_diagnosis(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
@@ -121,24 +135,9 @@ def _python() -> Symptom:
 
 
 def _tools() -> Iterator[Symptom]:
-    if (bash := shutil.which("bash")) is None:
-        yield Symptom(Level.WRONG, "bash", "not found on PATH: no run.sh can be run", "install bash")
-    else:
-        yield Symptom(Level.WELL, "bash", bash)
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        yield Symptom(
-            Level.WRONG,
-            "compiler",
-            "no C compiler on PATH; vLLM needs one while it runs",
-            "install gcc, for example: apt-get install gcc",
-        )
-    else:
-        yield Symptom(Level.WELL, "compiler", compiler)
-    if (git := shutil.which("git")) is None:
-        yield Symptom(Level.ODD, "git", "not found on PATH: sources cannot be fetched", "install git")
-    else:
-        yield Symptom(Level.WELL, "git", git)
+    for subject, names, level, missing, remedy in _TOOLS:
+        program = next(filter(None, map(shutil.which, names)), None)
+        yield Symptom(Level.WELL, subject, program) if program else Symptom(level, subject, missing, remedy)
 
 
 def _home(home: Path) -> Symptom:
@@ -153,26 +152,14 @@ def _home(home: Path) -> Symptom:
 
 
 def _repositories(home: Path) -> Iterator[Symptom]:
-    path = home / "repos.json"
-    try:
-        listed = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        listed = []
-    except ValueError as error:
-        yield Symptom(
-            Level.WRONG,
-            "repositories",
-            f"{path} is not JSON: {error}",
-            "correct it, or remove it and register the repositories again: cm add repo --path=<folder>",
-        )
-        return
-    gone = [entry for entry in listed if not any((Path(entry) / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
+    listed = registered(home)
+    gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
     for entry in gone:
         yield Symptom(
             Level.WRONG,
             "repositories",
             f"{entry} holds no CM repository (cmr.yaml)",
-            f"restore it, or remove its line from {path} and run: cm reindex repo",
+            f"restore it, or remove its line from {home / 'repos.json'} and run: cm reindex repo",
         )
     if not gone:
         yield Symptom(Level.WELL, "repositories", f"{len(listed)} registered")
@@ -240,7 +227,12 @@ def _packages(checkout: Path) -> Symptom:
 def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     free = shutil.disk_usage(home).free
     largest, name = max(
-        ((bring.disk_bytes, script.alias) for script in scripts for layer in _layers(script) for bring in layer.brings),
+        (
+            (bring.disk_bytes, script.alias)
+            for script in scripts
+            for _, layer in layers_of(script)
+            for bring in layer.brings
+        ),
         default=(0, ""),
     )
     text = f"{size_text(free)} free in {home}"
@@ -254,49 +246,27 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     return Symptom(Level.WELL, "disk", text)
 
 
-def _layers(script: ScriptMeta) -> list[Layer]:
-    try:
-        return [script.layer, *(Layer.of(raw) for raw in script.variations.values())]
-    except (AttributeError, TypeError, ValueError):
-        return [script.layer]  # lint reports what is wrong with the variations
-
-
 def _cache(root: Path) -> Iterator[Symptom]:
     entries = list(stored(root))
-    sound = True
-    for entry in entries:
-        if not (entry.folder / "cm-cached-state.json").exists():
-            sound = False
-            yield Symptom(
-                Level.ODD,
-                "cache",
-                f"{entry.folder} ({entry.script}) has no result and is not used",
-                f"cm rm cache {entry.folder.name} -f",
-            )
-            continue
-        try:
-            Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
-        except Damaged as damage:
-            sound = False
-            yield Symptom(
-                Level.ODD,
-                "cache",
-                f"{entry.folder} ({entry.script}) is damaged: {damage} is missing or "
-                "was changed;"
-                " the next run makes it again",
-                f"cm rm cache {entry.folder.name} -f",
-            )
-    for folder in leftovers(root):
-        sound = False
-        yield Symptom(
-            Level.ODD,
-            "cache",
-            f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed",
-            f"if no run is active: rm -r {folder}",
-        )
-    if sound:
-        yield Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(sum(map(_size, entries)))}")
+    faults = [*map(_fault_of_entry, entries), *map(_unfinished, leftovers(root))]
+    size = sum(size_of(entry.folder) for entry in entries)
+    sound = Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(size)}")
+    yield from list(filter(None, faults)) or [sound]
 
 
-def _size(entry: Any) -> int:
-    return size_of(entry.folder)
+def _fault_of_entry(entry: Stored) -> Symptom | None:
+    """Return the symptom of an entry that cannot be used; None for a sound one."""
+    try:
+        Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
+    except Damaged as damage:
+        fault = f"is damaged: {damage} is missing or was changed; the next run makes it again"
+        if not (entry.folder / STATE_FILE).exists():
+            fault = "has no result and is not used"
+        remedy = f"cm rm cache {entry.folder.name} -f"
+        return Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) {fault}", remedy)
+    return None
+
+
+def _unfinished(folder: Path) -> Symptom:
+    text = f"{folder} is unfinished ({size_text(size_of(folder))}): a run is making it now, or was killed"
+    return Symptom(Level.ODD, "cache", text, f"if no run is active: rm -r {folder}")

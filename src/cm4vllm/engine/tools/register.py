@@ -17,7 +17,7 @@ from cm4vllm.common.files import write_json
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
-__all__ = ["cm_home", "complete", "engines_before", "register", "warning_about_engines"]
+__all__ = ["cm_home", "complete", "engines_before", "register", "registered", "warning_about_engines"]
 
 
 def cm_home() -> Path:
@@ -34,10 +34,10 @@ def register(checkout: Path, home: Path | None = None) -> bool:
     checkout = checkout.resolve()
     if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
         raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
-    registered = _registered(home)
-    if checkout in registered:
+    known = registered(home)
+    if checkout in known:
         return False
-    write_json(home / "repos.json", [*map(str, registered), str(checkout)])
+    write_json(home / "repos.json", [*map(str, known), str(checkout)])
     (home / "index.json").unlink(missing_ok=True)
     return True
 
@@ -66,7 +66,7 @@ def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
     checkout = checkout.resolve()
     first: list[Path] = []
     # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
-    for repository in [home / "repos" / "local", *_installed(), *_registered(home)]:
+    for repository in [home / "repos" / "local", *_installed(), *registered(home)]:
         if repository == checkout:
             return first
         if _has_script_engine(repository):
@@ -86,14 +86,19 @@ def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
     )
 
 
-def _registered(home: Path) -> list[Path]:
+def registered(home: Path) -> list[Path]:
+    """Return the folders in repos.json, none where there is no such file. Raises CmError where it is not JSON."""
     path = home / "repos.json"
     try:
         listed = json.loads(path.read_bytes())
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise CmError(f"{path} is not JSON", cause=str(error), remedy="correct or remove it") from error
+        raise CmError(
+            f"{path} is not JSON",
+            cause=str(error),
+            remedy="correct it, or remove it and register the repositories again: cm add repo --path=<folder>",
+        ) from error
     return [Path(entry) for entry in listed]
 
 
