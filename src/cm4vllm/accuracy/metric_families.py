@@ -200,12 +200,7 @@ def parts_of_deepseek(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    verdicts = _verdicts(samples, _DEEPSEEK)
-    values = _parts(samples, _DEEPSEEK, verdicts)
-    judged = [right for right in verdicts if right is not None]
-    if judged and len(judged) == len(verdicts):
-        values["exact_match"] = 100.0 * sum(judged) / len(judged)
-    return Scored(values, None, 0)
+    return _of_parts(samples, _DEEPSEEK, _unweighted)
 
 
 def parts_of_gpt_oss(samples: Samples) -> Scored:
@@ -213,26 +208,35 @@ def parts_of_gpt_oss(samples: Samples) -> Scored:
 
     What a grader judges that is not ready has no score; neither has exact_match then.
     """
-    verdicts = _verdicts(samples, _GPT_OSS)
-    values = _parts(samples, _GPT_OSS, verdicts)
-    if (whole := _weighted(samples, verdicts)) is not None:
-        values["exact_match"] = whole
+    return _of_parts(samples, _GPT_OSS, _weighted)
+
+
+def _of_parts(samples: Samples, judges: _Judges, whole: Callable[[Samples, Sequence[bool]], float]) -> Scored:
+    """Score the answers to each dataset; where all of them are judged, `whole` gives exact_match."""
+    verdicts = _verdicts(samples, judges)
+    values = _parts(samples, judges, verdicts)
+    judged = [right for right in verdicts if right is not None]
+    if judged and len(judged) == len(verdicts):
+        values["exact_match"] = whole(samples, judged)
     return Scored(values, None, 0)
 
 
-def _weighted(samples: Samples, verdicts: Sequence[bool | None]) -> float | None:
-    """Return the right answers in percent of all, each weighted by how often its question is asked; None without all.
+def _unweighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+    """Return the right answers in percent."""
+    return 100.0 * sum(verdicts) / len(samples.rows)
+
+
+def _weighted(samples: Samples, verdicts: Sequence[bool]) -> float:
+    """Return the right answers in percent, each weighted by how often its question is asked.
 
     The script rounds it to three places.
     """
     right: dict[str, list[bool]] = {}
     for is_right, row in zip(verdicts, samples.rows, strict=True):
-        if is_right is None:
-            return None
         right.setdefault(str(row[DATASET]).lower(), []).append(is_right)
     repeats = {name: _REPEATS.get(name, 1) for name in sorted(right)}
     most = sum(len(right[name]) / times for name, times in repeats.items())
-    return round(sum(sum(right[name]) / times for name, times in repeats.items()) / most * 100, 3) if most else None
+    return round(sum(sum(right[name]) / times for name, times in repeats.items()) / most * 100, 3)
 
 
 def _verdicts(samples: Samples, judges: _Judges) -> list[bool | None]:

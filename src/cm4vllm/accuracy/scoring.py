@@ -41,7 +41,7 @@ from cm4vllm.common.progress import step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log, read_label_log, read_text_log
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.rules import AccuracyTarget, Logged, Mode, Terms
+from cm4vllm.rules import Logged, Mode, Terms
 
 __all__ = [
     "SCORERS",
@@ -356,7 +356,14 @@ def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None
 
 def _scores(terms: Terms, values: dict[str, float | int], samples: int) -> list[Score]:
     return [
-        _score(target, float(values[target.label]), samples == terms.samples)
+        Score(
+            metric=target.metric,
+            label=target.label,
+            value=float(values[target.label]),
+            lower=target.lower,
+            upper=target.upper,
+            met=target.met(float(values[target.label]), whole=samples == terms.samples),
+        )
         for target in terms.targets
         if target.label in values
     ]
@@ -373,14 +380,3 @@ def _unscored(terms: Terms, values: dict[str, float | int], ready: Mapping[str, 
     return {
         target.metric: lacks.get(target.label, _NO_SAMPLES) for target in terms.targets if target.label not in values
     }
-
-
-def _score(target: AccuracyTarget, value: float, whole: bool) -> Score:
-    return Score(
-        metric=target.metric,
-        label=target.label,
-        value=value,
-        lower=target.lower,
-        upper=target.upper,
-        met=target.met(value, whole=whole),
-    )

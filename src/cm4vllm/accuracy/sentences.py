@@ -148,7 +148,7 @@ def install_model(folder: Path, given: Path | None = None) -> Path:
     It is taken from `given`, an nltk data folder or punkt_tab.zip; without it from nltk's own folders, or the network.
     Raises SourceUnavailable when it cannot be had, InstallError when `given` is another version.
     """
-    files = _given(given) if given is not None else _found()
+    files = _given(given) if given is not None else _installed_or_fetched()
     with staged_folder(folder / ENGLISH) as staging:
         for name, data in files.items():
             (staging / name).write_bytes(data)
@@ -164,15 +164,11 @@ def _given(path: Path) -> dict[str, bytes]:
     return _copied(path) if path.is_dir() else _unpacked(_read(path))
 
 
-def _found() -> dict[str, bytes]:
-    return _copied(None) if _installed() else _unpacked(_fetched())
-
-
-def _installed() -> bool:
+def _installed_or_fetched() -> dict[str, bytes]:
     try:
-        return bool(find_model())
+        return _copied(None)
     except InstallError:
-        return False
+        return _unpacked(_fetched())
 
 
 def _copied(data: Path | None) -> dict[str, bytes]:

@@ -97,16 +97,16 @@ def check_source(variation: str, layers: int | None = None) -> None:
             cause="the layers of other models are those of their files",
             remedy="add _dummy.NAME to the tags, or leave it out",
         )
-    if source == "dummy":
-        dummy.require_layers(dummy.known_model(where), layers)
-    elif source == "path":
-        read_checkpoint(given_path(where))
-    elif source in ("hf", "served"):
-        _require_hub_name(where)
-    elif source == "catalogue":
-        catalogue().model(where)
-    elif source == "mlcommons":
-        _hosted(where)
+    checks: dict[str, Callable[[str], object]] = {
+        "dummy": lambda name: dummy.require_layers(dummy.known_model(name), layers),
+        "path": lambda folder: read_checkpoint(given_path(folder)),
+        "hf": _require_hub_name,
+        "served": _require_hub_name,
+        "catalogue": catalogue().model,
+        "mlcommons": _hosted,
+    }
+    if source in checks:
+        checks[source](where)
 
 
 def model_env(record: ModelRecord, folder: Path) -> dict[str, str]:

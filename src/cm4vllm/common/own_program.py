@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import sha256_of
 from cm4vllm.common.host_addresses import is_address, is_loopback
 from cm4vllm.common.processes import run
 
@@ -134,14 +135,14 @@ def _of_git(root: Path) -> list[ProgramFile]:
 
 def _of_manifest(root: Path) -> list[ProgramFile]:
     return [
-        ProgramFile(name, root / name, _digest(root / name) == digest)
+        ProgramFile(name, root / name, sha256_of(root / name) == digest)
         for digest, name in _listed(root)
         if (root / name).is_file()
     ]
 
 
 def _is_unchanged(root: Path) -> bool:
-    return all((root / name).is_file() and _digest(root / name) == digest for digest, name in _listed(root))
+    return all((root / name).is_file() and sha256_of(root / name) == digest for digest, name in _listed(root))
 
 
 def _listed(root: Path) -> Iterator[tuple[str, str]]:
@@ -183,10 +184,6 @@ def _is_hidden(name: str) -> bool:
 def _is_inside(root: Path, path: Path) -> bool:
     """Tell whether a file that git lists, or what it names as a link, lies in the repository."""
     return not path.is_symlink() or path.resolve().is_relative_to(root)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _record_digest(path: Path) -> str:
