@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -347,43 +348,29 @@ class _Planner:
         only_dynamic: bool = False,
         only_if: tuple[str, ...] = (),
     ) -> None:
+        """Add the nodes of the dependencies that may take part in a phase, and take what each returns."""
         for dependency in frame.scope.phases[phase]:
-            self.dependency(node, frame, dependency, phase, certain=certain, only_dynamic=only_dynamic, only_if=only_if)
-
-    def dependency(
-        self,
-        node: Node,
-        frame: PlannedTask,
-        dependency: Dependency,
-        phase: str,
-        *,
-        certain: bool,
-        only_dynamic: bool = False,
-        only_if: tuple[str, ...] = (),
-    ) -> None:
-        """Add the node of a dependency, unless it takes no part, and take what it returns."""
-        taken, truth = frame.changed(dependency)
-        truth = both(truth, decide(taken.conditions, frame.env))
-        if truth is False or (only_dynamic and not taken.dynamic):
-            return
-        facts = truth if isinstance(truth, frozenset) else ()
-        conditions = (*only_if, *(f"depends on {fact}" for fact in self.words(facts)))
-        child = Node(
-            tags=in_words(",".join(taken.tags)),
-            why=phase,
-            parent=frame.script.title(),
-            names=tuple(sorted(taken.names)),
-            added_by=frame.origin(dependency, phase),
-            only_if=conditions,
-            notes=self.typed(taken.names),
-            env={key: in_words(str(value)) for key, value in taken.env.items()},
-        )
-        node.children.append(child)
-        child_certain = certain and not conditions
-        exports = self.fill(
-            child, lambda: frame.asked_of(taken, phase), certain=child_certain, added=frame.added_by_facts(taken)
-        )
-        frame.take(exports, certain=child_certain)
+            taken, truth = frame.changed(dependency)
+            truth = both(truth, decide(taken.conditions, frame.env))
+            if truth is False or (only_dynamic and not taken.dynamic):
+                continue
+            facts = truth if isinstance(truth, frozenset) else ()
+            conditions = (*only_if, *(f"depends on {fact}" for fact in self.words(facts)))
+            child = Node(
+                tags=in_words(",".join(taken.tags)),
+                why=phase,
+                parent=frame.script.title(),
+                names=tuple(sorted(taken.names)),
+                added_by=frame.origin(dependency, phase),
+                only_if=conditions,
+                notes=self.typed(taken.names),
+                env={key: in_words(str(value)) for key, value in taken.env.items()},
+            )
+            node.children.append(child)
+            asked = partial(frame.asked_of, taken, phase)
+            child_certain = certain and not conditions
+            exports = self.fill(child, asked, certain=child_certain, added=frame.added_by_facts(taken))
+            frame.take(exports, certain=child_certain)
 
     def typed(self, names: Collection[str]) -> list[str]:
         """Return a line for each change that was typed for one of these names."""

@@ -65,13 +65,17 @@ def process_environment(env: Mapping[str, Any], shell_keys: Collection[str] = ()
 
 
 def _prepend(full: dict[str, str], key: str, value: Any, *, is_shell_text: bool) -> None:
-    name, separator = key[1:], ":"
-    if name and not _NAME.match(name):
-        separator, name = name[0], name[1:]
+    name, separator = _list_key(key)
     items = [str(item) for item in (value if isinstance(value, list) else [value])]
     if is_shell_text:
         items = [expand(item, full) for item in items]
     full[name] = separator.join([*items, *([full[name]] if full.get(name) else [])])
+
+
+def _list_key(key: str) -> tuple[str, str]:
+    """Return the name in `+NAME`, or in `+;NAME`, and what separates its items: a colon, or that character."""
+    name = key[1:]
+    return (name, ":") if not name or _NAME.match(name) else (name[1:], name[0])
 
 
 def read_assignments(path: str) -> dict[str, str]:
@@ -90,11 +94,7 @@ def shell_text(env: Mapping[str, Any], vault: Vault, prefix: Iterable[str] = ())
     lines = ["#!/bin/bash", *prefix]
     for key in sorted(env):
         value = env[key]
-        name, separator = key, ":"
-        if key.startswith("+"):
-            name = key[1:]
-            if not (name[:1].isalpha() or name[:1] == "_"):
-                separator, name = name[:1], name[1:]
+        name, separator = _list_key(key) if key.startswith("+") else (key, ":")
         if not name.isidentifier():
             continue
         if vault.is_secret(name) or vault.holds(value):
