@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["CONDITION_KEYS", "Clause", "Conditions", "is_no", "matches", "says_no", "says_yes"]
+__all__ = ["CONDITION_KEYS", "Conditions", "Truth", "both", "is_no", "matches", "says_no", "says_yes"]
 
 CONDITION_KEYS = ("enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env")
 
 _YES = frozenset({"yes", "on", "true", "1"})
 _NO = frozenset({"no", "off", "false", "0", ""})
 
+#: True, False, or, in a plan, the keys of the facts on which it depends.
+Truth = bool | frozenset[str]
+
 Clause = Mapping[str, frozenset[str]]
+#: Tells whether one key of a clause matches, of its name, its values, and whether a missing key says no.
+Match = Callable[[str, frozenset[str], bool], Truth]
 
 
 def is_no(value: Any) -> bool:
@@ -41,13 +47,36 @@ class Conditions(Value):
         A value list with `yes` matches every set value that does not say no; one with `no` matches what says no, and in
         the `all` forms also a missing key. Other values are compared without regard to case.
         """
-        if self.enable_all is not None and not all(matches(key, v, env, True) for key, v in self.enable_all.items()):
-            return False
-        if self.enable_any is not None and not any(matches(key, v, env, False) for key, v in self.enable_any.items()):
-            return False
-        if self.skip_all is not None and all(matches(key, v, env, True) for key, v in self.skip_all.items()):
-            return False
-        return not (self.skip_any is not None and any(matches(key, v, env, False) for key, v in self.skip_any.items()))
+        return self.decide(partial(matches, env)) is True
+
+    def decide(self, match: Match) -> Truth:
+        """Tell whether the entry takes part, or on which facts that depends; `match` decides about a key of a clause.
+
+        A missing key says no in the `all` forms alone.
+        """
+        parts: list[Truth] = []
+        if self.enable_all is not None:
+            parts += [match(key, values, True) for key, values in self.enable_all.items()]
+        if self.enable_any is not None:
+            unmatched = [_opposite(match(key, values, False)) for key, values in self.enable_any.items()]
+            parts.append(_opposite(both(*unmatched)))
+        if self.skip_all is not None:
+            parts.append(_opposite(both(*(match(key, values, True) for key, values in self.skip_all.items()))))
+        if self.skip_any is not None:
+            parts += [_opposite(match(key, values, False)) for key, values in self.skip_any.items()]
+        return both(*parts)
+
+
+def both(*parts: Truth) -> Truth:
+    """Return whether all of these hold."""
+    if any(part is False for part in parts):
+        return False
+    keys = frozenset(key for part in parts if isinstance(part, frozenset) for key in part)
+    return keys or True
+
+
+def _opposite(truth: Truth) -> Truth:
+    return truth if isinstance(truth, frozenset) else not truth
 
 
 def _clause(raw: Mapping[str, Any]) -> Clause:
@@ -73,7 +102,7 @@ def says_no(values: frozenset[str]) -> bool:
     return not says_yes(values) and bool(values & (_NO - {""}))
 
 
-def matches(key: str, values: frozenset[str], env: Mapping[str, Any], missing_is_no: bool) -> bool:
+def matches(env: Mapping[str, Any], key: str, values: frozenset[str], missing_is_no: bool) -> bool:
     """Tell whether one key of a clause matches; `missing_is_no` is the rule of the `all` forms."""
     if key not in env:
         return missing_is_no and bool(values & _NO)

@@ -19,6 +19,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache.cache_commands import stored
 from cm4vllm.engine.cache.entries import Cache, Damaged
 from cm4vllm.engine.cache.entry_key import identity_of
+from cm4vllm.engine.format.conditions import both
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
@@ -27,7 +28,7 @@ from cm4vllm.engine.plan.costs import Brought, brought_by
 from cm4vllm.engine.plan.node import Node, Status
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
-from cm4vllm.engine.plan.run_facts import both, decide, facts_in, in_words, unknown
+from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag

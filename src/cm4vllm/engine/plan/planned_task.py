@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.conditions import Conditions, Truth, both
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
-from cm4vllm.engine.plan.run_facts import Truth, assured, both, decide, facts_in, in_words, is_assured, unknown
+from cm4vllm.engine.plan.run_facts import assured, decide, facts_in, in_words, is_assured, unknown
 from cm4vllm.engine.run.dependencies import amended, request_for
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
 from cm4vllm.engine.run.flags import flag
