@@ -40,3 +40,13 @@ def test_a_release_that_an_index_does_not_have_is_no_failure_of_the_network(tmp_
     with pytest.raises(InstallError) as failed:
         checked(pip("--no-index", f"--find-links={tmp_path}", "cm4vllm-none==1"), "it cannot be installed")
     assert "No matching distribution found for cm4vllm-none==1" in failed.value.cause
+
+
+@pytest.mark.parametrize(
+    "said", ["error: externally-managed-environment\n\nThis environment is ...", "ERROR: [Errno 13] Permission denied"]
+)
+def test_another_users_python_is_answered_with_a_virtual_environment(said):
+    with pytest.raises(InstallError) as failed:
+        checked(Completed(("pip",), 1, said), "it cannot be installed")
+    assert "use a virtual environment" in failed.value.remedy
+    assert said.splitlines()[0] in failed.value.cause

@@ -118,12 +118,22 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
             remedy="run the same command again where the machine has a network: what is installed once is used without "
             f"it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
         )
+    for sign, remedy in _REMEDIES.items():
+        if sign in done.output:
+            raise InstallError(title, cause=done.tail(12), remedy=remedy)
     said = [line[:600] for line in done.output.splitlines() if line.startswith("ERROR:")][-4:]
     hint = f"these are pip's words; an index of your own is given with {given}\n" if said else ""
     raise InstallError(
         title, cause="\n".join(said) or done.tail(12), remedy=f"{hint}the command: {shlex.join(done.argv)}"
     )
 
+
+#: What to do, by the words that pip or the system has for a failure.
+_REMEDIES = {
+    "externally-managed-environment": "use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, "
+    "then run cm from ~/cm/bin",
+    "Permission denied": "the named file belongs to another user: use a virtual environment of your own",
+}
 
 #: The lines of pip about its last attempt to reach an index: the reason ends the exception's text.
 _BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)': \S+$", re.MULTILINE)

@@ -63,11 +63,6 @@ def test_failed_pip_is_told_with_its_last_lines_and_a_remedy():
     assert "remedy:" in text
 
 
-def test_managed_python_is_answered_with_a_virtual_environment():
-    done = pythons.Completed(("pip",), 1, "error: externally-managed-environment\n\nThis environment is ...")
-    assert "virtual environment" in pythons._remedy(done)
-
-
 def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypatch):
     file = tmp_path / "requirements.txt"
     file.write_text(f"# comment\nPyYAML=={pythons.installed_version('PyYAML')}\n\nmsgspec>=0.1\n")

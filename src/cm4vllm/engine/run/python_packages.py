@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cm4vllm.common.environments import checked
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.processes import Completed, exit_in_words, run
+from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
 
@@ -204,34 +205,4 @@ def _install(arguments: list[str], title: str, options: PipOptions) -> None:
             ]
         )
     importlib.invalidate_caches()
-    if not done.ok:
-        raise InstallError(
-            f"cannot {title}",
-            cause=f"pip ended with {exit_in_words(done.status)}:\n{done.tail(12)}",
-            remedy=_remedy(done),
-        )
-
-
-def _remedy(done: Completed) -> str:
-    if "externally-managed-environment" in done.output:
-        return (
-            "use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, then run cm from ~/cm/bin"
-        )
-    if any(
-        sign in done.output
-        for sign in (
-            "NewConnectionError",
-            "Name or service not known",
-            "Connection refused",
-            "Could not find a version",
-            "ConnectTimeout",
-            "Temporary failure",
-        )
-    ):
-        return (
-            "no package index answered, or it has no such version: check the network and `pip config list`, "
-            "or use a virtual environment in which the package is installed already"
-        )
-    if "Permission denied" in done.output:
-        return "use a virtual environment: this Python belongs to another user"
-    return f"run pip yourself to see why: {sys.executable} -m pip install ..."
+    checked(done, f"cannot {title}")
