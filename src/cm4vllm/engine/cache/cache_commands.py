@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -17,6 +16,7 @@ from cm4vllm.common.errors import NotFoundError, UsageError, translated_os_error
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.entries import STATE_FILE
+from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.run.flags import flag
 
 __all__ = ["Stored", "age_text", "find", "leftovers", "remove", "show", "size_of", "stored"]
@@ -47,10 +47,9 @@ def show(automation: Any, i: Result) -> Result:
 
 
 def _print_env(entry: Stored) -> None:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        saved = json.loads((entry.folder / STATE_FILE).read_bytes())
-        for key, value in sorted(saved["new_env"].items()):
-            page(f"    {key}={value}")
+    saved = json_mapping(entry.folder / STATE_FILE) or {}
+    for key, value in sorted(saved.get("new_env", {}).items()):
+        page(f"    {key}={value}")
 
 
 def find(automation: Any, i: Result) -> Result:
@@ -191,11 +190,7 @@ def stored(root: Path) -> Iterator[Stored]:
     for folder in sorted(root.iterdir()):
         if folder.name.startswith("."):
             continue
-        try:
-            meta = json.loads((folder / "_cm.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(meta, dict):
+        if (meta := json_mapping(folder / "_cm.json")) is not None:
             yield Stored.of(folder, meta)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
+from cm4vllm.engine.format.documents import json_mapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def slim(cmind: Any) -> None:
 
         path = Path(cmind.index.full_path_to_index)
         with _locked(path):
-            if meta := _read(path):
+            if meta := json_mapping(path):
                 write_bytes(path, _slim(meta))
 
 
@@ -71,7 +72,7 @@ def _save(index: Any) -> dict[str, int]:
     path = Path(index.full_path_to_index)
     # An index that cannot be written is no failure of the run: what it does not list is searched for in the folders.
     with contextlib.suppress(CmError, OSError), _locked(path):
-        _take_over(index.meta, _read(path))
+        _take_over(index.meta, json_mapping(path) or {})
         write_bytes(path, _slim(index.meta))
     return {"return": 0}
 
@@ -81,13 +82,6 @@ def _locked(path: Path) -> Iterator[None]:
     with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def _take_over(own: dict[str, Any], on_disk: Mapping[str, Any]) -> None:

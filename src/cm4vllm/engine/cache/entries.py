@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
 from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.cache.entry_key import Identity
-from cm4vllm.engine.format.documents import with_texts
+from cm4vllm.engine.format.documents import json_mapping, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
@@ -65,12 +64,10 @@ class Entry(Value):
 
     def result(self) -> dict[str, Any]:
         """Return the result of the run: new_env, new_state, deps and version. Raises Damaged when parts vanished."""
-        try:
-            saved = _read(self.folder, STATE_FILE)
-        except (OSError, ValueError):
-            raise Damaged(os.path.join(self.folder, STATE_FILE)) from None
-        if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in _RESULT.items()):
-            raise Damaged(os.path.join(self.folder, STATE_FILE))
+        path = os.path.join(self.folder, STATE_FILE)
+        saved = json_mapping(path)
+        if saved is None or not all(isinstance(saved.get(key), kind) for key, kind in _RESULT.items()):
+            raise Damaged(path)
         old = saved["folder"]
         if old and old != self.folder:
             saved = with_texts(saved, lambda text: _moved(text, old, self.folder))
@@ -86,11 +83,6 @@ class Damaged(Exception):
 def _moved(path: str, old: str, new: str) -> str:
     """Return a path in `old` as it is in `new`, and any other text as it is."""
     return new + path[len(old) :] if path == old or path.startswith(old + os.sep) else path
-
-
-def _read(folder: str, name: str) -> Any:
-    with open(os.path.join(folder, name), "rb") as file:
-        return json.loads(file.read())
 
 
 def _is_finished(folder: str) -> bool:
@@ -135,11 +127,8 @@ class Cache:
         except FileNotFoundError:
             return
         for folder in sorted(os.path.join(self.root, name) for name in names if name.startswith(key[:_STEM])):
-            try:
-                meta = _read(folder, _META_FILE)
-            except (OSError, ValueError):
-                continue
-            if isinstance(meta, dict) and meta.get(_KEY) == key:
+            meta = json_mapping(os.path.join(folder, _META_FILE))
+            if meta is not None and meta.get(_KEY) == key:
                 try:
                     yield Entry(
                         folder,

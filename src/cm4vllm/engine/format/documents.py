@@ -13,6 +13,7 @@ __all__ = [
     "META_NAMES",
     "SETTLED_S",
     "has_meta",
+    "json_mapping",
     "lines_of",
     "merged",
     "read_json",
@@ -84,6 +85,16 @@ def read_json(path: AnyPath) -> Any:
         raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not JSON", cause=str(error)) from error
+
+
+def json_mapping(path: AnyPath) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file; None where there is no such file, or it holds anything else."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def has_meta(folder: AnyPath) -> bool:

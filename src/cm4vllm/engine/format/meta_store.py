@@ -19,7 +19,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_bytes
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.engine.format.dependency import split_tags
-from cm4vllm.engine.format.documents import SETTLED_S, read_meta, signature_of
+from cm4vllm.engine.format.documents import SETTLED_S, json_mapping, read_meta, signature_of
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.value import Value
 
@@ -79,7 +79,7 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
 
     `store` is the file that remembers them; where it cannot be written, the next run reads the metas again.
     """
-    known = _remembered(store)
+    known = json_mapping(store) or {}
     read: list[Summary] = []
     kept: dict[str, Any] = {}
     settled = time.time() - SETTLED_S
@@ -100,15 +100,6 @@ def summaries(folders: Iterable[tuple[str, str]], store: str) -> list[Summary]:
 
             write_bytes(Path(store), json.dumps(kept).encode())
     return read
-
-
-def _remembered(store: str) -> dict[str, Any]:
-    try:
-        with open(store, "rb") as file:
-            known = json.loads(file.read())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _words(folder: str) -> list[Any] | None:
