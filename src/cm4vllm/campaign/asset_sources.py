@@ -9,7 +9,7 @@ asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
@@ -39,11 +39,11 @@ class AssetInputs(Record, frozen=True, kw_only=True):
     model_source: input_types.ModelSource = ""
     vllm_model_name: input_types.VllmModelName = ""
     api_server: input_types.ApiServer = ""
-    dataset: input_types.DatasetSource = ""
+    dataset: Annotated[Literal["", "benchmark", "tiny"], Key("CM_DATASET_SOURCE")] = ""
     dataset_path: input_types.DatasetFile = ""
     calibration_path: Annotated[str, Key("CM_CALIBRATION_DATASET_FILE")] = ""
-    performance_dataset_path: input_types.PerformanceDatasetFile = ""
-    compliance_dataset_path: input_types.ComplianceDatasetFile = ""
+    performance_dataset_path: Annotated[str, Key("CM_PERFORMANCE_DATASET_FILE")] = ""
+    compliance_dataset_path: Annotated[str, Key("CM_COMPLIANCE_DATASET_FILE")] = ""
     dummy_layers: input_types.DummyLayers = None
     device: input_types.Device = ""
     rehearse: input_types.Rehearse = ""

@@ -65,10 +65,10 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     division: input_types.Division = "open"
     replicas: input_types.Replicas = None
     nodes: input_types.Nodes = ""
-    launcher: input_types.NodeLauncher = "auto"
-    install_on_nodes: input_types.InstallOnNodes = False
+    launcher: Annotated[Literal["auto", "local", "slurm", "ssh"], Key("CM_VLLM_SERVER_LAUNCHER")] = "auto"
+    install_on_nodes: Annotated[bool, Key("CM_VLLM_SERVER_INSTALL_ON_NODES")] = False
     container: input_types.ContainerImage = ""
-    image_record: input_types.ImageRecordPath = ""
+    image_record: Annotated[str, Key("CM_VLLM_IMAGE_RECORD")] = ""
     python: input_types.VllmPython = ""
     ray_python: input_types.RayPython = ""
     installation: Annotated[str, Key("CM_VLLM_INSTALLATION")] = ""

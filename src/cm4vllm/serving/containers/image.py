@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.settings import Key
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
 from cm4vllm.serving.in_container import image_report
 from cm4vllm.serving.install import InstallSettings, check
@@ -48,9 +49,9 @@ class ImageSettings(Record, frozen=True, kw_only=True):
     """The image, the engine that runs it, the user's words for the engine, and the Python in the image."""
 
     image: input_types.ContainerImage = ""
-    engine: input_types.ContainerEngine = "auto"
-    options: input_types.ContainerArgs = ""
-    python: input_types.ContainerPython = "python3"
+    engine: Annotated[Literal["auto", "podman", "docker", "apptainer"], Key("CM_VLLM_CONTAINER_ENGINE")] = "auto"
+    options: Annotated[str, Key("CM_VLLM_CONTAINER_ARGS")] = ""
+    python: Annotated[str, Key("CM_VLLM_CONTAINER_PYTHON")] = "python3"
 
 
 class VllmImage(Record, frozen=True, kw_only=True):
