@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated_os_errors
@@ -131,17 +132,8 @@ def _before_deps(run: Run) -> None:
         require_inputs(run.session.catalogue, run.task.script, run.scope.env)
 
 
-def run_deps(phase: str) -> Callable[[Run], None]:
-    """Return the step that runs the dependencies of one phase whose conditions hold."""
-
-    def step(run: Run) -> None:
-        run_phase(run, phase)
-
-    return step
-
-
 def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
-    """Run the dependencies of a phase; of a script that is cached, those that are dynamic."""
+    """Run the dependencies of a phase whose conditions hold; of a script that is cached, those that are dynamic."""
     for dependency in list(run.scope.phases[phase]):
         _take(run, dependency, phase, only_dynamic=only_dynamic)
 
@@ -230,9 +222,9 @@ _STEPS: tuple[Callable[[Run], Outcome | None], ...] = (
     prepare_folder,
     deps,
     preprocess,
-    run_deps("prehook_deps"),
+    partial(run_phase, phase="prehook_deps"),
     native,
-    run_deps("posthook_deps"),
+    partial(run_phase, phase="posthook_deps"),
     postprocess,
     post_deps,
 )

@@ -57,11 +57,6 @@ def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]
     return call
 
 
-def _run_of(i: Mapping[str, Any]) -> Run:
-    run: Run = i["run_script_input"]["run"]
-    return run
-
-
 @_answering
 def find_artifact(i: Answer) -> Answer:
     """Find a file by name: found_path, found_file_path, found_file_name, default_path_list.
@@ -189,7 +184,8 @@ def run_native_script(i: Answer) -> Answer:
 
     With detect_version, the hook of that name is called afterwards and gives version.
     """
-    run, env = _run_of(i), i.get("env")
+    run: Run = i["run_script_input"]["run"]
+    env = i.get("env")
     env = run.scope.env if env in (None, "") else env
     name = str(i.get("script_name") or "")
     state = copy.deepcopy(run.scope.state)

@@ -89,7 +89,7 @@ def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingPr
     parts = [
         ("inputs", _columns(inputs_of(script, values))),
         ("variations", _columns(variations_of(script))),
-        ("depends on", _dependencies(script, PHASES)),
+        ("depends on", _dependencies(script)),
         ("runs further scripts", [f"  cm plan script --tags={typed} lists them"] if more else []),
         ("brings", [f"  {_brought(bring)}" for bring in script.layer.brings]),
         ("gives", [f"  {key}" for key in _exports(script)]),
@@ -182,22 +182,14 @@ def variations_of(script: ScriptMeta) -> list[tuple[str, str]]:
     return [(f"{group}:" if group else free, ", ".join(names)) for group, names in ordered]
 
 
-def _dependencies(script: ScriptMeta, phases: Iterable[str]) -> list[str]:
-    rows = [(phase, dependency) for phase in phases for dependency in script.layer.deps[phase]]
-    seen: dict[tuple[str, str], None] = {}
-    for phase, dependency in rows:
-        seen.setdefault((phase, _dependency(dependency)))
-    return [
-        f"  {line}"
-        for phase, text in seen
-        for line in textwrap.wrap(
-            ("" if phase == "deps" else f"{phase}: ") + text,
-            _terminal_width() - 4,
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
+def _dependencies(script: ScriptMeta) -> list[str]:
+    texts = dict.fromkeys(
+        ("" if phase == "deps" else f"{phase}: ") + _dependency(dependency)
+        for phase in PHASES
+        for dependency in script.layer.deps[phase]
+    )
+    width = _terminal_width() - 4
+    return [f"  {line}" for text in texts for line in _wrapped(text, "", "    ", width)]
 
 
 def _dependency(dependency: Dependency) -> str:

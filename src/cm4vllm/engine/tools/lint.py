@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,12 @@ from cm4vllm.engine.tools.lint_checks import Finding, amendment_findings, neares
 __all__ = ["Linter", "lint_scripts"]
 
 
-@dataclass
 class Linter:
     """Lints the scripts of a catalogue. What one script says of others is looked up there."""
 
-    catalogue: Catalogue
-    #: The scripts that describe an environment key, by repository and key.
-    _described: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.chain = Chain(self.catalogue)
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self.chain = Chain(catalogue)
 
     def findings(self, script: ScriptMeta) -> list[Finding]:
         """Return the faults of a script, in the order of its meta; none for a clean one."""
@@ -62,11 +59,11 @@ class Linter:
 
     def every(self) -> list[ScriptMeta]:
         """Return all readable scripts, also those that another one of the same UID hides."""
-        faults = []
+        scripts = []
         for path, repo in self.catalogue.folders():
             with contextlib.suppress(CmError):
-                faults.append(self.catalogue.script(path, repo))
-        return faults
+                scripts.append(self.catalogue.script(path, repo))
+        return scripts
 
     def duplicates(self) -> list[Finding]:
         """Return a finding for each folder that has the UID of an earlier folder, or a meta that cannot be read."""
@@ -85,20 +82,23 @@ class Linter:
 
     def _inputs(self, script: ScriptMeta) -> Iterator[Finding]:
         """Yield the inputs that another script of the repository describes as well."""
-        own = script.raw.get("inputs") or {}
-        if own and not self._described:
-            for path, repo in self.catalogue.folders():
-                with contextlib.suppress(CmError):
-                    for entry in (self.catalogue.script(path, repo).raw.get("inputs") or {}).values():
-                        self._described.setdefault((repo, str(entry.get("key"))), []).append(Path(path).name)
-        for flag, entry in own.items():
-            tellers = self._described.get((script.repo, str(entry.get("key"))), [])
+        for flag, entry in (script.raw.get("inputs") or {}).items():
+            tellers = self._described[script.repo, str(entry.get("key"))]
             if len(tellers) > 1:
                 yield Finding(
                     f"input {flag!r}: {entry.get('key')} is described by {', '.join(tellers)}; one of them "
                     "describes it, the others refer to that by inputs_of",
                     ("inputs", flag),
                 )
+
+    @cached_property
+    def _described(self) -> Mapping[tuple[str, str], list[str]]:
+        """The folders of the scripts that describe an environment key, by repository and key."""
+        described: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for script in self.every():
+            for entry in (script.raw.get("inputs") or {}).values():
+                described[script.repo, str(entry.get("key"))].append(script.path.name)
+        return described
 
     # --- what a script says of others --------------------------------------------------------------------------------
 
