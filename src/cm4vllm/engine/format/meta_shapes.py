@@ -16,6 +16,8 @@ __all__ = ["Place", "require_shapes", "wrong_shapes"]
 
 Place = tuple[str | int, ...]
 WrongShapes = Iterator[tuple[Place, str]]
+#: Yields the faults in a mapping that stands at a place.
+Inner = Callable[[Mapping[str, Any], Place], WrongShapes]
 
 _PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 _MAPPINGS = frozenset(
@@ -122,41 +124,35 @@ def wrong_shapes(raw: Mapping[str, Any]) -> WrongShapes:
     """Yield the place of each part that has the wrong shape for its key, with the shape that it must have."""
     yield from _part(raw, ())
     for kind in ("variations", "versions"):
-        named = raw.get(kind)
-        if isinstance(named, Mapping):
-            for name, part in named.items():
-                yield from _inner(part, (kind, name))
-    yield from _inputs(raw.get("inputs"))
-    yield from _changes(raw.get("input_changes"))
+        yield from _named(raw.get(kind), (kind,), _part, may_be_empty=True)
+    yield from _named(raw.get("inputs"), ("inputs",), _input)
+    yield from _named(raw.get("input_changes"), ("input_changes",), _anything)
     description = raw.get("input_description")
     for key, entry in description.items() if isinstance(description, Mapping) else ():
         if not isinstance(entry, (Mapping, str, type(None))):
             yield ("input_description", key), _must("a mapping or a text", entry)
     inputs = (raw.get("tests") or {}).get("run_inputs") if isinstance(raw.get("tests") or {}, Mapping) else None
-    yield from _entries(inputs, ("tests", "run_inputs"), lambda *_: iter(()))
+    yield from _entries(inputs, ("tests", "run_inputs"), _anything)
 
 
-def _inputs(inputs: Any) -> WrongShapes:
-    for flag, entry in inputs.items() if isinstance(inputs, Mapping) else ():
-        if not isinstance(entry, Mapping):
-            yield ("inputs", flag), _must("a mapping", entry)
-        elif not isinstance(entry.get("key"), str):
-            yield ("inputs", flag, "key"), _must("the name of an environment key", entry.get("key"))
-        elif entry.get("values") is not None and not isinstance(entry["values"], list):
-            yield ("inputs", flag, "values"), _must("a list", entry["values"])
+def _named(named: Any, place: Place, inner: Inner, *, may_be_empty: bool = False) -> WrongShapes:
+    """Yield the faults in a mapping of names to mappings; what is no mapping itself has a fault already."""
+    for name, entry in named.items() if isinstance(named, Mapping) else ():
+        if isinstance(entry, Mapping):
+            yield from inner(entry, (*place, name))
+        elif entry is not None or not may_be_empty:
+            yield (*place, name), _must("a mapping", entry)
 
 
-def _changes(changes: Any) -> WrongShapes:
-    for flag, change in changes.items() if isinstance(changes, Mapping) else ():
-        if not isinstance(change, Mapping):
-            yield ("input_changes", flag), _must("a mapping", change)
+def _anything(_entry: Mapping[str, Any], _place: Place) -> WrongShapes:
+    return iter(())
 
 
-def _inner(part: Any, place: Place) -> WrongShapes:
-    if isinstance(part, Mapping):
-        yield from _part(part, place)
-    elif part is not None:
-        yield place, _must("a mapping", part)
+def _input(entry: Mapping[str, Any], place: Place) -> WrongShapes:
+    if not isinstance(entry.get("key"), str):
+        yield (*place, "key"), _must("the name of an environment key", entry.get("key"))
+    elif entry.get("values") is not None and not isinstance(entry["values"], list):
+        yield (*place, "values"), _must("a list", entry["values"])
 
 
 def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
@@ -216,7 +212,7 @@ def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShape
             yield (*place, key), _must("the name of an environment key", item)
 
 
-def _entries(value: Any, place: Place, inner: Callable[[Mapping[str, Any], Place], WrongShapes]) -> WrongShapes:
+def _entries(value: Any, place: Place, inner: Inner) -> WrongShapes:
     if value is not None and not isinstance(value, list):
         yield place, _must("a list", value)
         return
