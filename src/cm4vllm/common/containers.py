@@ -187,18 +187,19 @@ def missing_hook(engine: Engine, device: str, root: Path = Path("/")) -> Hook | 
 
 def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> list[str]:
     """Return the command that runs a container; the device files whose groups it gets are those under `root`."""
+    once = ("",)
+    parts = (
+        (engine.local_image, once if container.local_image else ()),
+        (engine.container_name, _given(container.name)),
+        (engine.label, _given(container.label)),
+        (engine.host_network, once if container.host_network else ()),
+        (engine.port, container.ports),
+        (engine.shm_size, _given(container.shm_size) if _takes_shm_size(container) else ()),
+        (engine.devices.get(container.device, []), once),
+        (engine.group, _groups(root) if container.device == "rocm" else ()),
+    )
     words = [engine.name, *engine.start]
-    if container.local_image:
-        words += engine.local_image
-    for template, value in ((engine.container_name, container.name), (engine.label, container.label)):
-        words += [word.format(value) for word in template if value]
-    if container.host_network:
-        words += engine.host_network
-    words += [word.format(port) for port in container.ports for word in engine.port]
-    words += [word.format(container.shm_size) for word in engine.shm_size if _has_shm_size(container)]
-    words += engine.devices.get(container.device, [])
-    if container.device == "rocm":
-        words += [word.format(group) for group in _groups(root) for word in engine.group]
+    words += [word.format(value) for template, values in parts for value in values for word in template]
     words += _mount_words(engine, container, root)
     words += [word.format(name) for name in container.passed for word in engine.passed]
     words += container.options
@@ -209,10 +210,13 @@ def run_words(engine: Engine, container: Container, root: Path = Path("/")) -> l
     return [*words, container.image, *program]
 
 
-def _has_shm_size(container: Container) -> bool:
+def _given(value: str) -> tuple[str, ...]:
+    return (value,) if value else ()
+
+
+def _takes_shm_size(container: Container) -> bool:
     """Say whether the size is ours to give: an engine refuses one beside the memory of this machine or another one."""
-    given = {word.partition("=")[0] for word in container.options}
-    return bool(container.shm_size) and not given & {"--ipc", "--shm-size"}
+    return {word.partition("=")[0] for word in container.options}.isdisjoint(("--ipc", "--shm-size"))
 
 
 def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[str]:
@@ -223,7 +227,7 @@ def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[s
         yield from (word.format(source=mount.source, target=mount.target or mount.source) for word in template)
 
 
-def _groups(root: Path) -> list[int]:
+def _groups(root: Path) -> list[str]:
     """Return the groups that own the device files of AMD's GPUs, but for root's."""
     groups = {path.stat().st_gid for pattern in _DEVICE_FILES for path in root.glob(pattern)}
-    return sorted(groups - {0})
+    return [str(group) for group in sorted(groups - {0})]

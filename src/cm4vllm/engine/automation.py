@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cmind.automation import Automation
@@ -18,7 +19,7 @@ from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
-from cm4vllm.engine.cache.reuse import CachedScripts
+from cm4vllm.engine.cache.reuse import kept_outcome
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.run.dependencies import asked_by_code
 from cm4vllm.engine.run.execution import run
@@ -92,7 +93,7 @@ class ScriptAutomation(OwnAutomation):
 
     def _top_level(self, i: Result) -> Result:
         protect(self.cmind)
-        session = Session(self, i, CachedScripts(Cache(self.cmind)))
+        session = Session(self, i, partial(kept_outcome, Cache(self.cmind)))
         folder = ""
         redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session

@@ -17,48 +17,41 @@ from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
 from cm4vllm.engine.run.session import Session
 
-__all__ = ["CachedScripts"]
+__all__ = ["kept_outcome"]
 
 _VALIDATE = "validate_cache"
 #: Set by public scripts whose entry is of no use without a path elsewhere.
 _DEPENDENT = "CM_GET_DEPENDENT_CACHED_PATH"
 
 
-class CachedScripts:
-    """The store of a session: it keeps the results of scripts in the cache."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
-        """Use the entry that fits; where none does, hold its lock, run the script and make the entry."""
-        cache, identity = self._cache, identity_of(task, scope, session.vault.is_secret)
-        again = flag(task.request.inputs, "new", "renew")
-        if not again and (entry := cache.find(identity, task.wanted)) is not None:
+def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Outcome:
+    """Use the entry that fits; where none does, hold its lock, run the script and make the entry."""
+    identity = identity_of(task, scope, session.vault.is_secret)
+    again = flag(task.request.inputs, "new", "renew")
+    if not again and (entry := cache.find(identity, task.wanted)) is not None:
+        try:
+            return _used(session, task, scope, entry)
+        except Damaged:
+            pass  # found once more, and reported, with the lock held
+    with cache.lock(identity, session.tell):
+        cache.recover(identity)
+        entry = cache.find(identity, task.wanted)
+        if entry is not None and not again:
             try:
                 return _used(session, task, scope, entry)
-            except Damaged:
-                pass  # found once more, and reported, with the lock held
-        with cache.lock(identity, session.tell):
-            cache.recover(identity)
-            entry = cache.find(identity, task.wanted)
-            if entry is not None and not again:
-                try:
-                    return _used(session, task, scope, entry)
-                except Damaged as damage:
-                    session.tell(
-                        f"{task.script.title()}: its cache entry has changed since it was made ({damage}); "
-                        "making it again"
-                    )
-                    cache.drop(entry)
-                    entry = None
-            renews = entry is not None and flag(task.request.inputs, "renew")
-            with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
-                try:
-                    return _made(session, task, identity, scope.but(folder=folder), cache)
-                except CmError as error:
-                    session.keep_logs(task.script, folder, error)
-                    raise
+            except Damaged as damage:
+                session.tell(
+                    f"{task.script.title()}: its cache entry has changed since it was made ({damage}); making it again"
+                )
+                cache.drop(entry)
+                entry = None
+        renews = entry is not None and flag(task.request.inputs, "renew")
+        with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
+            try:
+                return _made(session, task, identity, scope.but(folder=folder), cache)
+            except CmError as error:
+                session.keep_logs(task.script, folder, error)
+                raise
 
 
 def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:

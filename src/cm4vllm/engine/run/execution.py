@@ -50,8 +50,8 @@ def run(session: Session, request: Request) -> Outcome:
 
 def perform(session: Session, task: Task, scope: Scope) -> Outcome:
     """Run a task, or use what the cache holds of it."""
-    if session.store is not None and task.is_cached and not is_fake(session, task):
-        return session.store.outcome(session, task, scope)
+    if session.kept_outcome is not None and task.is_cached and not is_fake(session, task):
+        return session.kept_outcome(session, task, scope)
     return fresh(session, task, scope)
 
 

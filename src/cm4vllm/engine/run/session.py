@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
 from cm4vllm.common.progress import say, warn
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from cm4vllm.engine.run.hooks import Hooks
     from cm4vllm.engine.run.shell_script import Guardian
 
-__all__ = ["DEEPEST", "Session", "Stopped", "Store", "depends_on_itself"]
+    KeptOutcome = Callable[["Session", Task, Scope], Outcome]
+
+__all__ = ["DEEPEST", "Session", "Stopped", "depends_on_itself"]
 
 #: Scripts under way at once; more of them go round in circles.
 DEEPEST = 40
@@ -42,23 +44,16 @@ class Stopped(KeyboardInterrupt):
         self.signum = signum
 
 
-class Store(Protocol):
-    """A store for the results of scripts whose metas ask for it: the cache."""
-
-    def outcome(self, session: Session, task: Task, scope: Scope) -> Outcome:
-        """Return the kept result of a task, or run it and keep its result."""
-        ...
-
-
 class Session:
     """State of a top-level run, shared with all runs inside it.
 
-    `automation` is what hooks get as i['automation']; without a `store` nothing is kept, and everything runs.
+    `automation` is what hooks get as i['automation']. `kept_outcome` returns the kept result of a task, or runs it and
+    keeps its result; without it nothing is kept, and everything runs.
     """
 
-    def __init__(self, automation: Any, inputs: Mapping[str, Any], store: Store | None = None) -> None:
+    def __init__(self, automation: Any, inputs: Mapping[str, Any], kept_outcome: KeptOutcome | None = None) -> None:
         self.automation = automation
-        self.store = store
+        self.kept_outcome = kept_outcome
         self.vault = Vault()
         self._inputs = inputs
         self._typed = [str(word) for word in inputs.get("cmd") or ()]
