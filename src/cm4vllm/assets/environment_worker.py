@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.progress import Step
 
 __all__ = ["run_worker"]
 
 _KEPT_LINES = 40
 
 
-def run_worker(words: Sequence[str], tell: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Run a program to its end, handing each line it prints to `tell`; return its exit status and its last lines."""
+def run_worker(words: Sequence[str], progress: Step, pattern: re.Pattern[str], template: str) -> tuple[int, list[str]]:
+    r"""Run a program to its end, and return its exit status and its last lines.
+
+    Where a line that it prints has `pattern`, the step shows `template`, in which \1 stands for the first group.
+    """
     lines: list[str] = []
     # No PYTHONPATH: that environment has its own packages, and ours may not come before them.
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
@@ -31,7 +36,8 @@ def run_worker(words: Sequence[str], tell: Callable[[str], None]) -> tuple[int, 
         try:
             for line in process.stdout or ():
                 lines = [*lines[-_KEPT_LINES:], line.rstrip()]
-                tell(line)
+                if match := pattern.search(line):
+                    progress.update(match.expand(template))
         except BaseException:
             process.kill()
             raise

@@ -148,9 +148,21 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: V
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def _open(address: str, method: str = "GET") -> Any:
-    # Not followed: MLCommons redirects only to its login page.
-    return open_url(address, _credentials(address), method)
+@contextmanager
+def _asked(address: str, method: str = "GET") -> Iterator[Any]:
+    """Ask for an address, and give the answer. Raises DownloadError, also where the answer cannot be read."""
+    try:
+        # Not followed: MLCommons redirects only to its login page.
+        with open_url(address, _credentials(address), method) as answer:
+            yield answer
+    except urllib.error.HTTPError as error:
+        raise _refused(address, error) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DownloadError(
+            f"{address} cannot be read",
+            cause=str(error),
+            remedy="run again when it can, or download it where it can be reached and give it as _path.#",
+        ) from error
 
 
 def _credentials(address: str) -> dict[str, str]:
@@ -166,27 +178,13 @@ def _credentials(address: str) -> dict[str, str]:
 
 
 def _text(address: str) -> str:
-    try:
-        with _open(address) as answer:
-            return short_text(answer)
-    except urllib.error.HTTPError as error:
-        raise _refused(address, error) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DownloadError(
-            f"{address} cannot be read",
-            cause=str(error),
-            remedy="download it where it can be reached and give it as _path.#",
-        ) from error
+    with _asked(address) as answer:
+        return short_text(answer)
 
 
 def _size(address: str) -> int:
-    try:
-        with _open(address, "HEAD") as answer:
-            return int(answer.headers.get("Content-Length") or 0)
-    except urllib.error.HTTPError as error:
-        raise _refused(address, error) from error
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-        raise DownloadError(f"{address} cannot be read", cause=str(error), remedy="run again when it can") from error
+    with _asked(address, "HEAD") as answer:
+        return int(answer.headers.get("Content-Length") or 0)
 
 
 def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:

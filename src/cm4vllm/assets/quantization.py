@@ -198,12 +198,7 @@ def _compress(settings: QuantizationSettings, model: Path, folder: Path, samples
         if samples:
             write_text(scratch / "samples.json", json.dumps(samples))
             words.append(f"--samples={scratch / 'samples.json'}")
-
-        def tell(line: str) -> None:
-            if match := _PROGRESS.search(line):
-                progress.update(f"{match[1]} {match[4]} %")
-
-        status, lines = run_worker(words, tell)
+        status, lines = run_worker(words, progress, _PROGRESS, r"\1 \4 %")
         facts = _printed_facts(status, lines, f"{model.name} cannot be quantised to {method}")
         if unset := unset_scales(staging):
             raise ModelError(

@@ -34,13 +34,8 @@ def train_stand_in(
     require_space(folder, _SPACE_BYTES, title)
     with step(f"training {title}") as progress, staged_folder(folder) as staging, scratch_folder() as scratch:
         write_text(scratch / "data.json", json.dumps(data))
-
-        def tell(line: str) -> None:
-            if match := _PROGRESS.search(line):
-                progress.update(f"step {match[1]} of {match[2]}")
-
         words += [f"--data={scratch / 'data.json'}", f"--seed={seed}", f"--output={staging}"]
-        _check(*run_worker(words, tell), words[0], name)
+        _check(*run_worker(words, progress, _PROGRESS, r"step \1 of \2"), words[0], name)
 
 
 def _check(status: int, lines: list[str], python: str, name: str) -> None:
