@@ -35,12 +35,12 @@ def protect(cmind: Any) -> None:
         index.save = lambda: _save(index)
 
 
-def add(cmind: Any, meta: Mapping[str, Any], folder: str) -> None:
-    """Add a cache entry to the index, in memory and on disk."""
+def add(cmind: Any, meta: Mapping[str, Any], folder: str, repo: tuple[str, str] = _LOCAL) -> None:
+    """Add an artifact of a repository with this alias and UID to the index, in memory and on disk."""
     index = getattr(cmind, "index", None)
     if index is None or not cmind.use_index:
         return
-    index.add(meta, folder, _LOCAL, update=True)
+    index.add(meta, folder, repo, update=True)
     _save(index)
     index.updated = False
 

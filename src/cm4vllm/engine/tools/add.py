@@ -12,6 +12,7 @@ from typing import Any
 
 from cm4vllm.common.errors import NotFoundError, UsageError, nearest
 from cm4vllm.common.files import write_text
+from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.run.flags import flag
@@ -48,7 +49,15 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
             "prefix": _prefix(alias),
         },
     )
-    _index(automation.cmind, repo, folder, alias, uid, tags)
+    meta = {
+        "alias": alias,
+        "uid": uid,
+        "automation_alias": SCRIPT_AUTOMATION[0],
+        "automation_uid": SCRIPT_AUTOMATION[1],
+        "tags": list(tags),
+    }
+    owner = repo.meta.get("alias", ""), repo.meta.get("uid", "")
+    cmind_index.add(automation.cmind, meta, str(folder), owner)
     if i.get("out") == "con":
         print("\n".join(map(str, written)))
         typed = ",".join(tags)
@@ -120,15 +129,3 @@ def _write(kind: str, folder: Path, values: Mapping[str, str]) -> list[Path]:
         write_text(path, Template(source.read_text(encoding="utf-8")).substitute(values))
         written.append(path)
     return sorted(written)
-
-
-def _index(cmind: Any, repo: Any, folder: Path, alias: str, uid: str, tags: tuple[str, ...]) -> None:
-    if cmind.use_index:
-        meta = {
-            "alias": alias,
-            "uid": uid,
-            "automation_alias": SCRIPT_AUTOMATION[0],
-            "automation_uid": SCRIPT_AUTOMATION[1],
-            "tags": list(tags),
-        }
-        cmind.index.add(meta, str(folder), (repo.meta.get("alias", ""), repo.meta.get("uid", "")), update=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
 from cm4vllm.engine.cache.entry_key import module_file
-from cm4vllm.engine.format.conditions import CONDITION_KEYS
 from cm4vllm.engine.format.dependency import DEPENDENCY_KEYS, Amendment
 from cm4vllm.engine.format.inputs import INPUT_KEYS, INPUT_TYPES, SHOWN_KEYS
 from cm4vllm.engine.format.meta import BRING_KEYS, LAYER_KEYS, SCRIPT_KEYS, VARIATION_KEYS, ScriptMeta, Variation
@@ -88,19 +87,14 @@ def _input_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield unknown keys and types of inputs, inputs without help, and examples that the script does not accept."""
     for flag, entry in (script.raw.get("inputs") or {}).items():
         place: Place = ("inputs", flag)
-        for key in entry:
-            if key not in INPUT_KEYS:
-                yield Finding(f"input {flag!r}: unknown key {key!r}; {nearest_choice(key, INPUT_KEYS)}", (*place, key))
+        yield from _unknown(entry, INPUT_KEYS, place, f"input {flag!r}: ")
         if entry.get("type", "text") not in INPUT_TYPES:
             hint = nearest_choice(str(entry["type"]), INPUT_TYPES)
             yield Finding(f"input {flag!r}: unknown type {entry['type']!r}; {hint}", place)
         if not entry.get("help"):
             yield Finding(f"input {flag!r} has no help", place)
     for flag, change in (script.raw.get("input_changes") or {}).items():
-        for key in change:
-            if key not in SHOWN_KEYS:
-                hint = nearest_choice(key, SHOWN_KEYS)
-                yield Finding(f"input_changes of {flag!r}: unknown key {key!r}; {hint}", ("input_changes", flag, key))
+        yield from _unknown(change, SHOWN_KEYS, ("input_changes", flag), f"input_changes of {flag!r}: ")
     typed = {*script.input_mapping, *script.input_description, *ENGINE_FLAGS}
     for number, example in enumerate(script.examples):
         tags, *flags = shlex.split(example)
@@ -118,23 +112,23 @@ def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
     """Yield unknown keys of the meta, its variations, versions, conditions and downloads."""
     yield from _unknown(script.raw, SCRIPT_KEYS, ())
     for name, raw in script.variations.items():
-        yield from _unknown(raw, VARIATION_KEYS, ("variations", name))
+        yield from _unknown(raw, VARIATION_KEYS, ("variations", name), f"variation {name!r}: ")
     for version, raw in script.versions.items():
-        yield from _unknown(raw, LAYER_KEYS, ("versions", version))
+        yield from _unknown(raw, LAYER_KEYS, ("versions", version), f"version {version!r}: ")
     for place, layer in layers_of(script):
         raw = _at(script.raw, place)
         for number, bring in enumerate(raw.get("brings") or ()):
-            yield from _unknown(bring, BRING_KEYS, (*place, "brings", number))
+            yield from _unknown(bring, BRING_KEYS, (*place, "brings", number), f"bring {number}: ")
             listed = layer.brings[number].requirements
             if listed and not (script.path / listed).resolve().is_file():
                 yield Finding(f"{listed} does not exist", (*place, "brings", number))
 
 
-def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place) -> Iterator[Finding]:
-    where = f"{place[0].removesuffix('s')} {place[1]!r}: " if len(place) == 2 and isinstance(place[0], str) else ""
+def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place, owner: str = "") -> Iterator[Finding]:
+    """Yield the keys of a part that have no meaning there; `owner` says in words whose part it is."""
     for key in raw:
         if key not in allowed:
-            yield Finding(f"{where}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
+            yield Finding(f"{owner}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
 
 
 def _at(raw: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
@@ -245,9 +239,7 @@ def amendment_findings(
         yield Finding(
             f"{kind}.{amendment.name}: nothing in {where} has that name; {nearest_choice(amendment.name, names)}", at
         )
-    for key in amendment.change:
-        if key not in DEPENDENCY_KEYS and key not in CONDITION_KEYS:
-            yield Finding(f"{kind}.{amendment.name}: unknown key {key!r}; {nearest_choice(key, DEPENDENCY_KEYS)}", at)
+    yield from _unknown(amendment.change, DEPENDENCY_KEYS, at, f"{kind}.{amendment.name}: ")
 
 
 def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
