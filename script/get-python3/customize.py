@@ -9,10 +9,14 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     env = i["env"]
     python = inspect_python(env.get("CM_PYTHON_BIN_WITH_PATH", ""))
     major, minor, patch = python.version.split(".")[:3]
-    env["CM_PYTHON_BIN_WITH_PATH"] = str(python.path)
-    env["CM_PYTHON_BIN"] = python.path.name
-    env["CM_PYTHON_BIN_PATH"] = str(python.path.parent)
-    env["CM_PYTHON_VERSION"] = python.version
-    env["CM_PYTHON_MAJOR_VERSION"], env["CM_PYTHON_MINOR_VERSION"], env["CM_PYTHON_PATCH_VERSION"] = major, minor, patch
-    env["CM_PYTHON_CACHE_TAGS"] = f"version-{python.version},{'virtual' if python.is_virtual else 'non-virtual'}"
+    env |= {
+        "CM_PYTHON_BIN_WITH_PATH": str(python.path),
+        "CM_PYTHON_BIN": python.path.name,
+        "CM_PYTHON_BIN_PATH": str(python.path.parent),
+        "CM_PYTHON_VERSION": python.version,
+        "CM_PYTHON_MAJOR_VERSION": major,
+        "CM_PYTHON_MINOR_VERSION": minor,
+        "CM_PYTHON_PATCH_VERSION": patch,
+        "CM_PYTHON_CACHE_TAGS": f"version-{python.version},{'virtual' if python.is_virtual else 'non-virtual'}",
+    }
     return {"return": 0, "version": python.version}

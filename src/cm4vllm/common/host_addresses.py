@@ -12,21 +12,22 @@ _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
 def is_loopback(host: str) -> bool:
     """Tell whether a host is a machine's name or address for itself, as localhost, 127.0.0.1 and 0.0.0.0 are."""
-    plain = host.strip("[]").partition("%")[0].lower()
-    try:
-        address = ipaddress.ip_address(plain)
-    except ValueError:
-        return plain.partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback", "(none)")
+    address = _parsed(host)
+    if address is None:
+        return host.strip("[]").lower().partition(".")[0] in ("localhost", "ip6-localhost", "ip6-loopback", "(none)")
     return address.is_loopback or address.is_unspecified
 
 
 def is_address(host: str) -> bool:
     """Tell whether a host is given by its IP address."""
+    return _parsed(host) is not None
+
+
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def address_spellings(address: str) -> set[str]:
@@ -36,9 +37,8 @@ def address_spellings(address: str) -> set[str]:
         parts = re.split("[:-]", plain)
         bare = "".join(parts)
         return {":".join(parts), "-".join(parts), bare, ".".join(bare[at : at + 4] for at in range(0, len(bare), 4))}
-    try:
-        parsed = ipaddress.ip_address(plain)
-    except ValueError:
+    parsed = _parsed(plain)
+    if parsed is None:
         return {plain}
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
         parsed = parsed.ipv4_mapped

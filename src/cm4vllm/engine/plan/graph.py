@@ -23,7 +23,6 @@ from cm4vllm.engine.run.session import Session
 
 __all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]
 
-_ORDER = (Status.CACHED, Status.REUSED, Status.MAKE, Status.RUN, Status.OPEN, Status.FAILS)
 _CLASSES = {
     Status.CACHED: "cached",
     Status.REUSED: "cached",
@@ -128,7 +127,7 @@ def summary(root: Node) -> list[str]:
     """Return the lines on the scripts to run, and on the things that they bring onto the machine."""
     certain = Counter(node.status for node, sure in root.walk() if sure)
     maybe = sum(1 for _, sure in root.walk() if not sure)
-    counted = ", ".join(f"{certain[status]} {status}" for status in _ORDER if certain[status])
+    counted = ", ".join(f"{certain[status]} {status}" for status in Status if certain[status])
     lines = [f"scripts: {counted}" + (f"; {maybe} more, depending on the run" if maybe else "")]
     lines += _brought_lines("brings", _all_brought(root, certain=True))
     lines += _brought_lines("may bring", _all_brought(root, certain=False))
@@ -165,7 +164,7 @@ def as_json(root: Node) -> dict[str, Any]:
         "summary": {
             "scripts": {
                 status.value: sum(1 for node, sure in root.walk() if sure and node.status is status)
-                for status in _ORDER
+                for status in Status
             },
             "uncertain": sum(1 for _, sure in root.walk() if not sure),
             "brings": [_brought_json(item) for item in _all_brought(root, certain=True)],

@@ -92,7 +92,7 @@ def find_artifact(i: Answer) -> Answer:
 
 def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, list[str]]:
     env = i["env"]
-    defaults = _default_paths(i)
+    defaults = get_default_path_list(i)
     asked = [path for path in str(env.get("CM_TMP_PATH") or "").split(os.pathsep) if path.strip()]
     if env.get("CM_TMP_PATH_IGNORE_NON_EXISTANT") != "yes":
         for path in asked:
@@ -107,7 +107,8 @@ def _where_to_look(i: Mapping[str, Any], name: str) -> tuple[list[str], str, lis
     return list(dict.fromkeys(os.path.dirname(os.path.join(path, name)) for path in folders)), name, defaults
 
 
-def _default_paths(i: Mapping[str, Any]) -> list[str]:
+def get_default_path_list(i: Mapping[str, Any]) -> list[str]:
+    """Return the folders of a variable such as PATH. i: default_path_env_key."""
     key = i.get("default_path_env_key")
     return os.environ.get(key, "").split(os.pathsep) if key else []
 
@@ -171,11 +172,7 @@ def _fits(i: Mapping[str, Any], file: str) -> bool:
         raise CmError.again(seen["return"], seen["error"])
     version = seen.get("version")
     # -1 is a script's word for a program that it cannot use.
-    return seen["return"] == 0 and version not in (None, "", -1) and _wanted(env).accepts(str(version))
-
-
-def _wanted(env: Mapping[str, Any]) -> Wanted:
-    return Wanted.from_environment(env)
+    return seen["return"] == 0 and version not in (None, "", -1) and Wanted.from_environment(env).accepts(str(version))
 
 
 @_answering
@@ -206,7 +203,7 @@ def detect_version_using_script(i: Answer) -> Answer:
     env = i.get("env") or {}
     seen = run_native_script({**i, "env": env, "detect_version": True})
     version = seen.get("version")
-    if seen["return"] or version in (None, "", -1) or not _wanted(env).accepts(str(version)):
+    if seen["return"] or version in (None, "", -1) or not Wanted.from_environment(env).accepts(str(version)):
         raise NotFoundError("version was not detected", cause=str(seen.get("error") or f"seen: {version or 'none'}"))
     return {"detected_version": version}
 
@@ -280,11 +277,6 @@ def clean_some_tmp_files(i: Answer) -> Answer:
     for name in ("tmp-run.sh", "tmp-state.json", "tmp-run-state.json", "tmp-run-env.out", "tmp-env.sh"):
         Path(name).unlink(missing_ok=True)
     return {}
-
-
-def get_default_path_list(i: Answer) -> list[str]:
-    """Return the folders of a variable such as PATH. i: default_path_env_key."""
-    return _default_paths(i)
 
 
 #: By the name under which a hook calls it.

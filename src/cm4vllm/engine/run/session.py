@@ -68,7 +68,9 @@ class Session:
         self.ignores_errors = flag(inputs, "ignore_script_error")
         self.keeps_files = flag(inputs, "dirty", "shell")
         #: Tags of the scripts whose shell files are to be written down so that they run without CM; None: of none.
-        self.debugged = _debugged(inputs)
+        self.debugged: frozenset[str] | None = None
+        if flag(inputs, "debug_script", "debug_script_tags"):
+            self.debugged = frozenset(split_tags(inputs.get("debug_script_tags") or inputs.get("tags")))
         self.as_json = flag(inputs, "j", "json") or inputs.get("out") == "json"
         #: The scripts under way, the innermost last, and what each was asked for.
         self.scripts: list[ScriptMeta] = []
@@ -275,12 +277,6 @@ def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
         cause=" > ".join(script.title() for script in scripts[last:]),
         remedy="remove one of these dependencies, or give it a condition",
     )
-
-
-def _debugged(inputs: Mapping[str, Any]) -> frozenset[str] | None:
-    if not flag(inputs, "debug_script", "debug_script_tags"):
-        return None
-    return frozenset(split_tags(inputs.get("debug_script_tags") or inputs.get("tags")))
 
 
 def _interrupted(signum: int) -> Interrupted:
