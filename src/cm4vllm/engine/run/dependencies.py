@@ -22,13 +22,13 @@ __all__ = ["Phases", "amended", "asked_by_code", "check_names", "collect", "requ
 Phases = dict[str, list[Dependency]]
 
 
-def collect(layers: Iterable[Layer], names: Sequence[str] = PHASES) -> Phases:
+def collect(layers: Iterable[Layer]) -> Phases:
     """Return the dependencies of all layers by phase.
 
     One that a later layer adds replaces those of earlier layers with the same names, or, where it has none, with the
     same tags and conditions. Within one layer, alternatives of the same names stand side by side.
     """
-    phases: Phases = {phase: [] for phase in names}
+    phases: Phases = {phase: [] for phase in PHASES}
     for layer in layers:
         for phase, present in phases.items():
             earlier = list(present)

@@ -25,12 +25,11 @@ def cm_home() -> Path:
     return Path(os.environ.get("CM_REPOS", "").strip() or Path.home() / "CM")
 
 
-def register(checkout: Path, home: Path | None = None) -> bool:
+def register(checkout: Path, home: Path) -> bool:
     """Add a checkout to repos.json; tell whether it was not there yet. Raises UsageError when it is no CM repository.
 
     cmind's index is removed when the list changes: cmind makes a new one at its next start.
     """
-    home = home or cm_home()
     checkout = checkout.resolve()
     if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
         raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
@@ -60,9 +59,8 @@ def complete(home: Path) -> None:
         raise CmError(f"cmind cannot make the CM home {home}", cause=(done.stderr or done.stdout).strip()[-500:])
 
 
-def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
+def engines_before(checkout: Path, home: Path) -> list[Path]:
     """Return the repositories with a script engine of their own that cmind finds before that of `checkout`."""
-    home = home or cm_home()
     checkout = checkout.resolve()
     first: list[Path] = []
     # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
@@ -74,7 +72,7 @@ def engines_before(checkout: Path, home: Path | None = None) -> list[Path]:
     return first
 
 
-def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
+def warning_about_engines(checkout: Path, home: Path) -> str:
     """Return the advice to a user whose `cm run script` would not reach the engine of `checkout`; empty if it does."""
     others = engines_before(checkout, home)
     if not others:
@@ -82,7 +80,7 @@ def warning_about_engines(checkout: Path, home: Path | None = None) -> str:
     return (
         f"`cm run script` reaches the script engine of {others[0]}, which comes before {checkout.resolve()}.\n"
         "Type `cm run cm4vllm:script --tags=...` instead, or put cm4vllm first in "
-        f"{(home or cm_home()) / 'repos.json'} and type `cm reindex repo`."
+        f"{home / 'repos.json'} and type `cm reindex repo`."
     )
 
 
@@ -126,10 +124,11 @@ def main(argv: list[str]) -> int:
         print("usage: python -m cm4vllm.engine.tools.register <folder of the checkout>", file=sys.stderr)
         return UsageError.exit_code
     try:
-        if register(Path(argv[0])):
-            print(f"registered {Path(argv[0]).resolve()} in {cm_home()}")
-        complete(cm_home())
-        if warning := warning_about_engines(Path(argv[0])):
+        checkout, home = Path(argv[0]), cm_home()
+        if register(checkout, home):
+            print(f"registered {checkout.resolve()} in {home}")
+        complete(home)
+        if warning := warning_about_engines(checkout, home):
             print(f"WARNING: {warning}", file=sys.stderr)
     except CmError as error:
         print(f"error: {error}", file=sys.stderr)
