@@ -105,13 +105,13 @@ def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path,
 
 
 def test_a_results_folder_that_is_in_use_or_has_no_room_is_refused(tmp_path, monkeypatch):
-    require_results_folder(tmp_path / "new" / "folder")
+    require_results_folder(tmp_path / "new" / "folder", tmp_path / "lock")
     assert not (tmp_path / "new").exists()
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="another run"):
-            require_results_folder(tmp_path)
-    require_results_folder(tmp_path)
+            require_results_folder(tmp_path, tmp_path / ".lock")
+    require_results_folder(tmp_path, tmp_path / ".lock")
     monkeypatch.setattr("cm4vllm.common.files.free_bytes", lambda _: 2**20)
     with pytest.raises(DiskFull, match="results"):
-        require_results_folder(tmp_path)
+        require_results_folder(tmp_path, tmp_path / ".lock")

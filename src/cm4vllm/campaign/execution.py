@@ -78,7 +78,7 @@ def run_schedule(
     """
     for note in job.notes:
         say(f"note: {note}")
-    require_results_folder(job.out)
+    require_results_folder(job.out, job.out / LOCK_FILE)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
         execution = Execution(job, steps, env, recipes, given, record)

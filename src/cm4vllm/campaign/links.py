@@ -20,10 +20,10 @@ from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
-from cm4vllm.campaign.locks import only_one, require_unlocked
+from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
-from cm4vllm.campaign.preflight import SPACE_BYTES, absolute_paths, require_given_datasets, require_server
+from cm4vllm.campaign.preflight import absolute_paths, require_given_datasets, require_results_folder, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
@@ -31,8 +31,7 @@ from cm4vllm.campaign.search.settings_job import searched_envs
 from cm4vllm.campaign.step_checks import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
-from cm4vllm.common.files import require_space, require_writable, typed_path, writable_folder
-from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
@@ -106,7 +105,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     require_run(inputs)
     kind = inputs.compliance_test or inputs.terms.mode
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{kind}").absolute()
-    _require_folder(folder)
+    require_results_folder(folder, lock_of(folder))
     keep = Division.parse(inputs.division) is Division.OPEN
     return {**_assets(env, inputs), **_folders(folder, RUN_FILE), "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no"}
 
@@ -116,7 +115,7 @@ def _completed_search(env: Mapping[str, Any]) -> dict[str, str]:
     require_searchable(inputs.terms)
     require_run(inputs)
     folder = typed_path(inputs.output_dir or f"mlperf-search/{inputs.terms.scenario}").absolute()
-    _require_folder(folder)
+    require_results_folder(folder, lock_of(folder))
     return {**_assets(env, inputs), **_folders(folder, SEARCH_FILE)}
 
 
@@ -128,7 +127,7 @@ def _completed_settings_search(env: Mapping[str, Any]) -> dict[str, str]:
     for inputs in runs:
         require_run(inputs)
     folder = typed_path(runs[0].output_dir or "mlperf-search/server-settings").absolute()
-    _require_folder(folder)
+    require_results_folder(folder, lock_of(folder))
     return {**_assets(env, runs[0]), _FOLDER: str(folder)}
 
 
@@ -258,13 +257,6 @@ def _run_inputs(env: Mapping[str, Any]) -> RunInputs:
     round_ = round_terms(inputs.round)
     require_runnable(round_, benchmark_terms(round_.name, inputs.model), (Scenario.parse(inputs.scenario),))
     return inputs
-
-
-def _require_folder(folder: Path) -> None:
-    require_writable(folder)
-    require_space(folder, SPACE_BYTES, "the results", "--output_dir")
-    require_plain_files(folder)
-    require_unlocked(lock_of(folder), folder)
 
 
 def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:

@@ -29,7 +29,6 @@ from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system_records import check_stated
 
 __all__ = [
-    "SPACE_BYTES",
     "absolute_paths",
     "preflight",
     "require_files",
@@ -40,7 +39,7 @@ __all__ = [
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
-SPACE_BYTES = 512 * 2**20
+_SPACE_BYTES = 512 * 2**20
 
 #: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
 _DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
@@ -103,7 +102,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
         require_problem_files(Path(job.settings.livecodebench_path), files)
     require_server(env, [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes])
     require_power(env, tree=not job.no_tree)
-    require_results_folder(job.out)
+    require_results_folder(job.out, job.out / LOCK_FILE)
 
 
 def require_given_datasets(env: Mapping[str, Any], benchmark: BenchmarkTerms) -> None:
@@ -141,12 +140,12 @@ def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:
         )
 
 
-def require_results_folder(out: Path) -> None:
+def require_results_folder(out: Path, lock: Path) -> None:
     """Refuse a results folder that cannot be written, is too full, has links or pipes, or that another run writes to.
 
-    Writes nothing. Raises NotWritable, DiskFull, UsageError.
+    A run that writes to it holds its `lock`. Writes nothing. Raises NotWritable, DiskFull, UsageError.
     """
     require_writable(out)
-    require_space(out, SPACE_BYTES, "the results", "--output_dir")
+    require_space(out, _SPACE_BYTES, "the results", "--output_dir")
     require_plain_files(out)
-    require_unlocked(out / LOCK_FILE, out)
+    require_unlocked(lock, out)
