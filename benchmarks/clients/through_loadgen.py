@@ -19,7 +19,9 @@ from clients.closed_loop import Client, Done, First
 from clients.task import PROMPTS, Result, Task, prompt
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.logs.figures import figures
+from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import RunOptions, run_settings
@@ -138,22 +140,12 @@ def _test(settings: RunSettings, folder: Path, issue: Callable[[Sequence[Any]], 
 
 
 def _result(folder: Path, tokens: int) -> Result:
-    lines = (folder / DETAIL_LOG).read_text().splitlines()
-    entries = {entry["key"]: entry["value"] for entry in (json.loads(line.removeprefix(":::MLLOG ")) for line in lines)}
-
-    def ms(key: str) -> float:
-        return float(entries.get(f"result_{key}_ns", 0)) / 1e6
-
-    if "result_samples_per_second" in entries:
-        queries, rate = entries["generated_samples_per_query"], entries["result_samples_per_second"]
-    else:
-        queries, rate = entries["result_query_count"], entries["result_completed_samples_per_sec"]
+    made = read_performance(folder)
+    logged = figures(read_detail_log(folder / DETAIL_LOG))
+    names = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
     return Result(
-        queries=queries,
+        queries=made.samples,
         tokens=tokens,
-        wall_s=queries / rate,
-        ttft_p50=ms("first_token_50.00_percentile_latency"),
-        ttft_p99=ms("first_token_99.00_percentile_latency"),
-        tpot_p50=ms("time_per_output_token_50.00_percentile"),
-        tpot_p99=ms("time_per_output_token_99.00_percentile"),
+        wall_s=made.samples / made.samples_per_second,
+        **{name: float(logged[name].value) for name in names if name in logged},
     )
