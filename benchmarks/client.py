@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clients.bench import Bench, Case, Group, not_installed
+from clients.bench import Bench, Case, Group
 from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor, mock, wrk
 from clients.real_vllm import bench_serve
 from clients.real_vllm_groups import executors, vllm, ways
 from clients.task import Result, Task, perform
 from cm4vllm.loadgen.logs.early_stopping import percentile
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
-from figures import Figure, arguments, figure, interleaved, ratios, report
+from figures import Figure, arguments, figure, interleaved, left_out, ratios, report
 
 SECONDS_OF_LATENCY = 6
 WITH_WORKER = "ours with its worker"
@@ -53,11 +53,11 @@ def offline(bench: Bench) -> Iterator[Figure]:
     if bench.endpoints:
         cases["endpoints"] = _case(bench, "endpoints", "alone", replace(task, queries=bench.queries(15_000)))
     else:
-        not_installed("endpoints", "--endpoints=PYTHON of a Python >= 3.12 that has mlcommons/endpoints")
+        left_out("endpoints", "not installed (--endpoints=PYTHON of a Python >= 3.12 that has mlcommons/endpoints)")
     if bench.vllm and bench.model:
         cases["vllm bench serve"] = _bench_serve(bench, replace(task, queries=bench.queries(2_000)))
     else:
-        not_installed("vllm bench serve", "--vllm=PYTHON --model=DIR")
+        left_out("vllm bench serve", "not installed (--vllm=PYTHON --model=DIR)")
     measured = {name: [result.qps for result in results] for name, results in interleaved(cases, bench.rounds).items()}
     for name, rates in measured.items():
         yield figure(f"offline queries/s: {name}", rates, "queries/s")
@@ -85,7 +85,7 @@ def alone(bench: Bench) -> Iterator[Figure]:
     if shutil.which("wrk"):
         cases["wrk"] = _wrk(bench, task)
     else:
-        not_installed("wrk", "apt install wrk")
+        left_out("wrk", "not installed (apt install wrk)")
     measured = interleaved(cases, bench.rounds)
     rates = {name: [result.qps for result in results] for name, results in measured.items()}
     for name, values in rates.items():
@@ -306,7 +306,7 @@ def _cpu_ratios(over: list[Result], under: list[Result]) -> list[float]:
 def _has_aiohttp() -> bool:
     installed = importlib.util.find_spec("aiohttp") is not None
     if not installed:
-        not_installed("aiohttp", "pip install -r benchmarks/requirements.txt")
+        left_out("aiohttp", "not installed (pip install -r benchmarks/requirements.txt)")
     return installed
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import Figure, arguments, figure, interleaved, ratios, report
+from figures import Figure, arguments, figure, interleaved, left_out, ratios, report
 
 ROOT = Path(__file__).resolve().parents[1]
 CM = Path(sysconfig.get_path("scripts")) / "cm"
@@ -323,7 +323,7 @@ def main() -> int:
         if checkout := os.environ.get("CM4MLOPS"):
             engines["cm4mlops"] = engine_of_cm4mlops(Path(checkout), folder / "cm4mlops")
         else:
-            print("cm4mlops: not measured; CM4MLOPS=DIR names a checkout of it", file=sys.stderr)
+            left_out("cm4mlops", "CM4MLOPS=DIR names a checkout of it")
         return report(
             figures_of(
                 options.only,

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from cm4vllm.common.terminal_text import columns
 
-__all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "ratios", "report"]
+__all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "left_out", "ratios", "report"]
 
 #: Above this load average, as a share of the processors, other work may have changed the figures: the table says so.
 BUSY_LOAD = 0.75
@@ -82,6 +83,11 @@ def arguments(description: str, *, rounds: int, parts: Collection[str] = ()) -> 
     if parts:
         parser.add_argument("--only", type=some, default=list(parts), metavar="PART,…", help=f"of {', '.join(parts)}")
     return parser
+
+
+def left_out(name: str, why: str) -> None:
+    """Say that something is not measured, and why."""
+    print(f"{name}: left out: {why}", file=sys.stderr)
 
 
 def report(figures: Iterable[Figure], path: Path | None = None) -> int:

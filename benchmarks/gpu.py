@@ -35,7 +35,7 @@ from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
 from cm4vllm.serving.vllm_choice import DEVICES
-from figures import Figure, arguments, figure, ratios, report
+from figures import Figure, arguments, figure, left_out, ratios, report
 
 #: The share of the in-process rate that a run through LoadGen and a server reaches.
 WANTED = 0.97
@@ -82,7 +82,7 @@ Part = Callable[[Hour], Iterator[Figure]]
 def detected(hour: Hour) -> Iterator[Figure]:
     """Compare NVML, as cm4vllm reads it, with nvidia-smi: the same GPUs, names, memory and driver."""
     if shutil.which("nvidia-smi") is None:
-        _left_out("detected", "nvidia-smi is not on PATH")
+        left_out("detected", "nvidia-smi is not on PATH")
         return
     said = subprocess.run(
         ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"],
@@ -117,7 +117,7 @@ def offline(hour: Hour) -> Iterator[Figure]:
 def fp8(hour: Hour) -> Iterator[Figure]:
     """Offline with FP8 weights, beside those of the model's own type."""
     if hour.real.device == "cpu":
-        _left_out("fp8", "vLLM's CPU backend does not quantise weights to FP8 when it starts")
+        left_out("fp8", "vLLM's CPU backend does not quantise weights to FP8 when it starts")
         return
     yield from _beside("Offline, FP8", hour, quantised := replace(hour.real, quantization="fp8"))
     yield figure("in process, FP8 / own type", ratios(hour.generated(quantised), hour.generated(hour.real)), "x")
@@ -146,7 +146,7 @@ def server(hour: Hour) -> Iterator[Figure]:
 def parallel(hour: Hour) -> Iterator[Figure]:
     """Several GPUs: tensor parallel beside generate over as many, and replicas beside one GPU."""
     if hour.gpus < 2:
-        _left_out("parallel", f"it needs two GPUs, {hour.gpus} can be used")
+        left_out("parallel", f"it needs two GPUs, {hour.gpus} can be used")
         return
     if hour.real.device != "cpu":
         yield from _beside(f"Offline, tensor parallel {hour.gpus}", hour, replace(hour.real, gpus=hour.gpus))
@@ -167,10 +167,6 @@ def _beside(title: str, hour: Hour, real: RealVllm) -> Iterator[Figure]:
     yield figure(f"{title}, in process", alone, "tokens/s")
     yield figure(f"{title}, through LoadGen", through, "tokens/s")
     yield figure(f"{title}, through LoadGen / in process", ratios(through, alone), "x", at_least=WANTED)
-
-
-def _left_out(part: str, why: str) -> None:
-    print(f"{part}: left out: {why}", file=sys.stderr)
 
 
 def main() -> int:

@@ -1,8 +1,7 @@
-"""The settings with which the client's benchmark measures, and the programs that it needs and may not find."""
+"""The settings with which the client's benchmark measures."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from clients.task import Result
 from figures import Figure
 
-__all__ = ["Bench", "Case", "Group", "not_installed"]
+__all__ = ["Bench", "Case", "Group"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,3 @@ class Bench:
 
 Case = Callable[[], Result]
 Group = Callable[[Bench], Iterator[Figure]]
-
-
-def not_installed(name: str, how: str) -> None:
-    """Say that something is not measured, and how it is installed or given."""
-    print(f"{name}: not installed ({how})", file=sys.stderr)

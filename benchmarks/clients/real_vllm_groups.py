@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from clients.bench import Bench, not_installed
+from clients.bench import Bench
 from clients.real_vllm import Made, RealVllm
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
-from figures import Figure, figure, interleaved, ratios
+from figures import Figure, figure, interleaved, left_out, ratios
 
 __all__ = ["executors", "vllm", "ways"]
 
@@ -133,6 +133,6 @@ def _by_executor(real: RealVllm, executor: str) -> dict[str, float]:
 
 def _real(bench: Bench) -> RealVllm | None:
     if not (bench.vllm and bench.model):
-        not_installed("the real vLLM", "--vllm=PYTHON --model=DIR")
+        left_out("the real vLLM", "not installed (--vllm=PYTHON --model=DIR)")
         return None
     return RealVllm(python=bench.vllm, model=bench.model, samples=bench.queries(2_048))
