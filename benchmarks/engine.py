@@ -24,16 +24,14 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import Figure, arguments, figure, interleaved, left_out, ratios, report
+from figures import CM, Figure, arguments, figure, interleaved, left_out, ratios, report
 
 ROOT = Path(__file__).resolve().parents[1]
-CM = Path(sysconfig.get_path("scripts")) / "cm"
 #: The most that bytecode not written may cost, and the most memory above that of `python -c pass`.
 NO_BYTECODE, MEMORY_MIB = 1.1, 40
 FIRST_USE = 1.2

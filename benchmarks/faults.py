@@ -26,7 +26,7 @@ from pathlib import Path
 from cm4vllm.campaign.ledger import read_ledger
 from fault_injection.catalogue import FAULTS, REAL_FAULTS, SMALL_JOB
 from fault_injection.trial import Fault, JobKind, Trial, clock_library
-from figures import arguments, figure, report
+from figures import CM, arguments, figure, report
 
 #: Seconds from the start of the small job in which a fault is drawn; a process to kill is waited for.
 MOMENT_S = 10.0
@@ -38,7 +38,7 @@ COLUMNS = ("seed", "fault", "at", "step under way", "process killed", "exit code
 
 REAL_JOB = JobKind(
     argv=lambda folder: [
-        str(Path(sys.executable).with_name("cm")),
+        str(CM),
         "run",
         "script",
         "--tags=run-mlperf,inference,_vllm",

@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from typing import TypeVar
 
 from cm4vllm.common.terminal_text import columns
 
-__all__ = ["BUSY_LOAD", "Figure", "arguments", "figure", "interleaved", "left_out", "ratios", "report"]
+__all__ = ["BUSY_LOAD", "CM", "Figure", "arguments", "figure", "interleaved", "left_out", "ratios", "report"]
 
 #: Above this load average, as a share of the processors, other work may have changed the figures: the table says so.
 BUSY_LOAD = 0.75
+#: The command `cm` of this Python's environment.
+CM = Path(sysconfig.get_path("scripts")) / "cm"
 
 
 T = TypeVar("T")

@@ -46,10 +46,9 @@ from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.rules import Mode, benchmark_terms, round_names, terms
-from figures import Figure, figure, report
+from figures import CM, Figure, figure, report
 from matrix_cells import Cell, Cells, Ran, page, reasons, table
 
-CM = Path(sys.executable).with_name("cm")
 #: Seconds that a server may take until it serves, with all that it installs, and that one cell may take.
 START_S, CELL_S = 1800, 1800
 #: Where the outcomes of the cells are kept.

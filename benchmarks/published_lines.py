@@ -34,7 +34,7 @@ import pandas
 from clients.real_vllm import await_health
 from cm4vllm.common.files import json_of
 from cm4vllm.common.processes import die_with_parent
-from figures import arguments, figure, report
+from figures import CM, arguments, figure, report
 
 LINES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 ROUND, BENCHMARK = "v4.1", "llama2-70b-99"
@@ -72,7 +72,7 @@ def main() -> int:
                 ]
                 with server(model, value_of("vllm_model_name", words), VALID_SEQUENCES if asked.valid else SEQUENCES):
                     begin = time.monotonic()
-                    code = subprocess.run(["cm", "run", "script", *words], check=False).returncode
+                    code = subprocess.run([CM, "run", "script", *words], check=False).returncode
                 figures += [
                     figure(f"{line['name']}: time", [(time.monotonic() - begin) / 60], "min"),
                     figure(f"{line['name']}: exit code", [code], "", at_most=0),
