@@ -169,7 +169,8 @@ def run(cell: Cell, model: Model, url: str, folder: Path, more: Sequence[str]) -
     ran = replace(asked, took_s=round(time.monotonic() - begin, 1))
     if done.returncode:
         refused = done.returncode == LimitTooLow.exit_code
-        return replace(ran, error=error_of(done.stdout + done.stderr), refused=refused)
+        error = error_of(done.stdout + done.stderr).replace(str(folder), "…")  # outcomes are published
+        return replace(ran, error=error, refused=refused)
     return outcome(ran, out / "test")
 
 

@@ -132,9 +132,10 @@ def reasons(ran: Sequence[Ran]) -> Iterator[str]:
 
 def _where(ran: Sequence[Ran]) -> Iterator[str]:
     """Give the dates, the machines and the commands."""
-    for machine, group in groupby(
-        sorted(ran, key=lambda cell_run: (cell_run.machine, cell_run.date)), lambda cell_run: cell_run.machine
-    ):
+    by_machine = sorted(ran, key=lambda cell_run: (cell_run.machine, cell_run.date))
+    for number, (machine, group) in enumerate(groupby(by_machine, lambda cell_run: cell_run.machine)):
+        if number:
+            yield ""
         some = list(group)
         commits = ", ".join(sorted({f"`{cell_run.commit}`" for cell_run in some}))
         said = f"Run from {some[0].date} to {some[-1].date} on {machine}, cm4vllm at {commits}, the last as"

@@ -113,3 +113,9 @@ def test_a_cell_that_the_machines_limits_do_not_allow_is_refused_and_did_not_fai
     assert "1 cells: 0 ran, 0 FAILED, 1 refused, 0 not run." in text
     assert "| Offline | refused |" in text and f"{CELL.name} refused: the Offline" in text
     assert [(done.value, done.holds) for done in matrix.figures([refused])] == [(1.0, True)]
+
+
+def test_the_error_of_a_cell_does_not_name_the_folder_of_its_results(tmp_path):
+    (tmp_path / CELL.round).write_text("a file in the place of the folder of the round's results")
+    failed = matrix.run(CELL, matrix.model_of(CELL, None, true_lengths=False), "http://127.0.0.1:1", tmp_path, [])
+    assert failed.failed and f"…/{CELL.round}" in failed.error and str(tmp_path) not in failed.error
