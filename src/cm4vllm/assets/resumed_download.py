@@ -64,7 +64,7 @@ def open_url(address: str, headers: Mapping[str, str], method: str = "GET", *, f
 
 
 def short_text(answer: Any) -> str:
-    """Return the text of an answer that is short, as a list of files. Raises ValueError where it is not."""
+    """Return the text of a short answer, for example a list of files. Raises ValueError where it is too long."""
     body: bytes = answer.read(_LONGEST_TEXT + 1)
     if len(body) > _LONGEST_TEXT:
         raise ValueError(f"the answer is longer than {size_text(_LONGEST_TEXT)}")

@@ -120,7 +120,7 @@ def _highest(probe: Callable[[int], Probe], most: int) -> int:
 
 
 def _gaps(probed: Sequence[int]) -> Iterator[int]:
-    """Give the concurrencies that halve, by logarithms, what lies between probes until no gap is too wide."""
+    """Give concurrencies between the probed ones, each the geometric mean of its neighbours, until no gap is wide."""
     for low, high in pairwise(sorted(probed)):
         if high / low > _WIDEST_GAP:
             middle = round(math.sqrt(low * high))

@@ -114,10 +114,10 @@ class Sandbox:
     def started(
         self, argv: Sequence[str], stdin: int = subprocess.PIPE
     ) -> Iterator[tuple[subprocess.Popen[bytes], Held]]:
-        """Start a program with pipes for its input and output, and end it with all that it started when this is left.
+        """Start a program with pipes for its input and output; at the end of the block end it and its descendants.
 
-        `stdin` may be a descriptor instead. The program is ended before, and `Held` says why, where its processes take
-        more than the limits together.
+        `stdin` may be a descriptor instead. Where the program and its descendants together exceed the limits, they are
+        ended at once, and `Held` gives the reason.
         """
         held = Held()
         process = subprocess.Popen(

@@ -120,7 +120,7 @@ def _standing(most: float | None) -> str:
 
 
 def _bound(score: Score, chosen: Score, spread: float | None) -> _Bound:
-    """Return the gain that a scenario leaves room for."""
+    """Return the largest gain over the chosen candidate that is still possible in a scenario."""
     if score.high is None and score.low is not None:
         return _Bound(None, f"it failed at no {score.scenario} rate that was probed")
     if chosen.low is None and chosen.high is not None:

@@ -57,7 +57,7 @@ class Program:
 
 
 def replace_running(program: Program) -> None:
-    """Have testing_util ask `program` where it would run an answer in its own process."""
+    """Replace the functions by which testing_util runs an answer in its own process by those of `program`."""
     testing = importlib.import_module("lcb_runner.evaluation.testing_util")
     own = {name: getattr(program, name) for name in ("compile_code", "get_function", "call_method")}
     vars(testing).update(own, reliability_guard=lambda *limits: None)
