@@ -11,11 +11,10 @@ import multiprocessing
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from cm4vllm.accuracy.rouge import TYPES, rouge
 from cm4vllm.accuracy.rouge_words import Vocabulary
@@ -136,10 +135,11 @@ def _score_plainly(prediction: str, reference: str) -> dict[str, float]:
 
 @contextmanager
 def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
-    """Give an executor of so many processes; of none, when one would do."""
+    """Give an executor of so many processes; of a thread of this one, when one would do."""
     if workers <= 1:
         _start(sentences)
-        yield _Here()
+        with ThreadPoolExecutor(1) as thread:
+            yield thread
         return
     context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
@@ -151,12 +151,3 @@ def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
             cause=str(error),
             remedy="most often the memory ran out; score the run again",
         ) from error
-
-
-class _Here(Executor):
-    """An executor that runs each submitted call at once, in this process."""
-
-    def submit(self, call: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(call(*args, **kwargs))
-        return done
