@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.assets.published_formats import require_samples, rows_of
 from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import sha256_of, writable_folder
@@ -41,12 +41,7 @@ def audio_rows(manifest: Path, samples: int, longest_s: float) -> list[dict[str,
 def check_clips(manifest: Path, samples: int, longest_s: float) -> list[tuple[str, float, str]]:
     """Return path, seconds and transcript of each clip of a manifest. Raises what audio_rows raises."""
     entries = rows_of(manifest)
-    if len(entries) != samples:
-        raise DatasetError(
-            f"{manifest} has {len(entries)} samples",
-            cause=f"the benchmark's dataset has {samples}",
-            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
-        )
+    require_samples(manifest, len(entries), samples)
     return [_row(manifest, number, entry, longest_s) for number, entry in enumerate(entries)]
 
 

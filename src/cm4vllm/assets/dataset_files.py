@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cm4vllm.assets.audio_dataset import check_clips
 from cm4vllm.assets.picture_dataset import check_catalogue
-from cm4vllm.assets.published_formats import COLUMNS, read_published
+from cm4vllm.assets.published_formats import COLUMNS, read_published, require_samples
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.records import Record
@@ -111,12 +111,8 @@ def checked_rows(path: Path, required: Requirements, vocabulary: int | None) -> 
     columns = required.columns
     needed = (*COLUMNS, *columns) if required.answers else ("tok_input",)
     _check_columns(path, set(rows[0]), needed)
-    if required.samples is not None and len(rows) != required.samples:
-        raise DatasetError(
-            f"{path} has {len(rows)} samples",
-            cause=f"the benchmark's dataset has {required.samples}",
-            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
-        )
+    if required.samples is not None:
+        require_samples(path, len(rows), required.samples)
     for number, row in enumerate(rows):
         _check_row(path, number, row, vocabulary, needed)
         _check_values(path, number, row, columns)

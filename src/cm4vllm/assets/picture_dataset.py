@@ -17,6 +17,7 @@ from typing import Any
 
 from cm4vllm.assets import catalogue_pictures, product_pictures
 from cm4vllm.assets.chat_templates import ChatTokens
+from cm4vllm.assets.published_formats import require_samples
 from cm4vllm.common.errors import DatasetError, InstallError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.rules import chat_prompts
@@ -77,12 +78,7 @@ def check_catalogue(folder: Path, samples: int) -> list[Path]:
         if missing := [name for name in catalogue_pictures.COLUMNS if name not in columns]:
             raise DatasetError(f"{path} lacks {', '.join(missing)}", remedy=_AGAIN)
         count += metadata.num_rows
-    if count != samples:
-        raise DatasetError(
-            f"{folder} has {count} samples",
-            cause=f"the benchmark's dataset has {samples}",
-            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
-        )
+    require_samples(folder, count, samples)
     return files
 
 

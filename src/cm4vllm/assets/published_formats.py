@@ -16,7 +16,7 @@ from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import json_of, sha256_of, write_text
 
-__all__ = ["COLUMNS", "read_published", "recorded_rows", "require_file", "rows_of", "write_rows"]
+__all__ = ["COLUMNS", "read_published", "recorded_rows", "require_file", "require_samples", "rows_of", "write_rows"]
 
 #: The columns of our datasets.
 COLUMNS = ("input", "tok_input", "output")
@@ -35,6 +35,16 @@ def require_file(path: Path) -> None:
     """Raise DatasetError where there is no such file."""
     if not path.is_file():
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
+
+
+def require_samples(path: Path, samples: int, expected: int) -> None:
+    """Raise DatasetError for a dataset that has another number of samples than the benchmark's."""
+    if samples != expected:
+        raise DatasetError(
+            f"{path} has {samples} samples",
+            cause=f"the benchmark's dataset has {expected}",
+            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
+        )
 
 
 def read_published(path: Path) -> list[dict[str, Any]]:
