@@ -23,13 +23,14 @@ from cm4vllm.engine.run.session import Session
 
 __all__ = ["as_json", "as_mermaid", "as_tree", "print_plan", "summary"]
 
-_CLASSES = {
-    Status.CACHED: "cached",
-    Status.REUSED: "cached",
-    Status.MAKE: "make",
-    Status.RUN: "run",
-    Status.OPEN: "open",
-    Status.FAILS: "fails",
+#: The style of a node in Mermaid.
+_STYLES = {
+    Status.CACHED: "fill:#e6f4ea,stroke:#34a853",
+    Status.REUSED: "fill:#e6f4ea,stroke:#34a853",
+    Status.MAKE: "fill:#fef7e0,stroke:#f9ab00",
+    Status.RUN: "fill:#e8f0fe,stroke:#4285f4",
+    Status.OPEN: "stroke-dasharray:4",
+    Status.FAILS: "fill:#fce8e6,stroke:#d93025",
 }
 
 
@@ -225,7 +226,7 @@ def as_mermaid(root: Node) -> str:
         if key not in ids:
             ids[key] = f"n{len(ids)}"
             label = f"{_name(node)}<br/>{_state(node)}"
-            lines.append(f'  {ids[key]}["{_escaped(label)}"]:::{_CLASSES[node.status]}')
+            lines.append(f'  {ids[key]}["{_escaped(label)}"]:::{node.status.name.lower()}')
         for child in node.children:
             name = "" if child.why == "deps" else child.why
             name = ", ".join(filter(None, [child.name or name, *child.only_if]))
@@ -237,13 +238,7 @@ def as_mermaid(root: Node) -> str:
         arrow = "-.->" if label[0] == "~" else "-->"
         text = f'|"{_escaped(label[1:])}"|' if label[1:] else ""
         lines.append(f"  {start} {arrow}{text} {end}")
-    lines += [
-        "  classDef cached fill:#e6f4ea,stroke:#34a853",
-        "  classDef make fill:#fef7e0,stroke:#f9ab00",
-        "  classDef run fill:#e8f0fe,stroke:#4285f4",
-        "  classDef open stroke-dasharray:4",
-        "  classDef fails fill:#fce8e6,stroke:#d93025",
-    ]
+    lines += [f"  classDef {status.name.lower()} {style}" for status, style in _STYLES.items()]
     return "\n".join(lines)
 
 
