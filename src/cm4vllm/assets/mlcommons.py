@@ -8,7 +8,6 @@ holds a service account (CF_ACCESS_CLIENT_ID and CF_ACCESS_CLIENT_SECRET) or a t
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import os
 import re
@@ -23,7 +22,7 @@ from urllib.parse import quote, urlsplit
 from cm4vllm.assets.resumed_download import fetch, open_url, part_of, present, short_text
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import require_space, user_cache
+from cm4vllm.common.files import locked, require_space, user_cache
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.units import size_text
 
@@ -96,7 +95,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
                 cause=f"{manifest.name} now lists {listed}, the catalogue knows {digest}",
                 remedy="compare with the benchmark's page; your own file is used with _path.#",
             )
-    with translated_os_errors("download to", folder, FOLDER_KEY), _only_one(folder):
+    with translated_os_errors("download to", folder, FOLDER_KEY), locked(folder / ".lock"):  # a second one waits
         verified = VerifiedDigests(folder)
         _prove(manifest, folder, wanted, verified, again=again)
         missing = [name for name in wanted if not (folder / name).exists()]
@@ -208,15 +207,6 @@ def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Let a second download into the same folder wait for the first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _address(manifest: Manifest, name: str) -> str:

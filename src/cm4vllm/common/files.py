@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import os
@@ -27,6 +28,7 @@ __all__ = [
     "free_bytes",
     "given_path",
     "json_of",
+    "locked",
     "opened",
     "require_space",
     "require_writable",
@@ -168,6 +170,15 @@ def json_of(data: str | bytes) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON with a final newline, whole or not at all."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file `path`, which is made where it is missing; another process waits. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -7,15 +7,13 @@ leave half a file, and the later of two runs would forget the entries of the ear
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_bytes
+from cm4vllm.common.files import locked, write_bytes
 from cm4vllm.engine.format.documents import json_mapping
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ def slim(cmind: Any) -> None:
         from pathlib import Path
 
         path = Path(cmind.index.full_path_to_index)
-        with _locked(path):
+        with locked(_lock_of(path)):
             if meta := json_mapping(path):
                 write_bytes(path, _slim(meta))
 
@@ -71,17 +69,14 @@ def _save(index: Any) -> dict[str, int]:
 
     path = Path(index.full_path_to_index)
     # An index that cannot be written is no failure of the run: what it does not list is searched for in the folders.
-    with contextlib.suppress(CmError, OSError), _locked(path):
+    with contextlib.suppress(CmError, OSError), locked(_lock_of(path)):
         _take_over(index.meta, json_mapping(path) or {})
         write_bytes(path, _slim(index.meta))
     return {"return": 0}
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 def _take_over(own: dict[str, Any], on_disk: Mapping[str, Any]) -> None:
