@@ -18,7 +18,7 @@ from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.errors import RunIncomplete
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.serving.ipc_files import BASE
-from cm4vllm.serving.supervisor import children, descendants
+from cm4vllm.serving.supervisor import descendants
 
 JOB = Path(__file__).with_name("small_curve.py")
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ class Curve:
         """Return the ids of a client and of its supervisor; None while it does not run."""
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
-            if str(self.out / "points" / f"{name}.spec.json") in words and (pids := children(process.pid)):
+            if str(self.out / "points" / f"{name}.spec.json") in words and (pids := descendants(process.pid)):
                 return pids[0], process.pid
         return None
 

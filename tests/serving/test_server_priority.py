@@ -10,7 +10,7 @@ import pytest
 
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_priority import give_way
-from cm4vllm.serving.supervisor import children, descendants, start_supervised
+from cm4vllm.serving.supervisor import descendants, start_supervised
 
 #: A server with a second process and a second thread, as vLLM's has many.
 SERVER = """
@@ -68,16 +68,16 @@ def test_all_of_a_server_gives_way_and_its_supervisor_does_not(supervisor):
     assert os.getpriority(os.PRIO_PROCESS, supervisor) == own
     assert group(supervisor) in ("0", "none")
     give_way(record(supervisor, 0))
-    assert group(children(supervisor)[0]) in ("0", "none")
+    assert group(descendants(supervisor)[0]) in ("0", "none")
 
 
 def test_a_member_gives_way_too_and_a_server_of_somebody_else_does_not(supervisor):
     own = os.getpriority(os.PRIO_PROCESS, 0)
     give_way(record(supervisor, 7, owned=False))
-    assert os.getpriority(os.PRIO_PROCESS, children(supervisor)[0]) == own
+    assert os.getpriority(os.PRIO_PROCESS, descendants(supervisor)[0]) == own
     first = record(supervisor, 7, owned=False, members=[record(supervisor, 5)])
     give_way(first)
-    assert os.getpriority(os.PRIO_PROCESS, children(supervisor)[0]) == min(19, own + 5)
+    assert os.getpriority(os.PRIO_PROCESS, descendants(supervisor)[0]) == min(19, own + 5)
 
 
 def test_a_number_that_is_no_supervisors_any_more_is_left_alone():

@@ -52,7 +52,6 @@ __all__ = [
     "SUPERVISOR_PIPE",
     "WATCHED_PIPE",
     "Supervisor",
-    "children",
     "descendants",
     "end_in_words",
     "main",
@@ -264,11 +263,6 @@ def descendants(pid: int) -> list[int]:
         layer = {child for child, parent in parents.items() if parent in layer}
         processes += sorted(layer)
     return processes
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that `pid` is the parent of, from /proc; none where it is gone."""
-    return [child for child in descendants(pid) if parent_of(child) == pid]
 
 
 def parent_of(pid: int) -> int | None:
