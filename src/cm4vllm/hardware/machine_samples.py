@@ -23,7 +23,7 @@ from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu_samples import INTERVAL_S, GpuSample, look_at_gpus
 from cm4vllm.hardware.throttling import throttling
 
-__all__ = ["MachineSample", "processor_seconds", "read_machine_samples"]
+__all__ = ["MachineSample", "machine_sample", "read_machine_samples"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: proc(5), /proc/stat: user, nice, system, irq and softirq are work; guests are counted in user and nice already.
@@ -55,6 +55,19 @@ def processor_seconds() -> tuple[float, float] | None:
         return None
 
 
+def machine_sample(begin: float, gpus: list[GpuSample] | None = None) -> MachineSample:
+    """Return a sample of this machine; `begin` is the time of the first one, by the monotonic clock."""
+    busy, stolen = processor_seconds() or (None, None)
+    return MachineSample(
+        at_s=round(time.monotonic() - begin, 3),
+        processors=os.cpu_count() or 1,
+        busy_s=busy,
+        stolen_s=stolen,
+        throttled=throttling(),
+        gpus=gpus or [],
+    )
+
+
 def read_machine_samples(path: Path) -> list[MachineSample]:
     """Return the samples of a file, oldest first. Other lines, such as those of a login shell, are left out."""
     samples = []
@@ -69,15 +82,7 @@ def main(interval_s: float = INTERVAL_S) -> int:
     begin, ended = time.monotonic(), False
     with nvml.opened() as library:
         while True:
-            busy, stolen = processor_seconds() or (None, None)
-            sample = MachineSample(
-                at_s=round(time.monotonic() - begin, 3),
-                processors=os.cpu_count() or 1,
-                busy_s=busy,
-                stolen_s=stolen,
-                throttled=throttling(),
-                gpus=look_at_gpus(library) if library is not None else [],
-            )
+            sample = machine_sample(begin, look_at_gpus(library) if library is not None else None)
             try:
                 os.write(sys.stdout.fileno(), msgspec.json.encode(sample) + b"\n")
             except OSError:  # the launcher has ended

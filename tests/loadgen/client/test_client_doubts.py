@@ -157,5 +157,5 @@ def test_ray_starts_workers_that_nobody_here_knows(record):
 
 
 def test_a_kernel_that_says_nothing_gives_no_load(record, monkeypatch):
-    monkeypatch.setattr("cm4vllm.loadgen.process.machine_load.processor_seconds", lambda: None)
+    monkeypatch.setattr("cm4vllm.hardware.machine_samples.processor_seconds", lambda: None)
     assert MachineMeter(record().settings.server).load() is None

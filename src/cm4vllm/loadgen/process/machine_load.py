@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from cm4vllm.hardware.machine_samples import processor_seconds
-from cm4vllm.hardware.throttling import throttled, throttling
+from msgspec.structs import replace
+
+from cm4vllm.hardware.machine_samples import MachineSample, machine_sample
+from cm4vllm.hardware.throttling import throttled
 from cm4vllm.loadgen.records import MachineLoad
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
-__all__ = ["MachineMeter"]
+__all__ = ["MachineMeter", "load_between"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: proc(5), /proc/pid/stat, counted from the field behind the name: utime, stime, cutime, cstime.
@@ -30,29 +32,34 @@ class MachineMeter:
         elsewhere = any(node.launcher != "local" for node in server.nodes)
         by_ray = server.options.get("distributed-executor-backend") == "ray"
         self._knows_server = server.owned and not by_ray and not elsewhere
-        self._throttling = throttling()
         self._begin = time.monotonic()
-        self._machine = processor_seconds()
+        self._first = machine_sample(self._begin)
         self._own = self._own_s()
 
     def load(self) -> MachineLoad | None:
         """Return the load measured until now; None where the kernel shows none. The client's processes have ended."""
-        before, after = self._machine, processor_seconds()
-        if before is None or after is None:
-            return None
-        return MachineLoad(
-            processors=os.cpu_count() or 1,
-            wall_s=round(time.monotonic() - self._begin, 3),
-            busy_s=round(after[0] - before[0], 2),
-            stolen_s=round(after[1] - before[1], 2),
-            own_s=round(max(0.0, self._own_s() - self._own), 2) if self._knows_server else None,
-            throttled=throttled(self._throttling, throttling()),
-        )
+        load = load_between(self._first, machine_sample(self._begin))
+        if load is None or not self._knows_server:
+            return load
+        return replace(load, own_s=round(max(0.0, self._own_s() - self._own), 2))
 
     def _own_s(self) -> float:
         mine = os.times()
         pids = [pid for supervisor in self._supervisors for pid in (supervisor, *descendants(supervisor))]
         return mine.user + mine.system + mine.children_user + mine.children_system + _processes_s(pids)
+
+
+def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | None:
+    """Return the load of a machine between two samples of it; None where the kernel shows none."""
+    if first.busy_s is None or last.busy_s is None:
+        return None
+    return MachineLoad(
+        processors=last.processors,
+        wall_s=round(last.at_s - first.at_s, 3),
+        busy_s=round(last.busy_s - first.busy_s, 2),
+        stolen_s=round((last.stolen_s or 0.0) - (first.stolen_s or 0.0), 2),
+        throttled=throttled(first.throttled, last.throttled),
+    )
 
 
 def _processes_s(pids: Iterable[int]) -> float:

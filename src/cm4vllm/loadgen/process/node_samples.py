@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from cm4vllm.common.progress import warn
 from cm4vllm.common.sample_files import write_sample_file
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
-from cm4vllm.hardware.machine_samples import MachineSample, read_machine_samples
-from cm4vllm.hardware.throttling import throttled
+from cm4vllm.hardware.machine_samples import read_machine_samples
+from cm4vllm.loadgen.process.machine_load import load_between
 from cm4vllm.loadgen.records import MachineLoad
 from cm4vllm.serving.clusters.launchers.choice import launcher_of
 from cm4vllm.serving.clusters.launchers.interface import Launcher
@@ -39,7 +39,8 @@ class NodeSamples:
         """Return the work of each node during the run. A node without two samples is left out, with a warning."""
         loads = []
         for number, path in enumerate(self.files, 1):
-            load = _load(read_machine_samples(path))
+            known = [sample for sample in read_machine_samples(path) if sample.busy_s is not None]
+            load = load_between(known[0], known[-1]) if len(known) > 1 else None
             if load is None:
                 warn(f"node {number} of the server gave no samples of its processors")
             else:
@@ -86,7 +87,7 @@ def nodes_sampled(server: ServerRecord, folder: Path, launcher: Launcher | None 
         yield NodeSamples(files)
     finally:
         _end(running)
-    NodeSamples(files).write_gpus(folder / GPU_SAMPLES_FILE)
+        NodeSamples(files).write_gpus(folder / GPU_SAMPLES_FILE)
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -100,20 +101,6 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _load(samples: Sequence[MachineSample]) -> MachineLoad | None:
-    known = [sample for sample in samples if sample.busy_s is not None and sample.stolen_s is not None]
-    if len(known) < 2:
-        return None
-    first, last = known[0], known[-1]
-    return MachineLoad(
-        processors=last.processors,
-        wall_s=round(last.at_s - first.at_s, 3),
-        busy_s=round((last.busy_s or 0.0) - (first.busy_s or 0.0), 2),
-        stolen_s=round((last.stolen_s or 0.0) - (first.stolen_s or 0.0), 2),
-        throttled=throttled(first.throttled, last.throttled),
-    )
 
 
 def _numbered(nodes: Sequence[Sequence[GpuSample]]) -> list[GpuSample]:
