@@ -31,7 +31,7 @@ from cm4vllm.loadgen.process.messages import (
     Progress,
 )
 from cm4vllm.loadgen.process.run_status import PartialScores
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.records import ClientRecord, RunSettings
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.logs import advice, last_words
 from cm4vllm.serving.records import ServerRecord
@@ -39,6 +39,7 @@ from cm4vllm.serving.server_metrics import MetricsWatch, ServerMetrics
 
 __all__ = [
     "Alive",
+    "Attempt",
     "MonitoredRun",
     "OnAnswers",
     "OnLatencies",
@@ -70,11 +71,20 @@ class RunStopped(Exception):
     metrics: ServerMetrics | None = None
 
 
+@dataclass
+class Attempt:
+    """The start of a run, and its client's record as far as it is known."""
+
+    started_at: str
+    client: ClientRecord | None = None
+
+
 @dataclass(frozen=True)
 class MonitoredRun:
     """A run in progress, with the functions that show it and that check its server."""
 
     settings: RunSettings
+    attempt: Attempt
     alive: Alive
     watch: MetricsWatch
     shown: Step
@@ -93,8 +103,11 @@ class MonitoredRun:
         return server_stuck(self.settings, reason) if (reason := self.watch.heartbeat.reason) else None
 
 
-def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended | Failed:
-    """Run the LoadGen process to its end and return what it said last. Raises ServerDied, ServerStuck, RunFailed."""
+def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
+    """Run the LoadGen process to its end and return what it reported, whose client's record the attempt gets, too.
+
+    Raises ServerDied, ServerStuck, and the error of a process that failed, else RunFailed.
+    """
     settings = run.settings
     settings_file = folder / SETTINGS_FILE
     settings_file.write_bytes(msgspec.json.encode(settings))
@@ -120,34 +133,21 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended | 
             child.wait()
             cast(IO[bytes], child.stdout).close()
     settings_file.unlink()
+    if isinstance(last, Ended | Failed):
+        run.attempt.client = last.client
     if isinstance(last, Ended) and status == 0:
         return last
-    if (died := _failed_with_server(run, last)) is not None:
-        return died
+    # A server that ends takes its connections along: then its end is the cause, not the failed requests.
+    if settings.server.owned and (reason := awaited_reason(run.alive, DYING_S)) is not None:
+        raise server_died(settings, reason)
     if isinstance(last, Failed):
-        return last
+        error = CmError.again(last.exit_code, last.what)
+        error.cause, error.remedy = last.cause, last.remedy
+        raise error
     first = f"a request had failed before: {last.cause}" if isinstance(last, FirstFailure) else ""
     raise RunFailed(
         f"the LoadGen process ended unexpectedly: {exit_in_words(status)}",
         cause="\n".join(filter(None, (first, last_lines(console, 20)))),
-    )
-
-
-def _failed_with_server(run: MonitoredRun, last: Message | None) -> Failed | None:
-    """Return the failure of a run whose server has ended; None where it is up, or not ours.
-
-    A server that ends takes its connections along: then its end is the cause, not the failed requests.
-    """
-    reason = awaited_reason(run.alive, DYING_S) if run.settings.server.owned else None
-    if reason is None:
-        return None
-    died = server_died(run.settings, reason)
-    return Failed(
-        exit_code=died.exit_code,
-        what=died.what,
-        cause=died.cause,
-        remedy=died.remedy,
-        client=last.client if isinstance(last, Failed) else None,
     )
 
 

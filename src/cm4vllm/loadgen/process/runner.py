@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,10 +32,11 @@ from cm4vllm.loadgen.logs.run_logs import (
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter
-from cm4vllm.loadgen.process.messages import Ended, Failed
+from cm4vllm.loadgen.process.messages import Ended
 from cm4vllm.loadgen.process.node_samples import NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.process_monitor import (
     Alive,
+    Attempt,
     MonitoredRun,
     OnAnswers,
     OnLatencies,
@@ -102,10 +102,11 @@ def run(
 
         def monitored(watch: MetricsWatch) -> MonitoredRun:
             live = LiveStatus(settings, staging, watch)
-            return MonitoredRun(settings, alive or _unwatched, watch, shown, live, on_answers, on_latencies, keep)
+            watched = alive or _unwatched
+            return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
-            record = _measured(settings, staging, pythonpath, monitored, attempt, servers)
+            record = _measured(settings, staging, pythonpath, monitored, servers)
             if keep is not None and len(parts := pieces(keep)) > 1:
                 record = replace(record, pieces=parts)
         write_record(staging / RUN_FILE, record)
@@ -118,18 +119,10 @@ def run(
     return record
 
 
-@dataclass
-class _Attempt:
-    """The start of a run, and its client's record as far as it is known."""
-
-    started_at: str
-    client: ClientRecord | None = None
-
-
 @contextmanager
-def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[_Attempt]:
+def _failure_recorded(settings: RunSettings, folder: Path) -> Iterator[Attempt]:
     """Write failure.json into `folder` when the run ends with an error."""
-    attempt = _Attempt(now())
+    attempt = Attempt(now())
     try:
         yield attempt
     except CmError as error:
@@ -152,7 +145,6 @@ def _measured(
     folder: Path,
     pythonpath: str,
     monitored: Callable[[MetricsWatch], MonitoredRun],
-    attempt: _Attempt,
     servers: RunServers,
 ) -> RunRecord:
     """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
@@ -168,16 +160,13 @@ def _measured(
             sampled(sites_of(settings.server), folder / METRICS_FILE, supervisors=settings.server.supervisors) as watch,
         ):
             run = monitored(watch)
-            outcome = follow_process(run, folder, pythonpath)
+            ended = follow_process(run, folder, pythonpath)
     except RunStopped as stopped:
         stopped.metrics = watch.summary()
         raise
-    attempt.client = outcome.client
-    if isinstance(outcome, Failed):
-        raise _error(outcome)
     run.clock.require_unset(settings.title)
     accepted = servers.require_same(settings.title, watch.process_starts)
-    record = _record(settings, folder, outcome, attempt.started_at, watch.summary(), meter.load(), nodes)
+    record = _record(settings, folder, ended, run.attempt.started_at, watch.summary(), meter.load(), nodes)
     return replace(record, accepted_restarts=accepted, energy=_energy(settings, folder, counters))
 
 
@@ -262,9 +251,3 @@ def _require_complete(client: ClientRecord, missing: list[str]) -> None:
         cause = f"{client.completed} of {client.requests} requests were completed"
     if cause:
         raise RunFailed("the run ended, but it is not complete", cause=cause)
-
-
-def _error(failed: Failed) -> CmError:
-    error = CmError.again(failed.exit_code, failed.what)
-    error.cause, error.remedy = failed.cause, failed.remedy
-    return error
