@@ -1,5 +1,6 @@
 """Ports for servers that will listen only after many seconds."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -28,5 +29,6 @@ def test_a_port_that_is_taken_is_not_chosen_and_not_given():
     with socket.create_server(("127.0.0.1", free_port("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         assert listens(f"http://127.0.0.1:{port}")
-        with pytest.raises(PortInUse, match=str(port)):
+        with pytest.raises(PortInUse, match=str(port)) as caught:
             free_port("127.0.0.1", port)
+    assert caught.value.cause.startswith(f"process {os.getpid()} (")

@@ -12,11 +12,10 @@ import os
 import re
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.serving.ipc_files import remove_abandoned
-from cm4vllm.serving.supervisor import SUPERVISOR_PIPE
+from cm4vllm.serving.supervisor import SUPERVISOR_PIPE, process_ids
 
 __all__ = ["end_orphans", "supervisor_spec", "supervisors"]
 
@@ -29,7 +28,7 @@ _GONE_S = 10.0
 def end_orphans() -> list[str]:
     """Kill all processes whose supervisor is gone, and return what they were; what those left behind is removed."""
     ended = []
-    for pid in _orphan_pids():
+    for pid in filter(_is_orphan, process_ids()):
         with contextlib.suppress(OSError):
             process = os.pidfd_open(pid)
             try:
@@ -44,11 +43,9 @@ def end_orphans() -> list[str]:
     return ended
 
 
-def supervisors() -> Iterator[int]:
-    """Give the supervisors that run on this machine and that we may see."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and supervisor_spec(int(folder.name)) is not None:
-            yield int(folder.name)
+def supervisors() -> list[int]:
+    """Return the supervisors that run on this machine and that we may see."""
+    return [pid for pid in process_ids() if supervisor_spec(pid) is not None]
 
 
 def supervisor_spec(pid: int) -> Path | None:
@@ -58,12 +55,6 @@ def supervisor_spec(pid: int) -> Path | None:
         if _MODULE in words[:-1]:
             return Path(os.fsdecode(words[words.index(_MODULE) + 1]))
     return None
-
-
-def _orphan_pids() -> list[int]:
-    return [
-        int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _is_orphan(int(folder.name))
-    ]
 
 
 def _is_orphan(pid: int) -> bool:

@@ -8,6 +8,8 @@ import re
 import socket
 from pathlib import Path
 
+import psutil
+
 from cm4vllm.common.errors import PortInUse, UsageError
 
 __all__ = ["free_port", "listens", "port_holder", "reachable"]
@@ -71,20 +73,11 @@ def _some(ports: range) -> list[int]:
 
 
 def port_holder(port: int) -> str:
-    """Return 'process 12 (name)' for who listens on a TCP port, empty where /proc does not show it."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
-                    inodes.add(f"socket:[{fields[9]}]")
-    for folder in Path("/proc").iterdir():
-        if inodes and folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
-                    title = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                    return f"process {folder.name} ({title}) listens there"
+    """Return 'process 12 (name) listens there' for who listens on a TCP port; empty where it is not known."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for socket_ in psutil.net_connections("tcp"):
+            if socket_.status == psutil.CONN_LISTEN and socket_.laddr.port == port and socket_.pid is not None:
+                return f"process {socket_.pid} ({psutil.Process(socket_.pid).name()}) listens there"
     return ""
 
 

@@ -56,6 +56,7 @@ __all__ = [
     "end_in_words",
     "main",
     "parent_of",
+    "process_ids",
     "start_supervised",
     "title_of",
 ]
@@ -251,12 +252,14 @@ def _filled(word: str, names: Mapping[str, str]) -> str:
     return word
 
 
+def process_ids() -> list[int]:
+    """Return the process IDs that /proc shows."""
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
 def descendants(pid: int) -> list[int]:
     """Return the living descendants of process `pid`, zombies left out, from /proc."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (state := parent_of(int(folder.name))) is not None:
-            parents[int(folder.name)] = state
+    parents = {child: parent for child in process_ids() if (parent := parent_of(child)) is not None}
     processes: list[int] = []
     layer = {pid}
     while layer:
