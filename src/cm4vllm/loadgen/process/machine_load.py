@@ -6,8 +6,8 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
+import psutil
 from msgspec.structs import replace
 
 from cm4vllm.hardware.machine_samples import MachineSample, machine_sample
@@ -17,10 +17,6 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["MachineMeter", "load_between"]
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-#: proc(5), /proc/pid/stat, counted from the field behind the name: utime, stime, cutime, cstime.
-_TIMES = slice(11, 15)
 
 
 class MachineMeter:
@@ -44,9 +40,8 @@ class MachineMeter:
         return replace(load, own_s=round(max(0.0, self._own_s() - self._own), 2))
 
     def _own_s(self) -> float:
-        mine = os.times()
         pids = [pid for supervisor in self._supervisors for pid in (supervisor, *descendants(supervisor))]
-        return mine.user + mine.system + mine.children_user + mine.children_system + _processes_s(pids)
+        return _processes_s([os.getpid(), *pids])
 
 
 def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | None:
@@ -64,9 +59,9 @@ def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | Non
 
 def _processes_s(pids: Iterable[int]) -> float:
     """Return the processor time of processes and of their children that have ended."""
-    total = 0
+    total = 0.0
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            total += sum(map(int, fields[_TIMES]))
-    return total / _TICKS
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
