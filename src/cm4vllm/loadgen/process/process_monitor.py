@@ -179,26 +179,24 @@ def _take(line: bytes, log: int, run: MonitoredRun) -> Message | None:
     except (msgspec.DecodeError, msgspec.ValidationError):
         os.write(log, line + b"\n")
         return None
-    if isinstance(message, Progress):
-        _show(message, run)
-        return None
-    if isinstance(message, Checked):
-        run.shown.facts = run.live.checked(message.check)
-        say(message.text)
-        return None
-    if isinstance(message, Note):
-        (warn if message.loud else say)(message.text)
-        return None
-    if isinstance(message, Latencies):
-        if run.on_latencies is not None and run.on_latencies(message):
-            raise RunStopped
-        return None
-    if isinstance(message, Answers):
-        if run.on_answers is not None:
-            run.live.scores = scores = run.on_answers(message.answers)
-            run.shown.note = scores.words if scores else ""
-        return None
-    return message
+    match message:
+        case Progress():
+            _show(message, run)
+        case Checked():
+            run.shown.facts = run.live.checked(message.check)
+            say(message.text)
+        case Note():
+            (warn if message.loud else say)(message.text)
+        case Latencies():
+            if run.on_latencies is not None and run.on_latencies(message):
+                raise RunStopped
+        case Answers():
+            if run.on_answers is not None:
+                run.live.scores = scores = run.on_answers(message.answers)
+                run.shown.note = scores.words if scores else ""
+        case _:
+            return message
+    return None
 
 
 def _show(message: Progress, run: MonitoredRun) -> None:
