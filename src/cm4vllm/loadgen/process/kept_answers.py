@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import bytes_of, sync_folder
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
+from cm4vllm.common.repetition import repeated
 from cm4vllm.loadgen.records import Piece
 from cm4vllm.serving.records import ServerIdentity
 from cm4vllm.serving.server_identities import other_content, restarts
@@ -174,9 +175,8 @@ class AnswerWriter:
             self._handle = opened_in_place(path, os.O_WRONLY | os.O_APPEND)
         self.synced = self._written = os.fstat(self._handle).st_size
         self._failure: OSError | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sync_now_and_then, name="sync", daemon=True)
-        self._thread.start()
+        self._syncing = ExitStack()
+        self._syncing.enter_context(repeated(self._sync, SYNC_S, "sync"))
 
     def begin(self) -> None:
         """Count the seconds from now on."""
@@ -208,17 +208,12 @@ class AnswerWriter:
 
     def close(self) -> None:
         """Sync what is left. Raises DiskFull, NotWritable."""
-        self._over.set()
-        self._thread.join()
+        self._syncing.close()
         self._sync()
         os.close(self._handle)
         if self._failure is not None:
             with translated_os_errors("write", self._path):
                 raise self._failure
-
-    def _sync_now_and_then(self) -> None:
-        while not self._over.wait(SYNC_S) and self._failure is None:
-            self._sync()
 
     def _sync(self) -> None:
         if (written := self._written) > self.synced and self._failure is None:
