@@ -92,35 +92,6 @@ class Tally:
         return round(float(_LEAST_MS * _RATIO**place), 3)
 
 
-@dataclass(frozen=True)
-class News:
-    """The answers since the last call: when they were issued, in s since the first query, and their times in ms.
-
-    `tpot_ms` is NaN for an answer of one token. The rest is as in `messages.Latencies`.
-    """
-
-    elapsed_s: float
-    issued: int
-    overdue: int
-    oldest_open_s: float | None
-    issued_s: Floats
-    ttft_ms: Floats
-    tpot_ms: Floats
-    latency_ms: Floats
-
-    def message(self) -> Latencies:
-        rows = zip(
-            self.issued_s.tolist(), self.ttft_ms.tolist(), self.tpot_ms.tolist(), self.latency_ms.tolist(), strict=True
-        )
-        return Latencies(
-            elapsed_s=self.elapsed_s,
-            issued=self.issued,
-            overdue=self.overdue,
-            oldest_open_s=self.oldest_open_s,
-            answers=[Timed(at, ttft, None if math.isnan(tpot) else tpot, whole) for at, ttft, tpot, whole in rows],
-        )
-
-
 class LiveLatencies:
     """Reads `times` while the test runs; `take` is called in one thread.
 
@@ -148,8 +119,8 @@ class LiveLatencies:
         """Return the status of all answers so far."""
         return tuple(tally.status() for tally in self._shown if tally.queries)
 
-    def take(self) -> News:
-        """Return the latencies since the last call, and the requests that are open now."""
+    def take(self, *, answers: bool = True) -> Latencies:
+        """Return what is open now, and with `answers` the times of the answers that came since the last call."""
         issued, first, ended = self._times.new()
         if len(issued) and not self._begin_ns:
             self._begin_ns = int(issued["at"][0])
@@ -169,9 +140,9 @@ class LiveLatencies:
         still = np.ones(len(waiting), bool)
         still[places] = False
         self._open = waiting[still]
-        return self._news(answered, ended[known])
+        return self._news(answered, ended[known], answers=answers)
 
-    def _news(self, answered: Rows, ended: Rows) -> News:
+    def _news(self, answered: Rows, ended: Rows, *, answers: bool) -> Latencies:
         now_ns = time.monotonic_ns()
         begin, last = answered["at"], ended["at"]
         first = np.where(answered["first"] == 0, last, answered["first"])
@@ -181,15 +152,14 @@ class LiveLatencies:
         for tally, values in zip(self._tallies, (ttft, tpot[tokens > 1], latency), strict=True):
             tally.add(values)
         late = (self._open["first"] == 0) & (now_ns - self._open["at"] > self._limit_ns)
-        return News(
+        columns = ((begin - self._begin_ns) / 1e9, ttft, tpot, latency)
+        rows = zip(*(column.tolist() for column in columns), strict=True) if answers else ()
+        return Latencies(
             elapsed_s=(now_ns - self._begin_ns) / 1e9 if self._begin_ns else 0.0,
             issued=self._issued_count,
             overdue=int(np.count_nonzero(late)),
             oldest_open_s=(int(self._open["at"].min()) - self._begin_ns) / 1e9 if len(self._open) else None,
-            issued_s=(begin - self._begin_ns) / 1e9,
-            ttft_ms=ttft,
-            tpot_ms=tpot,
-            latency_ms=latency,
+            answers=[Timed(at, first, None if math.isnan(each) else each, whole) for at, first, each, whole in rows],
         )
 
 

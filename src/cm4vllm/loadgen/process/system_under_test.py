@@ -186,9 +186,9 @@ class SystemUnderTest:
         """Return the status of the latencies so far, with those of each new answer where they were asked for."""
         if self._live is None:
             return ()
-        news = self._live.take()
+        news = self._live.take(answers=self._shows_latencies)
         if self._shows_latencies:
-            self._send(news.message())
+            self._send(news)
         return self._live.status()
 
     def _send_answers(self) -> None:
