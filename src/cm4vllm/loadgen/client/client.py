@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.client.connection import Address, Connection
@@ -57,16 +57,8 @@ Completion: TypeAlias = "tuple[int, array[int] | Encoded | int, FinishReason]"
 
 
 @dataclass(slots=True)
-class FinishCounts:
-    """Whole answers by their finish_reason."""
-
-    stop: int = 0
-    length: int = 0
-
-
-@dataclass(slots=True)
 class Counts:
-    """Counts of the client so far."""
+    """Counts of the client so far; `at_length` of the completed answers ended with finish_reason `length`."""
 
     requests: int = 0
     completed: int = 0
@@ -76,7 +68,7 @@ class Counts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     at_once: int = 0
-    finish_reasons: FinishCounts = field(default_factory=FinishCounts)
+    at_length: int = 0
 
 
 class Sink(Protocol):
@@ -293,10 +285,7 @@ class Client:
         counts.completion_tokens += length
         if length >= AT_ONCE_TOKENS and request.first_token_seen:
             counts.at_once += time.monotonic() - request.first_token_at < length * AT_ONCE_S
-        if reason == "length":
-            counts.finish_reasons.length += 1
-        else:
-            counts.finish_reasons.stop += 1
+        counts.at_length += reason == "length"
         if not self._done:
             self._loop.call_soon(self._report_completed)
         self._done.append((request.key, tokens, reason))

@@ -148,8 +148,8 @@ class SystemUnderTest:
             prompt_tokens=sum(c.prompt_tokens for c in counts) + kept["prompt"],
             completion_tokens=sum(c.completion_tokens for c in counts) + kept["completion"],
             finish_reasons=FinishReasons(
-                stop=sum(c.finish_reasons.stop for c in counts) + kept["answers"] - kept["length"],
-                length=sum(c.finish_reasons.length for c in counts) + kept["length"],
+                stop=sum(c.completed - c.at_length for c in counts) + kept["answers"] - kept["length"],
+                length=sum(c.at_length for c in counts) + kept["length"],
             ),
             at_once=sum(c.at_once for c in counts),
             reported_tokens=self._reporter.token_count,
