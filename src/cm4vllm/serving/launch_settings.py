@@ -104,20 +104,13 @@ def require_access(settings: LaunchSettings) -> Access:
     Raises UsageError when an address, a key or the headers cannot be used.
     """
     if not settings.api_server:
-        given = next(
-            (
-                flag
-                for flag, name in (("api_key_env", settings.api_key_env), ("api_headers_env", settings.api_headers_env))
-                if name
-            ),
-            "",
-        )
-        if given:
-            raise UsageError(
-                f"--{given} needs a server that is already running",
-                cause="no --api_server is given",
-                remedy="name the server with --api_server, or leave the flag out",
-            )
+        for flag, name in (("api_key_env", settings.api_key_env), ("api_headers_env", settings.api_headers_env)):
+            if name:
+                raise UsageError(
+                    f"--{flag} needs a server that is already running",
+                    cause="no --api_server is given",
+                    remedy="name the server with --api_server, or leave the flag out",
+                )
         return own_access()
     if any(url.startswith("https:") for url in base_urls(settings.api_server)):
         trusted(settings.api_server_ca)
@@ -137,7 +130,12 @@ def require_usable(env: Mapping[str, Any]) -> None:
     asked_options(env)
     require_access(settings)
     if settings.container:
-        require_alone(settings, chosen)
+        require_without(
+            "container",
+            api_server=(settings.api_server, "no server is started then"),
+            nodes=(settings.nodes, "the processes of a server over several nodes are started without a container"),
+            ray_address=(chosen.ray_address, "the workers would be started by Ray, outside of the container"),
+        )
     require_container(env)
     if settings.api_server:
         require_no_replicas(settings)
@@ -161,13 +159,11 @@ def nodes_start(
     launcher = chosen_launcher(settings.launcher, settings.nodes, os.environ)
     if launcher is None:
         return None
-    flag, cause = ("--replicas", "each of the servers would be on all nodes") if settings.servers > 1 else ("", "")
-    if chosen.ray_address:
-        flag, cause = "--ray_address", "Ray places the workers by itself"
-    if flag:
-        raise UsageError(
-            f"{flag} cannot be given with --nodes", cause=cause, remedy=f"leave one of {flag} and --nodes out"
-        )
+    require_without(
+        "nodes",
+        ray_address=(chosen.ray_address, "Ray places the workers by itself"),
+        replicas=(settings.servers > 1, "each of the servers would be on all nodes"),
+    )
     if on_cpu:
         require_cpu_backend(chosen)
     sizes = (chosen.tp_size or 1, chosen.pp_size or 1, chosen.dp_size or 1)
@@ -210,19 +206,14 @@ def chosen_server(env: Mapping[str, Any], model: str = "any") -> arguments.Serve
     return arguments.read_server_settings({keys["model"]: model, keys["name"]: model, **arguments.given_settings(env)})
 
 
-def require_alone(settings: LaunchSettings, chosen: arguments.ServerSettings) -> None:
-    """Raise UsageError for what cannot be given with --container."""
-    causes = {
-        "api_server": (settings.api_server, "no server is started then"),
-        "nodes": (settings.nodes, "the processes of a server over several nodes are started without a container"),
-        "ray_address": (chosen.ray_address, "the workers would be started by Ray, outside of the container"),
-    }
-    for flag, (value, cause) in causes.items():
+def require_without(flag: str, **others: tuple[object, str]) -> None:
+    """Raise UsageError where one of the `others` is given beside `flag`: each has its value and the cause."""
+    for other, (value, cause) in others.items():
         if value:
             raise UsageError(
-                f"--container cannot be given with --{flag}",
+                f"--{flag} cannot be given with --{other}",
                 cause=cause,
-                remedy=f"leave one of --container and --{flag} out",
+                remedy=f"leave one of --{flag} and --{other} out",
             )
 
 

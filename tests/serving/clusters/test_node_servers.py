@@ -268,6 +268,15 @@ def test_a_node_that_cannot_be_reached_is_named_by_a_plan(tmp_path, monkeypatch)
     require_usable({**env, "CM_VLLM_SERVER_LAUNCHER": "local"})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "flag"),
+    [("CM_RAY_ADDRESS", "127.0.0.1:1", "ray_address"), ("CM_VLLM_SERVER_REPLICAS", "2", "replicas")],
+)
+def test_nodes_are_not_for_ray_nor_for_several_servers(key, value, flag):
+    with pytest.raises(UsageError, match=f"--nodes cannot be given with --{flag}"):
+        require_usable({"CM_VLLM_SERVER_NODES": "n1,n2", key: value})
+
+
 def test_a_node_without_vllm_is_refused(tmp_path):
     with pytest.raises(UsageError, match="n1 has no vLLM"):
         launch(tmp_path / "none", tmp_path / "server", tp_size=2)
