@@ -76,7 +76,7 @@ def port_holder(port: int) -> str:
     """Return 'process 12 (name) listens there' for who listens on a TCP port; empty where it is not known."""
     with contextlib.suppress(psutil.Error, OSError):
         for socket_ in psutil.net_connections("tcp"):
-            if socket_.status == psutil.CONN_LISTEN and socket_.laddr.port == port and socket_.pid is not None:
+            if socket_.status == psutil.CONN_LISTEN and socket_.laddr[1:] == (port,) and socket_.pid is not None:
                 return f"process {socket_.pid} ({psutil.Process(socket_.pid).name()}) listens there"
     return ""
 
