@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
@@ -24,10 +25,6 @@ from cm4vllm.hardware.gpu_samples import INTERVAL_S, GpuSample, look_at_gpus
 from cm4vllm.hardware.throttling import throttling
 
 __all__ = ["MachineSample", "machine_sample", "read_machine_samples"]
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-#: proc(5), /proc/stat: user, nice, system, irq and softirq are work; guests are counted in user and nice already.
-_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 
 
 class MachineSample(Record, frozen=True, kw_only=True):
@@ -48,11 +45,11 @@ class MachineSample(Record, frozen=True, kw_only=True):
 def processor_seconds() -> tuple[float, float] | None:
     """Return the seconds that the processors were busy since the machine started, and those that were stolen."""
     try:
-        words = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
-        counts = [int(word) for word in words]
-        return sum(counts[place] for place in _BUSY) / _TICKS, counts[_STEAL] / _TICKS
-    except (OSError, ValueError, IndexError):
+        times = psutil.cpu_times()
+    except (OSError, ValueError):
         return None
+    # Guests are counted in user and nice already (proc(5), /proc/stat).
+    return times.user + times.nice + times.system + times.irq + times.softirq, times.steal
 
 
 def machine_sample(begin: float, gpus: list[GpuSample] | None = None) -> MachineSample:
