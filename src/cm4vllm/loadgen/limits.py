@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.errors import LimitTooLow
@@ -221,17 +222,12 @@ def needs(demand: Demand, limits: MachineLimits) -> Needs:
 def most_open(demand: Demand, limits: MachineLimits) -> int | None:
     """Return how many requests of such a run may be open at once by the machine's limits; None where none bounds it."""
 
-    def fits(count: int) -> bool:
+    def too_many(count: int) -> bool:
         asked = _needs(replace(demand, open=count), limits)
-        return not any(refused(asked, limits) for refused in (_files_refused, _ports_refused, _memory_refused))
+        return any(refused(asked, limits) for refused in (_files_refused, _ports_refused, _memory_refused))
 
-    if fits(_MOST_OPEN):
-        return None
-    fewest, most = 0, _MOST_OPEN
-    while most - fewest > 1:
-        middle = (fewest + most) // 2
-        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
-    return fewest
+    most = bisect_left(range(1, _MOST_OPEN + 1), True, key=too_many)
+    return most if most < _MOST_OPEN else None
 
 
 def _needs(demand: Demand, limits: MachineLimits) -> Needs:

@@ -8,6 +8,7 @@ when its latency is greater than the limit. Probabilities and shares are in [0..
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 
@@ -58,27 +59,17 @@ def failing(queries: int, over: int, p: float = PERCENTILE, confidence: float = 
 
 def most_over(queries: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
     """Return how many of `queries` may be over a limit so that the test passes; -1 where not one query suffices."""
-    low, high = -1, int((1 - p) * queries) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if passes(queries, middle, p, confidence) else (low, middle)
-    return low
+    counts = range(int((1 - p) * queries) + 1)
+    return bisect_left(counts, True, key=lambda over: not passes(queries, over, p, confidence)) - 1
 
 
 @cache
 def required_within(over: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
     """Return the least number of queries within the limit at which `over` queries over it are too few by chance."""
     first = math.ceil(math.log(1 - confidence) / math.log(p))
-    low = int(over * (p / (1 - p)) + first)
-    count = int(over * first + first + 1) - low
-    while count > 0:
-        step = count // 2
-        if _probability_of_at_most(over, low + step, p) < 1 - confidence:
-            count = step
-        else:
-            low += step + 1
-            count -= step + 1
-    return low
+    counts = range(int(over * (p / (1 - p)) + first), int(over * first + first + 1))
+    enough = bisect_left(counts, True, key=lambda within: _probability_of_at_most(over, within, p) < 1 - confidence)
+    return counts.start + enough
 
 
 def percentile(values: Sequence[float], p: float = PERCENTILE) -> float:
