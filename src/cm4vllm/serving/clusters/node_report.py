@@ -27,9 +27,9 @@ from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["NodeReport", "model_digest", "own_report", "reports_of", "require_alike"]
+__all__ = ["NodeReport", "own_report", "reports_of", "require_alike"]
 
-#: Files of a model up to this size count by their content, larger ones by name and size: weights may be 1 TB.
+#: Files up to this size count by their content, larger ones by name and size: weights may be 1 TB.
 _MOST_BYTES = 2**24
 #: The first word of the line with the report: a login shell may print lines of its own.
 MARK = "cm4vllm-node-report "
@@ -66,9 +66,9 @@ def own_report(python: Path, model: str) -> NodeReport:
         host=socket.gethostname(),
         kernel=platform.release(),
         python=platform.python_version(),
-        program=_program_digest(),
+        program=_folder_digest(Path(__file__).resolve().parents[2], "*.py"),
         packages=packages_of(python) if python.exists() else {},
-        model=model_digest(Path(model)),
+        model=_folder_digest(Path(model), "*"),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         gpus=[gpu.gpu.name for gpu in gpus],
@@ -108,20 +108,15 @@ def _free_ports(count: int) -> list[int]:
     return sorted(ports)
 
 
-def _program_digest() -> str:
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def _folder_digest(folder: Path, pattern: str) -> str:
+    """Return the digest of those of a folder's files that fit the pattern; empty for no folder.
 
-
-def model_digest(folder: Path) -> str:
-    """Return the digest of a folder's files, by name and content, large ones by name and size; empty for no folder."""
+    Files count by name and content, large ones by name and size.
+    """
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
         if size <= _MOST_BYTES:
