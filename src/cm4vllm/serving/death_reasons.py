@@ -65,7 +65,7 @@ def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
     ended = [node for node in nodes if since[node.name] is not None]
     if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
         return None
-    return node_cause(nodes, ended)
+    return node_cause(ended)
 
 
 def reason_in(folder: Path) -> str:

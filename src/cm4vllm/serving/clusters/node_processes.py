@@ -152,19 +152,19 @@ def ended_since(node: NodeRecord, *, runs: bool) -> float | None:
         return 0.0
 
 
-def node_cause(nodes: Sequence[NodeRecord], ended: Sequence[NodeRecord]) -> str:
-    """Return why a server over `nodes` ends, of which `ended` do: the name of the node with the cause, and its log.
+def node_cause(ended: Sequence[NodeRecord]) -> str:
+    """Return why a server ends whose nodes `ended` do: the name of the node with the cause, and its log.
 
-    A node whose log only says that its peers are gone is not the cause where another one is known.
+    A node whose log only says that its peers are gone is not the cause where another one is known. Of nodes that ended
+    at the same time it is the first.
     """
-    rank = {node.name: number for number, node in enumerate(nodes)}
 
-    def order(node: NodeRecord) -> tuple[bool, float, int]:
+    def order(node: NodeRecord) -> tuple[bool, float]:
         try:
             noted = Path(node.events).stat().st_mtime
         except OSError:
             noted = time.time()
-        return bool(_CONSEQUENCE.search(telling_lines(Path(node.log)))), noted, rank[node.name]
+        return bool(_CONSEQUENCE.search(telling_lines(Path(node.log)))), noted
 
     node = min(ended, key=order)
     how = end_in_words(_state(node), _launcher_end(node))
