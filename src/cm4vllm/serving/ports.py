@@ -61,15 +61,12 @@ def _beside_ephemeral(family: socket.AddressFamily, host: str) -> int:
         first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError):
         return 0
-    for port in _some(range(_LEAST_PORT, first_ephemeral)):
+    below = range(_LEAST_PORT, first_ephemeral)
+    for port in random.sample(below, k=min(_TRIES, len(below))):
         with socket.socket(family, socket.SOCK_STREAM) as probe_socket, contextlib.suppress(OSError):
             probe_socket.bind((host, port))
             return port
     return 0
-
-
-def _some(ports: range) -> list[int]:
-    return random.sample(ports, k=min(_TRIES, len(ports)))
 
 
 def port_holder(port: int) -> str:

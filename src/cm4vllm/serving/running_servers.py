@@ -46,13 +46,12 @@ def running_servers() -> list[RunningServer]:
 
 
 def _running(pid: int) -> RunningServer | None:
-    spec = supervisor_spec(pid)
+    if (spec := supervisor_spec(pid)) is None:
+        return None
     try:
         age_s = time.time() - psutil.Process(pid).create_time()
-        folder = Path(json.loads(spec.read_text(encoding="utf-8"))["state"]).parent if spec else None
+        folder = Path(json.loads(spec.read_text(encoding="utf-8"))["state"]).parent
     except (psutil.Error, OSError, ValueError, KeyError):
-        return None
-    if folder is None:
         return None
     try:
         record = read_record(folder / server.SERVER_FILE, ServerRecord)
