@@ -1,1 +1,1 @@
-"""Programs that run with the Python of an image, inside a container: they import nothing of the package."""
+"""The program that runs with the Python of an image, inside a container: it imports nothing of the package."""
