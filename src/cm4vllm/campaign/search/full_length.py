@@ -44,7 +44,7 @@ class FullLength:
     def most_late(self, rate: float) -> int:
         """Return how many of its queries may be over a limit: 1 % where it is too short for LoadGen's test."""
         queries = self.queries(rate)
-        most = _most_over(queries)
+        most = most_over(queries)
         return most if most >= 0 else int((1 - PERCENTILE) * queries)
 
 
@@ -56,6 +56,3 @@ def _unit(seed: int, queries: float) -> Times:
 @lru_cache(maxsize=4)
 def _of_size(seed: int, queries: int) -> Times:
     return arrivals(1.0, seed, queries)
-
-
-_most_over = lru_cache(maxsize=4096)(most_over)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 __all__ = [
     "CONFIDENCE",
@@ -32,43 +32,44 @@ CONFIDENCE = 0.99
 _TOLERANCE = 1.0 / (1 << 33)
 
 
-def passes(queries: int, over: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> bool:
+def passes(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
     """Say whether LoadGen is certain of the limit after `queries`, of which `over` were over it."""
-    # Fewer than the share p within the limit can never pass: a server far beyond its limit costs no series then.
-    return over <= (1 - p) * queries and queries >= required_within(over, p, confidence) + over
+    # Fewer than the percentile within the limit can never pass: a server far beyond its limit costs no series then.
+    return over <= (1 - PERCENTILE) * queries and queries >= required_within(over, confidence) + over
 
 
-def missing_queries(queries: int, over: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
+def missing_queries(queries: int, over: int) -> int:
     """Return how many more queries, all of them within the limit, the test needs to pass: 0 when it passes."""
-    return max(0, required_within(over, p, confidence) + over - queries)
+    return max(0, required_within(over) + over - queries)
 
 
-def failing(queries: int, over: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> bool:
-    """Say whether it is certain that fewer than the share `p` are within the limit.
+def failing(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
+    """Say whether it is certain that fewer than the share PERCENTILE are within the limit.
 
-    It is the same test in the other direction: at the share p, as many over the limit are seen with a probability of at
+    It is the same test in the other direction: at that share, as many over the limit are seen with a probability of at
     most 1 - confidence.
     """
-    if over <= (1 - p) * queries:
+    if over <= (1 - PERCENTILE) * queries:
         return False
-    if math.exp(-queries * _divergence(over / queries, 1 - p)) < 1 - confidence:  # Chernoff's bound is enough
+    if math.exp(-queries * _divergence(over / queries, 1 - PERCENTILE)) < 1 - confidence:  # Chernoff's bound is enough
         return True
     # P(at least `over` of `queries`) is one less P(at most over - 1).
-    return 1 - _probability_of_at_most(over - 1, queries - over + 1, p) < 1 - confidence
+    return 1 - _probability_of_at_most(over - 1, queries - over + 1) < 1 - confidence
 
 
-def most_over(queries: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
+@lru_cache(maxsize=4096)
+def most_over(queries: int) -> int:
     """Return how many of `queries` may be over a limit so that the test passes; -1 where not one query suffices."""
-    counts = range(int((1 - p) * queries) + 1)
-    return bisect_left(counts, True, key=lambda over: not passes(queries, over, p, confidence)) - 1
+    counts = range(int((1 - PERCENTILE) * queries) + 1)
+    return bisect_left(counts, True, key=lambda over: not passes(queries, over)) - 1
 
 
 @cache
-def required_within(over: int, p: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
+def required_within(over: int, confidence: float = CONFIDENCE) -> int:
     """Return the least number of queries within the limit at which `over` queries over it are too few by chance."""
-    first = math.ceil(math.log(1 - confidence) / math.log(p))
-    counts = range(int(over * (p / (1 - p)) + first), int(over * first + first + 1))
-    enough = bisect_left(counts, True, key=lambda within: _probability_of_at_most(over, within, p) < 1 - confidence)
+    first = math.ceil(math.log(1 - confidence) / math.log(PERCENTILE))
+    counts = range(int(over * (PERCENTILE / (1 - PERCENTILE)) + first), int(over * first + first + 1))
+    enough = bisect_left(counts, True, key=lambda within: _probability_of_at_most(over, within) < 1 - confidence)
     return counts.start + enough
 
 
@@ -87,12 +88,12 @@ def wilson_interval(count: int, of: int, z: float = 1.959963984540054) -> tuple[
     return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
 
 
-def _probability_of_at_most(over: int, within: int, p: float) -> float:
-    """Return the probability that at most `over` of over + within queries are over the limit, p being within it.
+def _probability_of_at_most(over: int, within: int) -> float:
+    """Return the probability that at most `over` of over + within queries are over the limit, at the share PERCENTILE.
 
-    It is the regularised incomplete beta function of p with the parameters `within` and 1 + over.
+    It is the regularised incomplete beta function of that share with the parameters `within` and 1 + over.
     """
-    a, b, x = within, 1 + over, p
+    a, b, x = within, 1 + over, PERCENTILE
     lbeta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
     front = math.exp(a * math.log(x) + (b - 1) * math.log(1 - x) - lbeta) / a
     return front * _hypergeometric(1 - b, 1 + a, x / (x - 1))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,10 +33,6 @@ _LEAST_MS, _RATIO, _CLASSES = 1e-3, 1.01, 2316
 _GROWTH = 1.1
 
 Floats = npt.NDArray[np.float64]
-
-
-#: Of several tallies of the same answers, which ask one after the other.
-_most_over = lru_cache(maxsize=4)(most_over)
 
 
 @dataclass
@@ -67,7 +62,7 @@ class Tally:
         if self.limit_ms is None:
             return LatencyStatus(name=self.name, queries=self.queries, p50_ms=p50, p99_ms=p99)
         if self.queries >= self._due:
-            self._due, self._allowed = self.queries * _GROWTH, _most_over(self.queries)
+            self._due, self._allowed = self.queries * _GROWTH, most_over(self.queries)
         bound = self._at_rank(below, self.queries - 1 - self._allowed, upper=True) if self._allowed >= 0 else None
         return LatencyStatus(
             name=self.name,
