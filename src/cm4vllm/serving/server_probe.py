@@ -210,7 +210,7 @@ def _software(version: str, owner: str, dialect: Dialect | None) -> str:
 
 def served_models(site: Site) -> list[Model]:
     """Return the models that the server lists."""
-    listed = _json(site, "GET", "/v1/models").get("data")
+    listed = _json(site, "/v1/models").get("data")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) and entry.get("id") for entry in listed):
         raise not_measurable(site.endpoint, "its /v1/models lists no models")
     return [
@@ -335,7 +335,7 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
     shows in its /v1/models.
     """
     try:
-        answer = _json(site, "GET", "/version")
+        answer = _json(site, "/version")
     except ServerUnsuitable as error:
         if NO_HTTP in error.cause:
             raise
@@ -381,5 +381,5 @@ def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> 
     return "enable-prefix-caching" in options
 
 
-def _json(site: Site, method: str, path: str) -> Mapping[str, Any]:
-    return decoded(site, path, request(site, method, path, None, _SHORT_S))
+def _json(site: Site, path: str) -> Mapping[str, Any]:
+    return decoded(site, path, request(site, "GET", path, None, _SHORT_S))
