@@ -25,14 +25,10 @@ class ClockWatch:
     def __init__(self) -> None:
         self._offset_ns = _offset_ns()
 
-    def jumped_s(self) -> float:
-        """Return by how many seconds the clock was set forward, negative for back; 0 where it was not."""
-        jump_s = (_offset_ns() - self._offset_ns) / 1e9
-        return jump_s if abs(jump_s) > TOLERANCE_S else 0.0
-
     def fault(self, title: str) -> ClockChanged | None:
         """Return the error of a run with this title, None where the clock was not set."""
-        if not (jump_s := self.jumped_s()):
+        jump_s = (_offset_ns() - self._offset_ns) / 1e9  # negative where it was set back
+        if abs(jump_s) <= TOLERANCE_S:
             return None
         return ClockChanged(
             f"the clock was set {'forward' if jump_s > 0 else 'back'} by {abs(jump_s):,.2f} s: the {title} run is "
@@ -41,11 +37,6 @@ class ClockWatch:
             remedy="run it again, and have the clock slewed instead of set (chrony, systemd-timesyncd); a machine that "
             "was suspended has its clock set when it wakes up",
         )
-
-    def require_unset(self, title: str) -> None:
-        """Raise ClockChanged where the clock was set."""
-        if (fault := self.fault(title)) is not None:
-            raise fault
 
 
 def _offset_ns() -> int:

@@ -164,7 +164,8 @@ def _measured(
     except RunStopped as stopped:
         stopped.metrics = watch.summary()
         raise
-    run.clock.require_unset(settings.title)
+    if (fault := run.clock.fault(settings.title)) is not None:
+        raise fault
     accepted = servers.require_same(settings.title, watch.process_starts)
     record = _record(settings, folder, ended, run.attempt.started_at, watch.summary(), meter.load(), nodes)
     return replace(record, accepted_restarts=accepted, energy=_energy(settings, folder, counters))
