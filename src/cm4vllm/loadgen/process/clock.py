@@ -40,9 +40,6 @@ class ClockWatch:
 
 
 def _offset_ns() -> int:
-    best, offset = 0, 0
-    for look in range(_LOOKS):
-        before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if look == 0 or after - before < best:
-            best, offset = after - before, now - (before + after) // 2
-    return offset
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS)]
+    before, now, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return now - (before + after) // 2
