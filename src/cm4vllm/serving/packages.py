@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from cm4vllm.common.processes import run
@@ -13,14 +14,17 @@ __all__ = ["PACKAGES", "packages_of"]
 PACKAGES = ("vllm", "torch", "transformers", "tokenizers", "numpy", "compressed-tensors")
 
 
-def packages_of(python: Path) -> dict[str, str]:
-    """Return the versions of what computes in the server's environment."""
+def packages_of(python: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the versions of what computes in the environment of a Python, with `env` beside the present variables.
+
+    Raises FileNotFoundError where there is no such Python.
+    """
     code = (
         "import importlib.metadata as m, json, sys\nfound = {}\nfor name in sys.argv[1:]:\n"
         "    try:\n        found[name] = m.version(name)\n    except m.PackageNotFoundError:\n        pass\n"
         "print(json.dumps(found))"
     )
-    done = run([python, "-P", "-c", code, *PACKAGES])
+    done = run([python, "-P", "-c", code, *PACKAGES], env=env)
     try:
         versions = json.loads(done.output) if done.ok else {}
     except ValueError:

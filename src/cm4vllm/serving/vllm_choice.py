@@ -11,25 +11,15 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving.install import VARIANTS
+from cm4vllm.serving.packages import packages_of
 
-__all__ = [
-    "DEVICES",
-    "VENDORS",
-    "Choice",
-    "SystemVllm",
-    "choose",
-    "detected",
-    "require_device",
-    "say_choice",
-    "system_vllm",
-]
+__all__ = ["DEVICES", "VENDORS", "Choice", "choose", "detected", "require_device", "say_choice", "system_vllm"]
 
 #: The builds of vLLM among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")
@@ -48,13 +38,6 @@ class Choice(Record, frozen=True, kw_only=True):
     cuda_devices: Annotated[int, Key("CM_CUDA_NUM_DEVICES")] = 0
     vendor: Annotated[str, Key("CM_HOST_GPU_VENDOR")] = ""
     system_python: input_types.SystemPython = ""
-
-
-class SystemVllm(Record, frozen=True, kw_only=True):
-    """A vLLM that is installed already: the Python that has it, and its version."""
-
-    python: str
-    version: str
 
 
 def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
@@ -84,12 +67,8 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
 def choose(choice: Choice) -> dict[str, str]:
     """Return the keys that the recipe sets: none for a build that was asked for by its name. Raises InstallError."""
     if choice.variant == "system":
-        system = system_vllm(choice.system_python)
-        return {
-            "CM_VLLM_CHOSEN_VARIANT": "system",
-            "CM_VLLM_SYSTEM_PYTHON": system.python,
-            "CM_VLLM_SYSTEM_VERSION": system.version,
-        }
+        python, version = system_vllm(choice.system_python)
+        return {"CM_VLLM_CHOSEN_VARIANT": "system", "CM_VLLM_SYSTEM_PYTHON": python, "CM_VLLM_SYSTEM_VERSION": version}
     if choice.variant:
         return {}
     variant = detected(choice)[0]
@@ -114,16 +93,15 @@ def detected(choice: Choice) -> tuple[str, str]:
     return "cpu", "no GPU was detected"
 
 
-def system_vllm(given: str = "") -> SystemVllm:
-    """Return the vLLM of the Python `given`, else that of the `vllm` command, else that of the running Python.
+def system_vllm(given: str = "") -> tuple[str, str]:
+    """Return the Python that has a vLLM, and its version: `given`, that of the `vllm` command, or the running one.
 
     Raises InstallError where none has a vLLM.
     """
     asked = [given] if given else [*_python_of_command(), sys.executable]
     for python in asked:
-        version = _version(python)
-        if version:
-            return SystemVllm(python=python, version=version)
+        if version := _version(python):
+            return python, version
     raise InstallError(
         "no vLLM is installed",
         cause=f"searched: {', '.join(asked)}",
@@ -143,9 +121,7 @@ def _python_of_command() -> list[str]:
 
 def _version(python: str) -> str:
     """Return the version of vLLM in a Python's environment, empty where there is none."""
-    code = "import importlib.metadata as m; print(m.version('vllm'))"
     try:
-        done = run([python, "-P", "-c", code], env={"PYTHONPATH": ""})
+        return packages_of(Path(python), {"PYTHONPATH": ""}).get("vllm", "")
     except OSError:
         return ""
-    return done.output.strip() if done.ok else ""
