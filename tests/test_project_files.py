@@ -115,7 +115,7 @@ def test_a_pin_without_a_hash_is_found():
 
 def test_every_installation_of_the_makefile_asks_for_hashes():
     installs = [line for line in read("Makefile").splitlines() if "pip install" in line and not line.startswith("#")]
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert all("--require-hashes" in line for line in installs)
 
 
