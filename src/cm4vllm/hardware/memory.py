@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
 from cm4vllm.hardware.kernel_files import fields, number, text
 from cm4vllm.hardware.records import MemoryFacts
@@ -23,7 +21,7 @@ _GROUPS = (
 def detect_memory(root: Path = Path("/")) -> MemoryFacts:
     """Return the memory under `root`: by the firmware's modules, else the kernel's blocks, else what it can use."""
     modules = memory_modules(root)
-    usable = _usable(root)
+    usable = _meminfo("MemTotal", root)
     installed = sum(module.size_bytes for module in modules)
     blocks = _blocks(root)
     total, source = (
@@ -46,7 +44,7 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
 
 def free_memory(root: Path = Path("/")) -> int:
     """Return the memory that a program may still take: what the machine has free, and its container's limit leaves."""
-    free = int(psutil.virtual_memory().available)
+    free = _meminfo("MemAvailable", root)
     for folder, most, used, reclaimable in _GROUPS:
         if (limit := number(root / folder / most)) is not None:
             pages = dict(line.split()[:2] for line in text(root / folder / "memory.stat").splitlines())
@@ -64,9 +62,13 @@ def _blocks(root: Path) -> int:
     return size * sum(1 for block in folder.glob("memory*/state") if text(block) == "online")
 
 
-def _usable(root: Path) -> int:
-    words = fields(text(root / "proc/meminfo")).get("MemTotal", "").split()
-    return int(words[0]) * 1024 if words and words[0].isdigit() else int(psutil.virtual_memory().total)
+def _meminfo(name: str, root: Path) -> int:
+    """Return a value of the kernel's table of the memory under `root`, in bytes; this machine's if it is missing."""
+    for folder in (root, Path("/")):
+        words = fields(text(folder / "proc/meminfo")).get(name, "").split()
+        if words and words[0].isdigit():
+            return int(words[0]) * 1024
+    return 0
 
 
 def _limit(root: Path) -> int | None:
