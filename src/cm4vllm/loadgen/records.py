@@ -13,8 +13,8 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.hardware.counted_energy import RunEnergy
 from cm4vllm.rules import Mode, Scenario, Terms
+from cm4vllm.serving.metrics_records import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import ServerMetrics
 
 __all__ = [
     "ADDED_TTFT",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cm4vllm.common.records import Record
 
 if TYPE_CHECKING:
-    from cm4vllm.serving.server_metrics import MetricsSample
+    from cm4vllm.serving.metrics_records import MetricsSample
 
 __all__ = ["Speed", "speed_of"]
 
