@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
-from cm4vllm.loadgen.client.client import SPARE
+from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms

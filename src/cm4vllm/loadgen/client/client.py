@@ -12,9 +12,9 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.connection import Address, Connection
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.server_connections import Server
@@ -24,15 +24,12 @@ from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.transcripts import FORM
 
-__all__ = ["SPARE", "Client", "Completion", "Counts", "Request", "Sink"]
+__all__ = ["Client", "Completion", "Request", "Sink"]
 
 #: uvicorn, vLLM's HTTP server, closes connections that are idle for 5 s; one about to be closed must not be used.
 REUSE_WITHIN_S = 4.0
-#: Connections to each server that are kept open for requests to come, where each has to leave at once: as many as may
-#: be issued while another one is opened (a few ms with TLS, at thousands of queries/s). While they are renewed, up to
-#: twice as many.
-SPARE = 16
-#: Seconds between two checks of them, and how many are opened then at most: handshakes delay the reading of tokens.
+#: Seconds between two checks of the spare connections, and how many are opened then at most: handshakes delay the
+#: reading of tokens.
 SPARE_INTERVAL_S, SPARE_AT_A_TIME = 0.1, 2
 #: Mean pause before the first and the second retry on the same server, in s; another server is used at once.
 RETRY_PAUSE_S = (0.05, 0.25)
@@ -54,21 +51,6 @@ AT_ONCE_TOKENS, AT_ONCE_S = 8, 20e-6
 #: A whole answer: the key of its request, its int32 token ids, or only their number where the ids are not wanted, or
 #: what is logged in their place, and why it ended.
 Completion: TypeAlias = "tuple[int, array[int] | Encoded | int, FinishReason]"
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of the client so far; `at_length` of the completed answers ended with finish_reason `length`."""
-
-    requests: int = 0
-    completed: int = 0
-    failed: int = 0
-    retries: int = 0
-    connections: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    at_once: int = 0
-    at_length: int = 0
 
 
 class Sink(Protocol):

@@ -6,11 +6,13 @@ import gc
 import resource
 import time
 from array import array
-from asyncio import AbstractEventLoop
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cm4vllm.loadgen.records import ProcessRecord, Spread
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 __all__ = ["ProcessMetrics", "spread", "stop_garbage_collection"]
 

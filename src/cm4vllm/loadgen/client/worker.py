@@ -21,7 +21,8 @@ import msgspec
 import uvloop
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.client.client import SPARE, Client, Completion, Request
+from cm4vllm.loadgen.client.client import Client, Completion, Request
+from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts

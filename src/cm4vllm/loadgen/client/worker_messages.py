@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from cm4vllm.loadgen.client.client import Counts
+from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.records import ProcessRecord, TextCounts
