@@ -5,6 +5,7 @@ import pytest
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.loadgen import wheel
 from cm4vllm.loadgen.wheel import LoadGenSettings, provide, require_seeds, usable
+from cm4vllm.rules import Mode, Scenario, terms
 
 ROUND = LoadGenSettings(round="v6.1")
 
@@ -56,10 +57,13 @@ def test_a_version_of_another_round_is_refused(tmp_path, monkeypatch, asked):
 
 
 def test_a_loadgen_with_the_seeds_of_another_round_measures_nothing():
+    def require(round_name, version):
+        require_seeds(terms(round_name, "llama2-70b-99.9", Scenario.OFFLINE, Mode.PERFORMANCE), version)
+
     for round_name, version in (("v6.1", "6.0.17"), ("v6.0", "6.0.5"), ("v4.1", "4.1")):
-        require_seeds(round_name, version)
+        require(round_name, version)
     with pytest.raises(InstallError, match="LoadGen 6.0.15 has other seeds than those of round v6.1") as error:
-        require_seeds("v6.1", "6.0.15")
+        require("v6.1", "6.0.15")
     assert "get,mlperf,inference,loadgen,_r6.1" in error.value.remedy
 
 

@@ -15,7 +15,7 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key
-from cm4vllm.rules import LoadGenWheel, round_terms
+from cm4vllm.rules import LoadGenWheel, Terms, round_terms
 
 __all__ = [
     "DISTRIBUTION",
@@ -90,13 +90,12 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     return ProvidedLoadGen(versions.wheel, str(target))
 
 
-def require_seeds(round_name: str, version: str) -> None:
+def require_seeds(terms: Terms, version: str) -> None:
     """Raise InstallError for a LoadGen that has the seeds of another round."""
-    known = round_terms(round_name)
-    if version not in known.builds and not _in_range(version, known.loadgen):
+    if not _in_range(version, terms.loadgen) and version not in round_terms(terms.round).builds:
         raise InstallError(
-            f"LoadGen {version} has other seeds than those of round {round_name}",
-            remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,_r{round_name[1:]}",
+            f"LoadGen {version} has other seeds than those of round {terms.round}",
+            remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,_r{terms.round[1:]}",
         )
 
 

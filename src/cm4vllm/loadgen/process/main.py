@@ -40,9 +40,8 @@ from cm4vllm.loadgen.process.audio_samples import audio_library
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
 from cm4vllm.loadgen.process.picture_samples import picture_library
 from cm4vllm.loadgen.process.sample_library import SampleLibrary, read_rows
-from cm4vllm.loadgen.process.selfcheck import in_words, self_check
 from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.records import RunSettings, SelfCheck
 from cm4vllm.loadgen.settings import require_room, sampling_of
 from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
 from cm4vllm.rules import Audit, Media, Mode, Seeds, Terms, audit
@@ -88,7 +87,7 @@ def _run(
     settings: RunSettings, folder: Path, *, show_answers: bool, show_latencies: bool, keep: Path | None
 ) -> Message:
     loadgen = _import_loadgen()
-    require_seeds(settings.terms.round, metadata.version(DISTRIBUTION))
+    require_seeds(settings.terms, metadata.version(DISTRIBUTION))
     test = _test_settings(loadgen, settings, folder)
     rows = read_rows(settings.dataset, settings.samples)
     settings.server.access.headers()  # refused here, in words, and not in a worker
@@ -99,9 +98,7 @@ def _run(
     least = needs(demand_of(settings), machine_limits()).workers
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     library, changed = _library(settings, rows)
-    checked = self_check(settings, library, least) if settings.self_check else None
-    if checked:
-        _send(Checked(check=checked, text=in_words(checked, settings)))
+    checked = _self_check(settings, library, least) if settings.self_check else None
     workers = checked.workers if checked else least
     with SystemUnderTest(
         loadgen,
@@ -119,6 +116,16 @@ def _run(
     if client.text is not None:
         client = replace(client, text=replace(client.text, prompts_changed=changed))
     return Ended(client=client, duration_s=duration, versions=_versions())
+
+
+def _self_check(settings: RunSettings, library: SampleLibrary, least: int) -> SelfCheck:
+    """Measure what the client can carry, and report it."""
+    # Here, because of asyncio and psutil, which LoadGen's process otherwise does without.
+    from cm4vllm.loadgen.process.selfcheck import in_words, self_check
+
+    checked = self_check(settings, library, least)
+    _send(Checked(check=checked, text=in_words(checked, settings)))
+    return checked
 
 
 def _prompt_tokens(terms: Terms, row: Mapping[str, Any]) -> int:
