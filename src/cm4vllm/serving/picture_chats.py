@@ -10,7 +10,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from cm4vllm.assets.product_pictures import blank, png
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.records import Api, Dialect, Prompts
 from cm4vllm.serving.server_requests import LONG_S, Site, ask, decoded, said, usage_of
@@ -37,6 +36,8 @@ def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> None:
 
     Raises ServerUnreachable; ServerUnsuitable for a server that takes no picture, does not read it, or does not count.
     """
+    from cm4vllm.assets.product_pictures import blank, png  # with numpy, which no other server is asked with
+
     counts = [_prompt_tokens(site, model, picture, timeout_s) for picture in (png(blank(_SIZE)), b"")]
     if counts[0] <= counts[1]:
         raise _without_pictures(
