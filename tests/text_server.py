@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ WORDS = ["none", "</s>", *(f"{kind}{number}" for kind in ("buoy", "crane", "dock
 LENGTH = 2048
 
 
+@cache
 def tokenizer() -> Tokenizer:
     """Return a tokenizer of words, each with the space before it."""
     vocabulary = {word: number for number, word in enumerate(WORDS)}
