@@ -51,7 +51,7 @@ def dataset(tmp_path_factory):
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_settings(dataset) -> MakeSettings:
     """Make the settings of a rehearsal of llama3.1-8b, or another benchmark, against an endpoint."""
 

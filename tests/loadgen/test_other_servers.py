@@ -1,6 +1,7 @@
 """Another server at the same --api_server, or the same one started again, is noticed: answers of two never mix."""
 
 import json
+import shutil
 
 import pytest
 from fake_vllm import Behaviour, FakeVllm, Fault
@@ -33,18 +34,27 @@ def settings_with(make_settings, endpoint, mode="accuracy"):
     return replace(settings, server=replace(server, identities=identities(server)))
 
 
-@pytest.fixture
-def stopped(tmp_path, make_settings):
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory, make_settings):
     """An accuracy run that was stopped after 20 answers, on a server that is up: its folder and the server."""
     dies = Behaviour(fault=lambda number: Fault.STATUS_400 if number >= KEPT else Fault.NONE, pages=pages())
     with FakeVllm(dies) as server:
-        folder = tmp_path / "run"
+        folder = tmp_path_factory.mktemp("stopped") / "run"
         with pytest.raises(RunFailed):
             run(settings_with(make_settings, server.endpoint), folder, keep_answers=True)
         assert len(kept_answers(file_of(folder))) == KEPT
         server.behaviour.fault = lambda number: Fault.NONE
-        server.bodies.clear()
         yield folder, server
+
+
+@pytest.fixture
+def stopped(tmp_path, stopped_once):
+    """A copy of the stopped run, and its server, which has been asked nothing since."""
+    folder, server = stopped_once
+    server.behaviour.pages = pages()
+    server.bodies.clear()
+    shutil.copytree(folder.parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path / folder.name, server
 
 
 @pytest.mark.parametrize(
