@@ -66,6 +66,8 @@ def answer(home, work, request):
 def main(home, work, cases, answers):
     """Answer all requests of all cases."""
     os.environ["CM_REPOS"] = str(home)
+    # Each request loads the engine's modules anew: they are compiled once, and nothing is written beside them.
+    sys.pycache_prefix, sys.dont_write_bytecode = str(work / "bytecode"), False
     given = json.loads(cases.read_text())
     CM(str(home)).access({"action": "find", "automation": "repo"})
     got = {}
