@@ -72,11 +72,11 @@ class Engine:
         return dict(json.loads(text))
 
 
-def ours_alone(folder: Path) -> Path:
-    """Return a repository with this engine and none of our recipes: they would answer to the same tags."""
+def engine_alone(folder: Path, checkout: Path = ROOT) -> Path:
+    """Return a repository with the engine of a checkout and none of its recipes: they would answer to the same tags."""
     folder.mkdir(parents=True)
     (folder / "cmr.yaml").write_text('alias: cm4vllm\nuid: "00000000000000f2"\n')
-    (folder / "automation").symlink_to(ROOT / "automation")
+    (folder / "automation").symlink_to(checkout / "automation")
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.engine.conformance import cases_of_metas, cases_of_runs
 from tests.engine.conformance.cases import Case
-from tests.engine.conformance.conftest import Engine, ours_alone
+from tests.engine.conformance.conftest import Engine, engine_alone
 
 CASES = {**cases_of_metas.CASES, **cases_of_runs.CASES}
 
@@ -51,9 +51,9 @@ def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def answers(tmp_path_factory):
     """Give the answers to all cases by engine, the incumbent's where there is one."""
     folder = tmp_path_factory.mktemp("behaviours")
-    sides = {"ours": ours_alone(folder / "engine")}
+    sides = {"ours": engine_alone(folder / "our engine")}
     if named := os.environ.get("CM4MLOPS"):
-        sides["theirs"] = Path(named).resolve()
+        sides["theirs"] = engine_alone(folder / "their engine", Path(named).resolve())
     asked = written(folder / "cases")
     return {
         side: Engine(folder / side, repository, folder / "cases").answers(with_folder(asked, folder / f"{side}.d"))

@@ -6,7 +6,7 @@ Needs CM4MLOPS=<checkout of cm4mlops>. Its engine is run here, in a home of its 
 import re
 
 import pytest
-from tests.engine.conformance.conftest import Engine, ours_alone
+from tests.engine.conformance.conftest import Engine, engine_alone
 
 #: Requests that work without a network, by name; those of a name run one after the other in one home.
 CASES = {
@@ -63,7 +63,7 @@ DIFFERENT_ENV = {"combination": {"CM_CVAR1": "orig"}}
 def both(cm4mlops, tmp_path_factory):
     """Give the answers of both engines to all cases, by name."""
     folder = tmp_path_factory.mktemp("public")
-    repository = ours_alone(folder / "engine")
+    repository = engine_alone(folder / "engine")
 
     return {
         "ours": Engine(folder / "ours", repository, cm4mlops).answers(CASES),
