@@ -48,22 +48,24 @@ def test_the_tiny_dataset_has_the_benchmarks_size_and_the_models_tokens(tmp_path
     import pandas
     from tokenizers import Tokenizer
 
-    record = provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
+    benchmark = "llama3.1-8b-edge"
+    samples = benchmark_terms("v6.1", benchmark).samples
+    record = provide(DatasetSettings(source="tiny", model_record=model_record, benchmark=benchmark), tmp_path)
     assert read_record(tmp_path / DATASET_FILE, DatasetRecord) == record
     made = rows_of(Path(record.path))
-    assert record.samples == len(made) == SAMPLES
+    assert record.samples == len(made) == samples == 5000
     assert record.sha256 == sha256_of(Path(record.path))
     assert record.tokenizer_sha256 == sha256_of(model / "tokenizer.json")
     assert record.sentences == "punkt-untrained"
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    for row in made[:: SAMPLES // 20]:
+    for row in made[:: samples // 20]:
         assert tuple(row) == COLUMNS
         assert row["tok_input"] == tokenizer.encode(row["input"]).ids
     assert record.max_input_tokens == max(len(row["tok_input"]) for row in made)
     # And it reads as the reference reads its own.
     table = pandas.read_json(record.path)  # language/llama3.1-8b/dataset.py
     assert list(table.columns) == list(COLUMNS)
-    assert len(table) == SAMPLES
+    assert len(table) == samples
     assert all(isinstance(token, int) for token in table["tok_input"][0])
 
 
@@ -100,7 +102,7 @@ def test_a_row_that_no_metric_is_named_for_is_refused(tmp_path):
 def test_truncation_of_a_tokenizer_does_not_cut_prompts(tmp_path, model, model_record):
     from tokenizers import Tokenizer
 
-    settings = DatasetSettings(source="tiny", model_record=model_record, benchmark="llama3.1-8b-edge")
+    settings = DatasetSettings(source="tiny", model_record=model_record, calibration=True)
     whole = provide(settings, tmp_path).max_input_tokens
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.enable_truncation(16)
@@ -173,7 +175,7 @@ def test_a_broken_tokenizer_is_told(tmp_path, model, model_record):
     write_tokenizer(model / "tokenizer.json")
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot read the tokenizer"):
-        provide(DatasetSettings(source="tiny", model_record=model_record), tmp_path)
+        provide(DatasetSettings(source="tiny", model_record=model_record, calibration=True), tmp_path)
 
 
 def test_a_relative_path_is_refused(tmp_path):
