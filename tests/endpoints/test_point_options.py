@@ -61,7 +61,11 @@ def test_a_server_is_started_where_the_options_change(tmp_path):
 
 
 def test_a_job_measures_its_points_on_the_servers_that_they_ask_for(tmp_path):
-    words = [f"CM_MLPERF_ENDPOINTS_POINTS_GIVEN={POINTS}", "CM_MLPERF_ENDPOINTS_POINT_ARGS=40: --max-num-seqs=8"]
+    words = [
+        "SECONDS=0.1",
+        f"CM_MLPERF_ENDPOINTS_POINTS_GIVEN={POINTS}",
+        "CM_MLPERF_ENDPOINTS_POINT_ARGS=40: --max-num-seqs=8",
+    ]
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("small_curve.py"), tmp_path, *words],
         capture_output=True,
