@@ -117,5 +117,7 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    # Else cmind looks at each start for repositories among all packages that this Python can import.
+    monkeypatch.setenv("CM_CORE_SKIP_INTERNAL_REPOS", "yes")
     return Home(tmp_path)

@@ -46,6 +46,7 @@ class Engine:
             "PYTHONPATH": str(ROOT / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
+            "CM_CORE_SKIP_INTERNAL_REPOS": "yes",
         }
         # -u: the public engine does not write out what it has printed before it starts a script.
         done = subprocess.run(
