@@ -205,7 +205,7 @@ def test_pages_are_printed_in_any_locale(home, locale):
 def test_a_full_home_is_an_error_with_its_disk(home, tmp_path):
     mount = shutil.which("mount")
     home.script("one", {"cache": True}, run="head -c 100000 /dev/zero > f\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     cache = home.path / "repos" / "local" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "none", cache], check=False).returncode:
@@ -235,7 +235,7 @@ def test_what_may_not_be_read_is_named(open_home, path):
     home = open_home
     home.script("two", run="true\n")
     folder = home.script("one", customize="def preprocess(i): return {'return': 0}\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     subprocess.run(["chmod", "-R", "a+rwX", home.path.parent], check=True)
     (folder / path).chmod(0)
     nobody = [need("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "cmind.cli"]

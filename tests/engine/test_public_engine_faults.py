@@ -165,7 +165,7 @@ def test_14_warnings_are_told_and_records_hold_only_what_happened(home):
 def test_15_simultaneous_runs_lose_no_entry_of_each_other(home):
     for name in "abcd":
         home.script(name, {"cache": True}, run="sleep 0.2\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     runs = [home.start("run", "script", f"--tags={name}") for name in "abcd"]
     assert [process.wait(timeout=60) for process in runs] == [0] * 4
     for process in runs:
@@ -182,7 +182,7 @@ def test_16_standard_output_carries_information_and_a_token_goes_into_no_url(hom
         {"input_mapping": {"url": "CM_GIT_URL"}, "new_env_keys": ["CM_GIT_URL"], "env": {"CM_GIT_AUTH": "yes"}},
         run='echo "$CM_GIT_URL"; git config --list > seen\n',
     )
-    home.cli("find", "script")
+    home.act("find", "script")
     done = home.cli(
         "run", "script", "--tags=one", "--url=https://github.com/a/b", "--gh_token=very-secret-token", "--print_env"
     )
@@ -205,7 +205,7 @@ def test_17_a_hundred_dependencies_start_no_process_of_the_engines_own(home):
         "r = cmind.access({'action': 'run', 'automation': 'script', 'tags': 'one'})\n"
         "sys.exit(r['return'])\n"
     )
-    home.cli("find", "script")
+    home.act("find", "script")
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **home.env},

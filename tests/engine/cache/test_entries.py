@@ -214,7 +214,7 @@ def test_killed_renewal_is_undone_by_the_next_run(home, made):
 
 def test_two_simultaneous_runs_make_it_once(home):
     home.script("make", META, run=COUNT + "sleep 1\n")
-    home.cli("find", "script")  # cmind's own index is there
+    home.act("find", "script")  # cmind's own index is there
     runs = [home.start("run", "script", "--tags=make", f"--env.CM_LOG={home.work / 'log'}") for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0] for process in runs]
     assert [process.returncode for process in runs] == [0, 0, 0]

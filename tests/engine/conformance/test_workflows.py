@@ -14,7 +14,7 @@ def detect(home):
     """Give a home with scripts detect,os and detect,cpu, which depends on it."""
     home.script("detect,os", {"new_env_keys": ["CM_HOST_*"]}, run=DETECT)
     home.script("detect,cpu", {"new_env_keys": ["CM_HOST_*"], "deps": [{"tags": "detect,os", "names": ["detect-os"]}]})
-    home.cli("find", "script")  # cmind announces its first index on standard output
+    home.act("find", "script")  # cmind announces its first index on standard output
     return home
 
 
@@ -154,7 +154,7 @@ def test_44_the_environment_that_is_saved_is_a_valid_shell_file(home):
 
 def test_45_removals_beside_runs_leave_valid_metas(home):
     home.script("one", {"cache": True, "variations": {"v.#": {}}}, run="echo x > made\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     runs = [home.start("run", "script", f"--tags=one,_v.{n}") for n in range(4)]
     removals = [home.start("rm", "cache", "--tags=one", "-f") for _ in range(2)]
     for process in runs + removals:

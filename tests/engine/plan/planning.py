@@ -5,7 +5,7 @@ HOOK = "def preprocess(i):\n    i['env'].update({0})\n    return {{'return': 0}}
 
 def planned(home, tags, **given):
     """Return the plan as data, having checked that it neither ran nor wrote anything."""
-    home.cli("find", "script")
+    home.act("find", "script")
     before = files(home)
     result = home.run(tags, plan=True, **given)
     assert files(home) == before

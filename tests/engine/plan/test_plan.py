@@ -239,7 +239,7 @@ def test_code_that_may_run_more_than_is_known_is_pointed_out(home):
 
 def test_on_the_command_line(home):
     chain(home)
-    home.cli("find", "script")
+    home.act("find", "script")
     tree = home.cli("run", "script", "--tags=top", "--plan").stdout
     assert "├─ tool (_a)" in tree
     assert "made above" in tree
@@ -253,7 +253,7 @@ def test_on_the_command_line(home):
 
 def test_a_reader_that_goes_early_is_no_failure(home):
     home.script("top")
-    home.cli("find", "script")
+    home.act("find", "script")
     for words in ("plan script --tags=top", "lint script", "show script top", "show cache"):
         command = f"{sys.executable} -m cmind.cli {words} | true; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(

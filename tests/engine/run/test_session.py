@@ -113,7 +113,7 @@ def test_json_has_standard_output_for_itself(home, flag):
         run="echo noise",
         customize="def preprocess(i): print('noise'); return {'return': 0}\n",
     )
-    home.cli("find", "script")  # cmind announces its first index on standard output
+    home.act("find", "script")  # cmind announces its first index on standard output
     done = home.cli("run", "script", "--tags=one", flag, "--env.CM_GH_TOKEN=very-secret")
     result = json.loads(done.stdout)
     assert result["return"] == 0
@@ -125,7 +125,7 @@ def test_json_has_standard_output_for_itself(home, flag):
 def test_silent_and_verbose(home):
     home.script("dep")
     home.script("one", {"deps": [{"tags": "dep"}]})
-    home.cli("find", "script")  # cmind announces its first index on standard output
+    home.act("find", "script")  # cmind announces its first index on standard output
     lines = {
         flag: len(home.cli("run", "script", "--tags=one", flag).stdout.splitlines()) for flag in ("-s", "--quiet", "-v")
     }
@@ -189,7 +189,7 @@ def in_a_removed_folder(home, *words):
 )
 def test_a_working_directory_that_was_removed_is_named(home, words):
     home.script("one", run="true\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     done = in_a_removed_folder(home, *words)
     assert "Traceback" not in done.stderr
     assert done.returncode == 20, (done.stdout, done.stderr)
@@ -209,7 +209,7 @@ def test_a_working_directory_that_was_removed_is_named(home, words):
 )
 def test_what_needs_no_working_directory_works_without_one(home, words):
     home.script("one", run="true\n")
-    home.cli("find", "script")
+    home.act("find", "script")
     done = in_a_removed_folder(home, *words)
     assert done.returncode == 0, (done.stdout, done.stderr)
 

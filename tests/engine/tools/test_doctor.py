@@ -45,7 +45,7 @@ def test_another_engine_first_is_wrong(home):
     shutil.copytree(home.engine, other)
     (other / "cmr.yaml").write_text('alias: other\nuid: "00000000000000f3"\n')
     home.register(other, home.engine, home.repo)
-    home.cli("find", "script")
+    home.act("find", "script")
     done = home.cli("doctor", "cm4vllm:script")
     assert done.returncode == 1
     assert f"the script engine of {other} is registered before this one" in done.stdout
