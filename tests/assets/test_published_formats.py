@@ -181,13 +181,13 @@ def hashed(depth: int) -> bytes:
     [
         ("laughs.pkl", lambda: laughs(12), "more values than a table of its size"),
         ("hashed.pkl", lambda: hashed(64), "more time than a table of its size"),
-        ("zeros.pkl.gz", lambda: gzip.compress(bytes(200 * 2**20)), "more than 200 times its size"),
+        ("zeros.pkl.gz", lambda: gzip.compress(bytes(120 * 2**20)), "more than 200 times its size"),
     ],
     ids=["laughs", "hashed", "zeros"],
 )
 def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, name, data, words):
     if name.startswith("hashed"):  # the others end by what they hold
-        monkeypatch.setattr(bounded_tables, "CPU_S", 2)
+        monkeypatch.setattr(bounded_tables, "CPU_S", 1)
     (tmp_path / name).write_bytes(data())
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(DatasetError) as caught:
@@ -199,7 +199,7 @@ def test_a_small_file_that_asks_for_much_is_refused_soon(tmp_path, monkeypatch, 
 
 
 def test_one_that_takes_all_memory_is_refused_and_takes_no_more_than_its_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(bounded_tables, "MEMORY_BYTES", 2**26)
     empty = numpy.empty((5 * 10**7, 0), dtype=object)
     (tmp_path / "wide.pkl").write_bytes(pickle.dumps([{"tok_input": empty, "output": "a"}]))
     with pytest.raises(DatasetError, match="more memory than a table of its size"):
