@@ -74,7 +74,7 @@ class Engine:
 
 
 def engine_alone(folder: Path, checkout: Path = ROOT) -> Path:
-    """Return a repository with the engine of a checkout and none of its recipes: they would answer to the same tags."""
+    """Return a repository with the engine of a checkout alone: its recipes would answer to the tags of others."""
     folder.mkdir(parents=True)
     (folder / "cmr.yaml").write_text('alias: cm4vllm\nuid: "00000000000000f2"\n')
     (folder / "automation").symlink_to(checkout / "automation")
