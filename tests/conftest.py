@@ -6,6 +6,7 @@ they take longest. A test that measures time is marked `timing`: it comes last, 
 """
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -81,6 +82,17 @@ def pytest_xdist_make_scheduler(config, log):
             return self.groups.get(nodeid) or nodeid.partition("::")[0]
 
     return ByGroup(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage among the tests and their modules, which stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
