@@ -10,7 +10,7 @@ import ast
 from collections.abc import Mapping
 
 from layered_picture import Look, drawn, floors
-from test_architecture import MODULES, PACKAGES, SRC, imported
+from test_architecture import MODULES, PACKAGES, SRC, module
 
 LOOK = Look(box=(240, 74), gap=30, floor=106)
 #: Characters of a description's line; three lines have room.
@@ -20,10 +20,12 @@ LINE, LINES = 40, 3
 def graph() -> dict[str, set[str]]:
     """Return the packages that each package imports, without itself."""
     edges_of: dict[str, set[str]] = {name: set() for name in PACKAGES}
-    for module in MODULES:
-        package = module.partition(".")[0]
+    for name in MODULES:
+        package = name.partition(".")[0]
         if package in edges_of:
-            edges_of[package] |= {other.partition(".")[0] for other in imported(module)} & edges_of.keys() - {package}
+            edges_of[package] |= {other.partition(".")[0] for other in module(name).imported} & edges_of.keys() - {
+                package
+            }
     return edges_of
 
 

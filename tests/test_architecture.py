@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -43,24 +44,40 @@ MODULES = {
 }
 
 
-@cache
-def imported(name: str) -> frozenset[str]:
-    """Return the modules of the package that a module imports."""
-    return frozenset(imports_of(ast.parse(MODULES[name].read_text()), name))
+@dataclass(frozen=True)
+class Module:
+    """The modules of the package that a module imports, and that it imports when it runs; the lines of named rounds."""
+
+    imported: frozenset[str]
+    imported_to_run: frozenset[str]
+    rounds: tuple[int, ...]
 
 
 @cache
-def imported_to_run(name: str) -> frozenset[str]:
-    """Return the modules of the package that a module imports when it runs."""
-    tree = ast.parse(MODULES[name].read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
-    return frozenset(imports_of(tree, name))
+def module(name: str) -> Module:
+    nodes = list(ast.walk(ast.parse(MODULES[name].read_text())))
+    return Module(
+        imported=frozenset(imports_of(nodes, name)),
+        imported_to_run=frozenset(imports_of(those_that_run(nodes), name)),
+        rounds=tuple(named_rounds(nodes)),
+    )
 
 
-def imports_of(tree: ast.AST, name: str) -> Iterator[str]:
-    for node in ast.walk(tree):
+def those_that_run(nodes: list[ast.AST]) -> list[ast.AST]:
+    """Return the nodes of a module without those that are for type checkers alone."""
+    checked = {
+        inner
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    return [node for node in nodes if node not in checked]
+
+
+def imports_of(nodes: Iterable[ast.AST], name: str) -> Iterator[str]:
+    """Give the modules of the package that a module imports."""
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cm4vllm":
             base = node.module.removeprefix("cm4vllm").removeprefix(".")
             for alias in node.names:
@@ -120,12 +137,12 @@ def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
 
 
 def test_a_module_imports_only_what_comes_before_it():
-    imports = {name: upward(name, imported(name)) for name in MODULES if "." in name}
+    imports = {name: upward(name, module(name).imported) for name in MODULES if "." in name}
     assert {name: others for name, others in imports.items() if others} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    assert circles({name: imported_to_run(name) for name in MODULES if name}) == []
+    assert circles({name: module(name).imported_to_run for name in MODULES if name}) == []
 
 
 def test_the_checks_find_what_they_look_for():
@@ -135,7 +152,7 @@ def test_the_checks_find_what_they_look_for():
     assert upward("rules.terms", frozenset({"engine.format.meta"})) == ["engine.format.meta"]
     assert circles({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("b"), "d": frozenset()}) == [["b", "c"]]
     lazy = "def f():\n    from cm4vllm.common.errors import CmError\n    from cm4vllm.common import files\n"
-    assert set(imports_of(ast.parse(lazy), "engine.x")) == {"common.errors", "common.files"}
+    assert set(imports_of(ast.walk(ast.parse(lazy)), "engine.x")) == {"common.errors", "common.files"}
 
 
 #: A module of rules/ by its own name, or the tables behind it; what others may ask is what the package itself offers.
@@ -171,9 +188,9 @@ def test_other_packages_ask_the_rules_and_not_their_tables():
 ROUND = re.compile(r"v\d(\.\d)?")
 
 
-def named_rounds(tree: ast.AST) -> Iterator[int]:
+def named_rounds(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Give the lines in which a value is compared with a round's name, or looked up by one."""
-    for node in ast.walk(tree):
+    for node in nodes:
         parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         parts += [node.slice] if isinstance(node, ast.Subscript) else []
         parts += [
@@ -185,7 +202,6 @@ def named_rounds(tree: ast.AST) -> Iterator[int]:
 
 def test_no_module_compares_the_name_of_a_round():
     """Rounds differ in fields of the rules' data, each with its source."""
-    lines_of = {name: list(named_rounds(ast.parse(path.read_text()))) for name, path in MODULES.items()}
-    assert {name: lines for name, lines in lines_of.items() if lines} == {}
+    assert {name: module(name).rounds for name in MODULES if module(name).rounds} == {}
     for line in ('round_ >= "v6"', 'round_.name in ("v4.1", "v5.0")', 'LAYOUTS["v6.0"]'):
-        assert list(named_rounds(ast.parse(line))) == [1]
+        assert list(named_rounds(ast.walk(ast.parse(line)))) == [1]
