@@ -12,12 +12,12 @@ from typing import Any
 
 import good_tree
 import pytest
-import yaml
 
+from cm4vllm.engine.format.documents import read_yaml
 from cm4vllm.results.checks import CHECKS, Stage
 from cm4vllm.results.tree_check import check_tree
 
-MUTATIONS = yaml.safe_load(Path(__file__).with_name("mutations.yaml").read_text())
+MUTATIONS = read_yaml(Path(__file__).with_name("mutations.yaml"))
 RESULT = f"results/{good_tree.SYSTEM}/{good_tree.MODEL}"
 #: Codes that no single change of this tree shows, and the test that does.
 ELSEWHERE = {
