@@ -117,6 +117,7 @@ def in_the_main_job() -> frozenset[str]:
     return frozenset(runs(MAIN))
 
 
+@cache
 def commands_at_hand(module: Path) -> list[ScriptMeta]:
     if "endpoints" in module.relative_to(SRC).parts:
         return [recipes()[ENDPOINTS]]
@@ -145,22 +146,22 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
     Dockerfiles are written for another program.
     """
-    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(ast.parse(path.read_text())))
     documents = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
     remedies = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.keyword) and node.arg in ("remedy", "elsewhere")
         for part in ast.walk(node.value)
     }
     inner: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         text = text_of(node)
         if not text or id(node) in documents or id(node) in inner:
             continue
