@@ -14,10 +14,17 @@ ROOT = Path(__file__).parents[2]
 CM = Path(sys.executable).with_name("cm")
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The environment of a CM home in which this checkout is registered; no recipe here leaves anything in it."""
+    home = {**os.environ, "CM_REPOS": str(tmp_path_factory.mktemp("home") / "cm")}
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
+    return home
+
+
 @pytest.fixture
-def cm(tmp_path):
-    """Run a recipe in a CM home of its own; give its exit code and its output."""
-    home = {**os.environ, "CM_REPOS": str(tmp_path / "cm")}
+def cm(home, tmp_path):
+    """Run a recipe; give its exit code and its output."""
 
     def run(tags, *flags):
         done = subprocess.run(
@@ -31,7 +38,6 @@ def cm(tmp_path):
         )
         return done.returncode, done.stdout + done.stderr
 
-    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=home, check=True, capture_output=True)
     return run
 
 
