@@ -70,9 +70,12 @@ def records_of_files() -> dict[str, type[Record]]:
     """Return the classes that a module of the package reads from files, by their names."""
     records: dict[str, type[Record]] = {}
     for path in sorted((ROOT / "src" / "cm4vllm").rglob("*.py")):
+        text = path.read_text()
+        if not any(reader in text for reader in READERS):
+            continue
         calls = [
             node
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS
         ]
         names = [arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name) and arg.id[0].isupper()]
