@@ -37,7 +37,7 @@ def test_add_repo(cm):
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_pull_repo_from_a_git_folder(cm, tmp_path, scheme):
     clone = tmp_path / "cm4vllm"
-    subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(clone)], check=True)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     assert cm("pull", "repo", f"--url={scheme}{clone}").returncode == 0
     # A path is registered as it is, a URL is cloned into the home.
     clones = [path for path in (tmp_path / "CM" / "repos").iterdir() if path.name != "local"]
