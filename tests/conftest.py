@@ -25,6 +25,10 @@ from commands import missing_command, need
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Where numpy is loaded, OpenBLAS starts a thread for each processor, and these wait busily at first: half of what it
+# takes to load numpy, in hundreds of processes. Nothing here multiplies matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 #: Names a file that every test locks while it runs: together with the others, or alone. Empty in a single process.
 LOCK = "CM4VLLM_TESTS_LOCK"
