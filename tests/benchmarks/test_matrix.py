@@ -1,4 +1,4 @@
-"""The matrix of cells: found from rules and capabilities, each a command of the main job, kept, the table in words."""
+"""The matrix of cells: which cells there are, the command of each, the kept results, and the table as text."""
 
 import json
 import sys

@@ -16,9 +16,9 @@ _ANSWER = "Answer: "
 
 
 def answered(prediction: str, reference: str) -> float:
-    """Return 100 where a prediction gives one of the answers in `reference`, which `|` separates, else 0.
+    """Return 100 if the prediction is one of the answers in `reference` (separated by `|`), else 0.
 
-    What follows the last "Answer: " counts, the whole text where there is none; case and spaces do not. A prediction
+    Only the text after the last "Answer: " counts, or the whole text without one; case and spaces do not. A prediction
     that is itself a part of the reference, the empty one too, counts as right.
     """
     given = prediction.rpartition(_ANSWER)[2]

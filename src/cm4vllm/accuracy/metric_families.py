@@ -160,7 +160,7 @@ def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]) -> float | None:
-    """Return the right answers in percent of those that a grader counts; None where it is not ready or counts none."""
+    """Return the percentage of right answers among those a grader counts; None if it is not ready or counts none."""
     record = samples.graders.get(name)
     if record is None or not samples.rows:
         return None

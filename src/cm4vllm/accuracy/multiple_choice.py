@@ -35,7 +35,7 @@ def is_integer(answer: int | None, reference: str) -> bool:
 
 
 def chosen(text: str, letters: str) -> str | None:
-    """Return the last letter that a text announces as its answer; of ten letters also the last that stands alone."""
+    """Return the letter that a text announces last as its answer; of ten letters, else the last that stands alone."""
     text = _plain(text.strip())
     return _last(_announced(letters[-1]), text) or _alone(text, letters)
 

@@ -49,7 +49,7 @@ def score_needs(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ready_graders(env: Mapping[str, Any]) -> list[GraderRecord]:
-    """Return the graders that are given, and those that the dependencies made ready."""
+    """Return the graders that are given and the graders that the dependencies made ready."""
     files = str(env.get(_GIVEN) or "").split(",")
     needed = (key.removeprefix(_GRADER) for key in env if key.startswith(_GRADER))
     files += [str(env.get(f"CM_MLPERF_GRADER_{name}") or "") for name in needed]

@@ -349,7 +349,7 @@ def require_tokenizer(settings: RunSettings) -> None:
 
 
 def rows_of_samples(dataset: DatasetRecord, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of these samples, of all without. Raises DatasetError when the file is not the record's."""
+    """Return the rows of `indices`, or all rows. Raises DatasetError if the file is not the recorded one."""
     rows = recorded_rows(dataset, "run the accuracy run again")
     return rows if indices is None else [rows[index] for index in indices]
 

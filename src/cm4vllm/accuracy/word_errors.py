@@ -13,7 +13,7 @@ _JOINED = 3
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Return the errors of all words of normalised texts, as a part of the references' words, of 1."""
+    """Return the word error rate of normalised texts: all errors divided by the number of words in the references."""
     errors = words = 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         wanted = reference.split()

@@ -84,7 +84,7 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
 
 
 def unpacked(path: Path) -> bytes:
-    """Return the bytes of a file, of a .gz file those in it. Raises DatasetError, OSError."""
+    """Return the bytes of a file, unpacked if it is a .gz file. Raises DatasetError, OSError."""
     if path.suffix != ".gz":
         return path.read_bytes()
     most = MOST_COMPRESSED * path.stat().st_size + SPARE_COMPRESSED

@@ -106,7 +106,7 @@ class Catalogue(Record, frozen=True, kw_only=True):
         return _one(self.benchmarks, name, "benchmark")
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return the known part of a model's config.json; of a quantised model, its base's. Raises UsageError."""
+        """Return the known part of a model's config.json; of a quantised model, that of its base. Raises UsageError."""
         model = self.model(name)
         return model.config or (self.config(model.base) if model.base else {})
 

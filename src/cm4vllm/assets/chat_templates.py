@@ -36,7 +36,7 @@ class PictureGrid:
 
     @classmethod
     def of(cls, folder: Path) -> PictureGrid:
-        """Read a model's picture processor. Raises ModelError where it is none of Qwen's kind."""
+        """Read the settings of a model's picture processor. Raises ModelError if it is not of Qwen's kind."""
         path = folder / "preprocessor_config.json"
         config = json_object(path, "pictures are cut as it says")
         size = section(config, "size")

@@ -27,9 +27,9 @@ TOKENIZER = "made here: one token for each byte of UTF-8"
 
 
 def known_model(name: str) -> str:
-    """Return the catalogue's name of a model that is named so, or is the model of a benchmark named so.
+    """Return the catalogue's name of a model, given the name of the model or of its benchmark.
 
-    Raises UsageError for others, and for one whose architecture is not known.
+    Raises UsageError for an unknown name, and for a model without an architecture of its own in the catalogue.
     """
     known = catalogue()
     key = known.benchmarks[name].model if name in known.benchmarks else name
@@ -97,7 +97,7 @@ def make(model: str, layers: int | None, folder: Path) -> None:
 
 
 def _layers(model: str) -> int:
-    """Return the layers of a model of the catalogue: those that generate tokens."""
+    """Return the number of layers of a model of the catalogue that generate tokens."""
     config = catalogue().model(model).config
     return int(config[_layers_key(config)])
 

@@ -159,9 +159,9 @@ def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
 
 
 def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
-    """Compare files with the hub's own digests: SHA-256 of large files, git's SHA-1 of the others.
+    """Compare all files with the hub's own digests: SHA-256 for large files, git's SHA-1 for small ones.
 
-    All of them: others put files into the hub's cache, too.
+    Old files too: other programs also write to the hub's cache.
     """
     for file in files:
         path = folder / file.rfilename
@@ -187,7 +187,7 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
 
 @contextmanager
 def _disk(repository: Path) -> Iterator[None]:
-    """Tell a full disk as such, and give back what an unfinished file takes of it; whole files stay."""
+    """Report a full disk as DiskFull, and remove unfinished files to free their space; whole files stay."""
     try:
         with translated_os_errors("download to", repository, "HF_HOME"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not enough free disk space")  # reported by require_space, as an error

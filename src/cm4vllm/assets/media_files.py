@@ -36,7 +36,7 @@ def media_record(
 
 
 def _most_prompt_tokens(row: Mapping[str, Any]) -> int:
-    """Return the tokens of a sample's prompt, of the longest where rounds have prompts of their own."""
+    """Return the tokens of a sample's prompt; where rounds have different prompts, those of the longest."""
     counts = row["prompt_tokens"]
     return max(counts.values()) if isinstance(counts, dict) else int(counts)
 

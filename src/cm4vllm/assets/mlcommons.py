@@ -108,7 +108,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
 
 
 def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: VerifiedDigests, *, again: bool) -> None:
-    """Hold the files that are there against the manifest, and remove those that are others."""
+    """Compare the files on the disk with the manifest, and remove files that differ from it."""
     names = [
         name
         for name in wanted

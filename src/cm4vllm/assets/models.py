@@ -256,7 +256,7 @@ def _described(folder: Path, name: str, source: str, *, recipe: dict[str, str]) 
 
 
 def _published_name(folder: Path) -> str:
-    """Return a folder's name as a model's name; of a hub cache's snapshot, the model's own."""
+    """Return the name of a model by its folder's name; for a snapshot in a hub cache, the model's name on the hub."""
     name = folder.name
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         name = folder.parent.parent.name.rpartition("--")[2]

@@ -89,7 +89,7 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def tokenizer_file(self) -> Path:
-        """The model's tokenizer. Raises ModelError where it has none that can be used."""
+        """The model's tokenizer. Raises ModelError if the model has no usable tokenizer."""
         path = Path(self.path) / "tokenizer.json"
         if not self.path or not path.is_file():
             raise ModelError(

@@ -90,17 +90,17 @@ STAND_INS: Mapping[str, StandIn] = {
 
 
 def stand_in_named(name: str) -> str:
-    """Return the variation of the stand-in of this name, empty where it is none's."""
+    """Return the variation of the stand-in with this name; empty if no stand-in has it."""
     return next((variation for variation, stand_in in STAND_INS.items() if stand_in.name == name), "")
 
 
 def variation_of(architecture: str) -> str:
-    """Return the variation of the stand-in of an architecture, of the text benchmarks' for any other."""
+    """Return the variation of the stand-in with this architecture; for others, that of the text benchmarks."""
     return next(
         (variation for variation, stand_in in STAND_INS.items() if stand_in.architecture == architecture), "tiny"
     )
 
 
 def stand_in_of(architecture: str) -> StandIn:
-    """Return the stand-in of an architecture, that of the text benchmarks for any other."""
+    """Return the stand-in with this architecture; for others, that of the text benchmarks."""
     return STAND_INS[variation_of(architecture)]

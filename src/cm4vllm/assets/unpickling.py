@@ -96,7 +96,7 @@ class _Array:
 
 
 class _Index:
-    """A pandas Index, of which only the labels count."""
+    """A pandas Index; only its labels are read."""
 
     def __init__(self, data: Any) -> None:
         self.labels: Sequence[Any] = data.values if isinstance(data, _Array) else data
@@ -197,7 +197,7 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: its opcodes can be na
 
 
 class _Rows:
-    """Makes rows of plain Python values out of what was unpickled, as long as they are no more than `most`."""
+    """Makes rows of plain Python values from the unpickled objects, up to `most` values."""
 
     def __init__(self, most: int) -> None:
         self._left = most

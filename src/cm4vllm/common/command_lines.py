@@ -140,7 +140,7 @@ class _Namer:
 
 
 def _host_of(value: str) -> str:
-    """Return the host of HOST:PORT, and a name that no host has for any other text."""
+    """Return the host of HOST:PORT; for any other text, a name that no host can have."""
     address = re.fullmatch(r"\[?([^\s/,=\]]+)\]?:\d+", value)
     return address[1].lower() if address else "/"
 

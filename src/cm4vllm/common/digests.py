@@ -22,7 +22,7 @@ def digest_of(data: bytes) -> str:
 
 
 def content_digest(path: str) -> str:
-    """Return the BLAKE2b digest of a file; of a large one, that of its size and both ends. Raises OSError."""
+    """Return the BLAKE2b digest of a file; for a large file, of its size, its beginning and its end. Raises OSError."""
     digest = blake2b(digest_size=32)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -152,7 +152,7 @@ def _no_connection(said: str) -> str:
 
 
 def _other_files(said: str) -> str:
-    """Return pip's words on files whose hash is none of the pinned ones, with the hash; empty where there is none."""
+    """Return pip's words on files with another hash than the pinned ones, with that hash; empty if there are none."""
     _, refused, rest = said.partition("DO NOT MATCH THE HASHES")
     lines = [" ".join(line.split()) for line in rest.splitlines()[1:] if line.startswith("    ")]
     return " ".join(line for line in lines if not line.startswith("Expected")) if refused else ""

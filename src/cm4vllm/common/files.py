@@ -243,7 +243,7 @@ def _removed(path: Path) -> bool:
 
 
 def _inode(folder: Path) -> int:
-    """Return a number that identifies a folder among others of its name; 0 where there is none."""
+    """Return the inode of a folder, which differs between folders that had the same name; 0 if it is missing."""
     try:
         return folder.stat().st_ino
     except OSError:

@@ -30,7 +30,7 @@ class KeptValues(Generic[T]):
         self._folder, self._dumps, self._loads = folder, dumps, loads
 
     def get(self, name: str, state: object) -> T | None:
-        """Return the value that is kept of `name` in this state, None where there is none."""
+        """Return the kept value of `name` for this state; None if nothing is kept."""
         with contextlib.suppress(OSError, ValueError, EOFError, TypeError):
             with open(self._path(name), "rb") as file:
                 digest, data = file.read(_DIGEST_BYTES), file.read()

@@ -1,4 +1,4 @@
-"""The program itself: its commit, where that can be pulled from, and its files."""
+"""The running program: its commit, the repository that has the commit, and its files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _views = 0
 
 
 def say(text: str) -> None:
-    """Print one line of what is happening, with the time since the program started."""
+    """Print one line about the work in progress, with the time since the program started."""
     elapsed = time.monotonic() - _STARTED
     say_text(f"[{int(elapsed // 60):02d}:{elapsed % 60:04.1f}] {text}")
 
@@ -60,7 +60,7 @@ def warn(text: str) -> None:
 
 
 def warnings() -> tuple[str, ...]:
-    """Return the warnings of this process, oldest first; of many the newest."""
+    """Return the warnings of this process, oldest first; if there are too many, only the newest."""
     return tuple(_warnings)
 
 

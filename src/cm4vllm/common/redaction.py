@@ -93,7 +93,7 @@ class Vault:
         self._names = dict(sorted(self._names.items(), key=lambda pair: -len(pair[0])))
 
     def clean(self, text: str) -> str:
-        """Return a text without the secrets known so far, and without what has the form of one."""
+        """Return a text without the secrets known so far, and without words that have the form of a secret."""
         for value in self._names:
             if value in text:
                 text = text.replace(value, HIDDEN)
@@ -142,7 +142,7 @@ _in_use: list[Vault] = []
 
 
 def vault() -> Vault:
-    """Return the secrets of the run under way; outside of one, those of the process environment."""
+    """Return the secrets of the present run; outside of a run, those of the process environment."""
     return _in_use[-1] if _in_use else Vault()
 
 

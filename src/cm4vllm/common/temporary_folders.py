@@ -80,7 +80,7 @@ def remove_unlocked(folders: Iterable[Path], remove: Callable[[Path], object]) -
 
 
 def _is_new(path: Path) -> bool:
-    """Tell whether a folder may be about to be locked by the process that made it; also of what cannot be read."""
+    """Tell whether a folder is so new that its process may not have locked it yet; True if it cannot be read."""
     try:
         return time.time() - path.lstat().st_mtime < _NEW_S and not any(path.iterdir())
     except OSError:

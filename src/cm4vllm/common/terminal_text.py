@@ -31,7 +31,7 @@ def printable(text: str) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """Return the count that a file of others states; None where it is none: "²", a negative one, a page of digits."""
+    """Return a count from a file of unknown origin; None if it is none ("²", a negative number, a page of digits)."""
     text = "" if isinstance(value, float | int) and not 0 <= value < 10**_DIGITS else str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 

@@ -33,7 +33,7 @@ def spellings(text: str) -> set[str]:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the bytes of a text; of one from an environment, also those that are no UTF-8."""
+    """Return the bytes of a text, including bytes from an environment that are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # half of a pair, out of JSON

@@ -51,7 +51,7 @@ def verdict(score: float | None, logged: int, *, least: float, samples: int) -> 
 
 
 def _score(answers: Sequence[LoggedAnswer], settings: RunSettings) -> float | None:
-    """Return the accuracy of the answers in percent, by the scorer of the benchmark; None where it has none of it."""
+    """Return the accuracy of the answers in percent by the benchmark's scorer; None if the scorer does not give one."""
     require_tokenizer(settings)
     scorer = scorer_of(settings.terms)
     rows = rows_of_samples(settings.dataset, [answer.sample for answer in answers])

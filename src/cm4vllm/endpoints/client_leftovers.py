@@ -1,4 +1,4 @@
-"""Folders of a reference client in shared memory whose supervisor was killed before it had noted them.
+"""Removal of a reference client's folders in shared memory, after its supervisor was killed before it noted them.
 
 The client keeps its event log and its sockets below /dev/shm while it runs (commands/benchmark/execute.py,
 zmq/context.py). The supervisor removes those that it has noted (serving.ipc_files).
@@ -21,7 +21,7 @@ _OLD_S = 600.0
 
 
 def remove_leftovers(shared_memory: Path = _SHARED_MEMORY) -> list[Path]:
-    """Remove the folders of clients that have ended, and return them; new ones, and those that are used, are kept."""
+    """Remove the folders of ended clients, and return them. New folders and folders in use are kept."""
     leftovers = [
         folder
         for pattern in _NAMES

@@ -213,7 +213,7 @@ def _with_gaps_halved(chosen: set[int], count: int) -> tuple[int, ...]:
 
 
 def next_point(chosen: Sequence[int]) -> int | None:
-    """Return the concurrency in the middle, by logarithms, of the widest gap that has room; None without one."""
+    """Return the concurrency in the (logarithmic) middle of the widest gap that has room; None if no gap has room."""
     gaps = [(high / low, low, high) for low, high in pairwise(chosen) if high - low > 1]
     if not gaps:
         return None

@@ -108,7 +108,7 @@ def given_points(text: str) -> tuple[int, ...]:
 
 
 def _highest(probe: Callable[[int], Probe], most: int) -> int:
-    """Return C_max: the concurrency from which on twice as much gains little, of those that the rules allow."""
+    """Return C_max: the concurrency from which doubling gains little, at most `most`."""
     concurrency = endpoints_rules().curve.lowest_c_max
     rate = probe(concurrency).samples_per_second
     while 2 * concurrency <= most:

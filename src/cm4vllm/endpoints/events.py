@@ -37,7 +37,7 @@ class SampleTimes:
 
     @property
     def tpot_ns(self) -> float | None:
-        """Time per output token after the first chunk; None where there is none, or no such token."""
+        """Time per output token after the first chunk; None without a first chunk, or without a token after it."""
         if self.first_ns is None or self.complete_ns is None or self.tokens_after_first <= 0:
             return None
         return (self.complete_ns - self.first_ns) / self.tokens_after_first

@@ -105,7 +105,7 @@ def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
 
 
 def find_python(given: str = "") -> Path:
-    """Return the Python for the client: the given one, else the first that is new enough, on PATH or of pyenv.
+    """Return the Python for the client: the given one, else the first on PATH or of pyenv that is new enough.
 
     Raises InstallError where there is none.
     """

@@ -58,7 +58,7 @@ class Probe(Record, frozen=True, kw_only=True):
 
 
 class CurveRecord(Record, frozen=True, kw_only=True):
-    """A planned curve, the probes that it rests on, and the digest of what it was made from."""
+    """A planned curve, the probes that it is based on, and the digest of its inputs."""
 
     plan: CurvePlan
     probes: tuple[Probe, ...]

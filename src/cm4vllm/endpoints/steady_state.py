@@ -65,7 +65,7 @@ class SteadyState(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The status and the verdict, and why there is no window where there is none."""
+        """The status and the verdict; without a window, the reason for that."""
         rules = endpoints_rules().window
         begin = f"{self.status}, {self.verdict}"
         if self.window is not None or self.status == "partial_dataset":

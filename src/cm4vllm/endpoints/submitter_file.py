@@ -92,7 +92,7 @@ class SubmitterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_submitter_file(path: Path | None) -> SubmitterFile:
-    """Return the statements of a submitter file, none without a file. Raises UsageError for any other file."""
+    """Return the statements of a submitter file; none if no file is given. Raises UsageError for an invalid file."""
     if path is None:
         return SubmitterFile()
     try:

@@ -104,7 +104,7 @@ def _mhz_in_name(name: str) -> float | None:
 
 
 def _caches(cpus: list[Path]) -> dict[str, str]:
-    """Return each cache's total size and how many there are of it, worded as lscpu does: '64 KiB (2 instances)'."""
+    """Return each cache's total size and number of instances, as lscpu writes it: '64 KiB (2 instances)'."""
     instances: dict[str, dict[str, int]] = defaultdict(dict)
     for cpu in cpus:
         for index in cpu.glob("cache/index[0-9]*"):

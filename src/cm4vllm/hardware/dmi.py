@@ -1,4 +1,4 @@
-"""The firmware's table of what is installed (SMBIOS), of which we read memory modules alone. Readable by root only.
+"""Memory modules, read from the firmware's table of installed hardware (SMBIOS), which only root can read.
 
 Layout: DMTF DSP0134, System Management BIOS Reference Specification, section 6.1 (structures) and 7.18 (memory device,
 type 17). Serial numbers and asset tags lie in its strings; none of its strings is read.

@@ -23,7 +23,7 @@ __all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia
 
 #: Seconds between two readings. NVML's counter itself changes about every 0.1 s.
 INTERVAL_S = 0.25
-#: Why the energy of a run is not known whose server does not run here.
+#: The reason why the energy of a run is unknown: its server runs on another machine.
 ELSEWHERE = "the server runs on another machine, or is simulated"
 _64_BITS = 2**64
 
@@ -52,7 +52,7 @@ class EnergyWatch:
         return bool(self._counters)
 
     def read(self) -> None:
-        """Read all counters once, with the time in the middle of it."""
+        """Read all counters once; the time of the reading is the middle between its start and its end."""
         before = time.time()
         values = tuple(read() for _, read in self._counters)
         self._rows.append(((before + time.time()) / 2, values))
@@ -123,7 +123,7 @@ def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
 
 
 def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
-    """Give the counters of AMD's GPU boards: amdsmi states a count and the uJ of 1 of it."""
+    """Give the counters of AMD's GPU boards: amdsmi states a count and its unit in uJ."""
 
     def count(handle: Any) -> tuple[int, float] | None:
         said = amd.asked(amdsmi, "amdsmi_get_energy_count", handle) or {}

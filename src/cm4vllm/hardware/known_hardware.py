@@ -84,7 +84,7 @@ class Processor(Known, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A key of a description, what it says, and what the table knows instead; a hint where nothing confirms that."""
+    """A key of a description, its value, and the table's value; a hint if no published system confirms the table."""
 
     key: str
     said: str

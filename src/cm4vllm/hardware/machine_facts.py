@@ -95,7 +95,7 @@ def network_env(cards: list[NetworkCard]) -> dict[str, str]:
 
 
 def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
-    """Return what the recipe detect-gpu gives: the count always, the rest of the first GPU where there is one."""
+    """Return the exports of the recipe detect-gpu: the number of GPUs, and the facts of the first one, if any."""
     nvidia = sum(1 for gpu in gpus if gpu.vendor == "NVIDIA")
     env = {"CM_HOST_GPU_COUNT": str(len(gpus)), "CM_CUDA_NUM_DEVICES": str(nvidia)}
     if not gpus:

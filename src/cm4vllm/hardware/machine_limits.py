@@ -28,7 +28,7 @@ class MachineLimits:
 
 
 def machine_limits(root: Path = Path("/")) -> MachineLimits:
-    """Return the limits of this process, and those that the machine under `root` shows."""
+    """Return the limits of this process, and the machine's limits as read below `root`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MachineLimits(
         open_files=None if hard == resource.RLIM_INFINITY else hard,

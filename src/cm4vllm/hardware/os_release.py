@@ -18,7 +18,7 @@ _PACKAGE_MANAGERS = (
 
 
 def read_os_release(root: Path = Path("/")) -> dict[str, str]:
-    """Return the fields of os-release under `root` (man 5 os-release), or an empty dict where there is none."""
+    """Return the fields of os-release under `root` (man 5 os-release); an empty dict if the file is missing."""
     for name in ("etc/os-release", "usr/lib/os-release"):
         try:
             lines = (root / name).read_text(errors="replace", encoding="utf-8").splitlines()

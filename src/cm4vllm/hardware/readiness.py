@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LoadSample:
-    """The part of the processors that was in use over a moment, in [0..1], and the process that used most of it."""
+    """The share of the processors in use over a moment, in [0..1], and the process that used the most."""
 
     busy: float
     name: str = ""

@@ -91,7 +91,7 @@ _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SystemFile:
-    """Statements of a system file, and those that differ from the table of known hardware."""
+    """The statements of a system file, and those among them that contradict the table of known hardware."""
 
     stated: Mapping[str, str]
     confirmed: tuple[str, ...] = ()

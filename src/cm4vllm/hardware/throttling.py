@@ -28,7 +28,7 @@ _LEAST_S, _LEAST_TIMES = 0.5, 1
 
 
 def throttling(root: Path = Path("/")) -> dict[str, float]:
-    """Return the counters now; those of what this machine does not count are missing."""
+    """Return the present values of the counters, without those that this machine does not have."""
     counters = _processors(root)
     with nvml.opened() as library:
         if library is not None:

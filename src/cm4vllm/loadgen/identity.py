@@ -151,7 +151,7 @@ def _without_address(words: Iterable[str]) -> Iterator[str]:
 
 
 def _by_part(words: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Give each word of a command line, and True with those that state the address."""
+    """Give each word of a command line, and whether it states the address."""
     before = ""
     for word in words:
         yield word, before in _ADDRESS or word.partition("=")[0] in _ADDRESS

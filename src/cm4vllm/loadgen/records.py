@@ -156,7 +156,7 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
 
     @property
     def cpu_share(self) -> float:
-        """The part of one processor that the process used, of 1."""
+        """The share of one processor that the process used; 1 is a whole processor."""
         return self.cpu_s / self.wall_s if self.wall_s else 0.0
 
 

@@ -209,7 +209,7 @@ def _at_full_speed(server: ServerRecord) -> ServerRecord:
 
 
 def in_flight_of(options: Mapping[str, OptionValue]) -> int:
-    """Return how many requests keep a server with these options busy: a multiple of what its engines run at a time."""
+    """Return how many requests keep a server with these options busy: a multiple of those its engines run at once."""
     sequences = whole_number(options, "max-num-seqs") or DEFAULT_SEQUENCES
     return IN_FLIGHT_PER_SEQUENCE * sequences * (whole_number(options, "data-parallel-size") or 1)
 

@@ -52,7 +52,7 @@ class ProvidedLoadGen:
 
 
 def usable(settings: LoadGenSettings) -> LoadGenWheel:
-    """Return the versions with the round's seeds that are asked for. Raises UsageError where there are none."""
+    """Return the requested versions that have the round's seeds. Raises UsageError if there are none."""
     of_round = round_terms(settings.round).loadgen
     first = _latest(of_round.first, settings.minimum, settings.version)
     last = _earliest(of_round.last, settings.maximum, settings.version)

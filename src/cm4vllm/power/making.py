@@ -173,7 +173,7 @@ def preflight_run(folder: Path, *, seconds: float) -> None:
 
 
 def _client_words(site: Site, folder: Path) -> list[str]:
-    """Return the command line of the client, on a simulated site that of all of it."""
+    """Return the command line that starts the client, on a simulated site with the programs around it."""
     require_hosts(site)
     host, ntp = (LOOPBACK, LOOPBACK) if site.simulated else (site.host, site.ntp_server)
     words = ["-a", host, "-p", str(site.port), "-w", COMMAND, "-L", str(folder / "loadgen")]

@@ -75,7 +75,7 @@ class Samples:
 def mean_watts(samples: Iterable[Sample]) -> float | None:
     """Return the mean power in W of the samples above zero; None where there is none.
 
-    It is that of tools/submission/submission_checker/checks/power_check.py.
+    Computed as in tools/submission/submission_checker/checks/power_check.py.
     """
     watts = [sample.total.watts for sample in samples if sample.total.usable]
     return sum(watts) / len(watts) if watts else None
@@ -87,7 +87,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def samples_of(text: str) -> Samples:
-    """Return the samples in a text; lines with no sample in them, as those of a log, are passed over."""
+    """Return the samples in a text; lines without a sample, such as log messages, are skipped."""
     samples: list[Sample] = []
     damaged = []
     for number, line in enumerate(text.splitlines(), 1):

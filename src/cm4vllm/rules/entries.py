@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Arrivals(StrEnum):
-    """The times at which LoadGen issues queries: all samples at once, by a Poisson process, or one after the other."""
+    """The arrival of queries from LoadGen: all samples at once, by a Poisson process, or one after the other."""
 
     AT_ONCE = "at-once"
     POISSON = "poisson"
@@ -169,7 +169,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
 
 class BenchmarkEntry(Entry, frozen=True, kw_only=True):
-    """A benchmark, the other names that the folder of its results may have, and parts of names that it is known by."""
+    """A benchmark: its name, other names that its results' folder may have, and parts of names that identify it."""
 
     name: str
     aliases: tuple[str, ...] = ()

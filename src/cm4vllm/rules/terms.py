@@ -100,12 +100,12 @@ def round_terms(name: str) -> RoundTerms:
 
 
 def benchmark_names(round_name: str | None = None) -> tuple[str, ...]:
-    """Return the names of a round's benchmarks, of all rounds' where none is given."""
+    """Return the names of a round's benchmarks; without a round, those of all rounds."""
     return tuple(sorted(entry.name for _, entry in _entries(round_name)))
 
 
 def language_models(round_name: str | None = None) -> tuple[str, ...]:
-    """Return the names of a round's benchmarks for language models, of all rounds' where none is given."""
+    """Return the names of a round's benchmarks for language models; without a round, those of all rounds."""
     return tuple(sorted(entry.name for family, entry in _entries(round_name) if family.language_model))
 
 
@@ -126,7 +126,7 @@ def benchmark_of(round_name: str, folder: str, mapping: Mapping[str, str]) -> st
 
 
 def _entries(round_name: str | None) -> Iterator[tuple[Family, BenchmarkEntry]]:
-    """Give the benchmarks of a round, each with its family; of all rounds where none is given."""
+    """Give the benchmarks of a round, each with its family; without a round, those of all rounds."""
     rounds = (round_name,) if round_name else round_names()
     for family in families():
         for entry in family.benchmarks:

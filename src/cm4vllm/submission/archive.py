@@ -182,7 +182,7 @@ def _write(out: io.RawIOBase, tree: Path, files: list[Path], added: dict[str, by
 
 
 class _Digested(io.RawIOBase):
-    """A stream that writes to several, and takes the SHA-256 of what is written."""
+    """A stream that writes to several streams, and computes the SHA-256 of the written bytes."""
 
     def __init__(self) -> None:
         self.streams: list[IO[bytes]] = []

@@ -48,7 +48,7 @@ FACTS_FILES = (SCRIPTS_FILE, "pip_freeze.json", "cpu_info.json", "os_info.json")
 
 
 def contents_digest(package: metadata.Distribution) -> str:
-    """Return a digest of what a package's wheel installed: of the lines of its RECORD but those that pip adds.
+    """Return a digest of the files that a package's wheel installed: of its RECORD, without the lines that pip adds.
 
     It is empty where the package has no such list, as one that is installed in place.
     """
@@ -126,7 +126,7 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
 
 
 def read_software(out: Path) -> SoftwareRecord | None:
-    """Return the record of a campaign's results; None where there is none."""
+    """Return the record of a campaign's software; None if there is none."""
     path = out / "system" / SOFTWARE_FILE
     return read_record(path, SoftwareRecord) if path.exists() else None
 

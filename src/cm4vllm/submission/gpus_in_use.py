@@ -61,7 +61,7 @@ def observed_gpus(server: ServerRecord) -> list[str]:
 
 
 def processes_of(server: ServerRecord) -> set[int]:
-    """Return the numbers of a running server's processes: below its supervisor, or of what listens at its endpoints."""
+    """Return the process ids of a running server: its supervisor, the listeners at its endpoints, their children."""
     roots = _listeners(server.endpoints)
     if server.supervisor_pid:
         roots.add(server.supervisor_pid)

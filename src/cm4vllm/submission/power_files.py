@@ -1,4 +1,4 @@
-"""The files of a power session in a submission tree: copied byte for byte, without those that only the client needs."""
+"""The files of a power session in a submission tree, copied byte for byte, without those only the client needs."""
 
 from __future__ import annotations
 

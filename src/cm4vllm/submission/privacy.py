@@ -188,7 +188,7 @@ def first_private(line: str, words: Collection[PrivateWord]) -> PrivateWord | No
 
 
 def _standing(word: str, after: str = "") -> re.Pattern[str]:
-    """Return a pattern for a word that is no part of a longer one; `after` is a pattern of what goes with it."""
+    """Return a pattern for a word that is not part of a longer one; `after` is a pattern of the text behind it."""
     return re.compile(rf"(?<![^\W_])(?<!\d\.){re.escape(word)}{after}(?![^\W_]|\.\d)", re.IGNORECASE)
 
 
@@ -220,7 +220,7 @@ def _is_common(name: str) -> bool:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    """Return the words of the program's public text, its tests left out: those are full of made-up names.
+    """Return the words of the program's public text without its tests, which are full of made-up names.
 
     An archive of the repository has no list of what is public, and all of its text counts.
     """

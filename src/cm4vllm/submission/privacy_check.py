@@ -1,4 +1,4 @@
-"""The last check of what is about to leave: every file of a tree is read, and nothing is written to it afterwards."""
+"""The last check before a tree leaves the machine: every file is read, and no file is written afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inspect_tree(tree: Path, words: list[PrivateWord] | None = None) -> None:
 
 
 def words_of(out: Path) -> list[PrivateWord]:
-    """Return what may not be published of this machine, of its GPUs and of the servers that the runs in `out` asked."""
+    """Return the private words of this machine, of its GPUs and of the servers that the runs in `out` measured."""
     machines = [out / "system" / MACHINE_FILE, *(out / "system").glob(NODE_FILES)]
     facts = "\n".join(text_of(machine) for machine in machines if machine.is_file())
     folders = [str(out.parent.absolute()), os.environ.get("CM_REPOS", "")]

@@ -34,7 +34,7 @@ _NAMED = re.compile(rf"`\.\./({_VERSION.pattern})`")
 
 
 def write_program(folder: Path) -> list[str]:
-    """Copy the program to `folder` with a MANIFEST of its files; return the names of those that no commit holds."""
+    """Copy the program to `folder` with a MANIFEST of its files; return the names of files that are in no commit."""
     lines = [f"# cm4vllm {cm4vllm.__version__}, commit {commit_of_this_repository() or 'unknown'}"]
     changed = []
     for file in program_files():
@@ -50,7 +50,7 @@ def write_program(folder: Path) -> list[str]:
 
 
 def program_digest() -> str:
-    """Return one SHA-256 for the names and contents of the program's files: those that its MANIFEST lists."""
+    """Return one SHA-256 for the names and contents of the files that the program's MANIFEST lists."""
     lines = (f"{sha256_of(file.path)}  {file.name}\n" for file in program_files())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

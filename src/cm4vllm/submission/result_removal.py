@@ -81,7 +81,7 @@ def _remove(writer: TreeWriter, home: Path, chosen: list[Place]) -> None:
 
 
 def _pages_of(writer: TreeWriter, home: Path, layout: TreeLayout, place: Place) -> None:
-    """Take one result out of the pages that several share, and remove those that show it alone."""
+    """Take one result out of the pages that several results share, and remove the pages that show only this result."""
     system, model, scenario = place
     spelled = str(Scenario.parse(scenario))
     program = home / layout.program / model

@@ -130,7 +130,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
 
 
 def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
-    """Write the facts of each machine, in the place of those that an earlier description has left."""
+    """Write the facts of each machine in place of the facts of an earlier description."""
     for path in folder.glob(NODE_FILES):
         path.unlink()
     for number, machine in enumerate(machines, 1):

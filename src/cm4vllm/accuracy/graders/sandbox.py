@@ -167,7 +167,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _interpreter() -> dict[Path, str]:
-    """Return the folder of this Python, where it is none of the system's."""
+    """Return the folder of this Python, if it is not the system's Python."""
     place = PYTHON.parent.parent
     return {} if str(place).startswith(_SYSTEM) else {place: str(place)}
 

@@ -1,4 +1,4 @@
-"""`cm show|find|rm cache`: what lies in the cache, and how to be rid of it. cmind finds the entries."""
+"""`cm show|find|rm cache`: lists and removes the entries of the cache. cmind finds the entries."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _as_json(entry: Stored) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One finished entry of the cache, of this engine or of another; `made_at` is in seconds since the epoch."""
+    """One finished entry of the cache, made by this engine or another; `made_at` is in seconds since the epoch."""
 
     folder: Path
     tags: tuple[str, ...]

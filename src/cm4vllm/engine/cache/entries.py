@@ -351,7 +351,7 @@ def _record(path: str) -> Record:
 
 
 def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str, Any]:
-    """Return the meta that makes a folder an artifact of cmind's cache, of the script with this alias and UID."""
+    """Return the meta of an artifact in cmind's cache that the script with this alias and UID has made."""
     return {
         "alias": "",
         "uid": os.path.basename(folder),

@@ -73,7 +73,7 @@ class Identity(Value):
     tags: tuple[str, ...]
 
     def key(self) -> str:
-        """Return the digest of all of it."""
+        """Return the digest of the whole key."""
         parts = [self.script, self.recipe, sorted(self.variations), dict(self.inputs), sorted(self.tags)]
         return digest_of(json.dumps(parts, sort_keys=True).encode())
 

@@ -53,7 +53,7 @@ class KeptMetas:
         return meta
 
     def keep(self) -> None:
-        """Store what was read now; where that fails, the next run reads it again."""
+        """Store the metas that were read now. If that fails, the next run reads them again."""
         new, self._new = self._new, []
         for folder, signature, meta in new:
             self._kept.put(folder, signature, meta)

@@ -41,7 +41,7 @@ class Catalogue:
         ]
 
     def named(self, name: str, repo: str = "") -> list[ScriptMeta]:
-        """Return the scripts of this alias or UID, of the repository with this alias or UID where given."""
+        """Return the scripts with this alias or UID, only those of `repository` (alias or UID) if it is given."""
         return [
             self.script(summary.path, summary.repo)
             for summary in self.summaries
@@ -62,7 +62,7 @@ class Catalogue:
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """Names of every readable script; of two scripts with one UID, the first in the order of the repositories."""
+        """Names of all readable scripts. Of scripts with the same UID, only the first in the order of repositories."""
         by_folder: dict[str, Summary] = {}
         for summary in summaries(self._candidates(), os.path.join(self._cmind.repos_path, _SUMMARIES)):
             if summary.automation_uid == SCRIPT_AUTOMATION[1]:
@@ -70,7 +70,7 @@ class Catalogue:
         return list(by_folder.values())
 
     def all(self) -> list[ScriptMeta]:
-        """Return every readable script; of two with one UID the first in the order of the repositories."""
+        """Return all readable scripts. Of scripts with the same UID, only the first in the order of repositories."""
         scripts = []
         for summary in self.summaries:
             with contextlib.suppress(CmError):  # a part has the wrong shape: choosing it reports what is wrong

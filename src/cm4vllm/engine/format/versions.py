@@ -54,7 +54,7 @@ class Wanted(Value):
         return cls(*(_text(env.get(key), key) for key in _ENV_KEYS)) if any(map(env.get, _ENV_KEYS)) else ANY
 
     def or_else(self, other: Wanted) -> Wanted:
-        """Return these wishes, completed by those of `other` where they are open."""
+        """Return these requirements on a version; those that are not set come from `other`."""
         if other is ANY or self is ANY:
             return self if other is ANY else other
         return Wanted(

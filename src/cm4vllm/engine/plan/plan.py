@@ -125,7 +125,7 @@ class _Planner:
         return frozenset() if any(known(script, request.variations) for script in scripts) else in_variations
 
     def patterns_of_any(self, request: Request) -> list[str]:
-        """Return the patterns of what any of the scripts that may be meant returns."""
+        """Return the patterns of the keys that any of the possible scripts may export."""
         if facts_in(request.tags):
             return ["*"]
         scripts = candidates(self.session.catalogue, request)

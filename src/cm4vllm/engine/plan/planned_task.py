@@ -87,7 +87,7 @@ class PlannedTask:
         return self.task.is_cached and not flag(self.request.inputs, "prepare")
 
     def settle_version(self) -> str:
-        """Fall back to the default version, take in what the meta says of it, and return it."""
+        """Take the default version if none is asked for, apply the meta of the version, and return it."""
         settled = self.task.settled()
         if settled is not self.task:
             self.task = settled

@@ -91,7 +91,7 @@ _NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")
 
 
 def code_of(script: ScriptMeta) -> str:
-    """Return the text of customize.py; empty where there is none."""
+    """Return the text of customize.py; empty if the script has none."""
     try:
         return (script.path / "customize.py").read_text(errors="replace", encoding="utf-8")
     except OSError:

@@ -132,7 +132,7 @@ def asked_by_code(given: Mapping[str, Any], folder: str) -> Request:
 
 
 def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, Any]) -> list[str]:
-    """Return the tags of a dependency, with those that the environment adds."""
+    """Return the tags of a dependency, including the tags that the environment adds."""
     tags = [*dependency.tags]
     for prefix, keys in dependency.update_tags_with_prefix.items():
         for key in keys:

@@ -28,7 +28,7 @@ __all__ = ["check_version", "fresh", "run", "run_phase"]
 
 
 def run(session: Session, request: Request) -> Outcome:
-    """Run the script that `request` means, or use what the cache holds of it. Raises CmError when it fails."""
+    """Run the script that `request` names, or use its entry in the cache. Raises CmError when it fails."""
     request = settled(session.catalogue, request, session.near)
     script = select(session.catalogue, request, session.near)
     with session.under_way(script, request):
@@ -49,7 +49,7 @@ def run(session: Session, request: Request) -> Outcome:
 
 
 def perform(session: Session, task: Task, scope: Scope) -> Outcome:
-    """Run a task, or use what the cache holds of it."""
+    """Run a task, or use its entry in the cache."""
     if session.kept_outcome is not None and task.is_cached and not is_fake(session, task):
         return session.kept_outcome(session, task, scope)
     return fresh(session, task, scope)
@@ -133,7 +133,7 @@ def _before_deps(run: Run) -> None:
 
 
 def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
-    """Run the dependencies of a phase whose conditions hold; of a script that is cached, those that are dynamic."""
+    """Run the dependencies of a phase whose conditions hold; for a cached script, only the dynamic ones."""
     for dependency in list(run.scope.phases[phase]):
         _take(run, dependency, phase, only_dynamic=only_dynamic)
 

@@ -31,7 +31,7 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
 
 
 def _require_choice(scripts: Sequence[ScriptMeta], request: Request) -> None:
-    """Raise UsageError where the tags of a request are those that several scripts share, and name none of them."""
+    """Raise UsageError if the tags of a request are common to several scripts, and single out none of them."""
     sharing = [script for script in scripts if request.tags and set(request.tags) <= set(script.shared_tags)]
     if len(sharing) > 1 and scripts[0] in sharing:
         words = ",".join(f"_{name}" for name in request.variations)

@@ -139,7 +139,7 @@ class Session:
         return os.path.dirname(self.scripts[-1].folder) if self.scripts else self._own_scripts
 
     def log_of(self, script: ScriptMeta) -> str:
-        """Return the place of a shell file's output if it fails; of many logs the newest stay."""
+        """Return the file for the output of a shell script that fails. Only the newest logs are kept."""
         if not self._log_count and os.path.isdir(self._logs):
             for old in sorted(os.listdir(self._logs))[:-_MOST_LOGS]:
                 with suppress(FileNotFoundError):

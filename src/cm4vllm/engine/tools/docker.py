@@ -53,7 +53,7 @@ _OWN = ("docker_folder", "docker_base_image", "docker_image", "no_run")
 
 @dataclass(frozen=True, slots=True)
 class RecipeImage:
-    """A recipe's image: what it is built on, the command in it, and the container that is run of it."""
+    """A recipe's image: its base image, the command in it, and the container that runs from it."""
 
     script: ScriptMeta
     base_image: str

@@ -27,7 +27,7 @@ Result = dict[str, Any]
 
 
 def find_scripts(automation: Any, i: Result) -> Result:
-    """Return the scripts with all the tags, and without those that a dash precedes, as cmind's artifacts.
+    """Return, as cmind's artifacts, the scripts that have all the tags and none of the tags with a leading dash.
 
     Without tags, or with a name or one of the flags of cmind's reindexing, cmind's own search answers.
     """
@@ -109,7 +109,7 @@ def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
 
 
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
-    """Run the test inputs of the scripts asked for, of all scripts without tags. The first failure ends it."""
+    """Run the test inputs of the scripts with these tags, or of all scripts. The first failure ends it."""
     catalogue = Catalogue(automation.cmind)
     named = split_tags(i.get("tags")) or i.get("artifact")
     scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()

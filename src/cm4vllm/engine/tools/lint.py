@@ -58,7 +58,7 @@ class Linter:
         return sorted(placed, key=lambda fault: (str(fault.path), fault.line))
 
     def every(self) -> list[ScriptMeta]:
-        """Return all readable scripts, also those that another one of the same UID hides."""
+        """Return all readable scripts, including those hidden by another script with the same UID."""
         scripts = []
         for path, repo in self.catalogue.folders():
             with contextlib.suppress(CmError):

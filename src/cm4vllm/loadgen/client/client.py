@@ -184,7 +184,7 @@ class Client:
         task.add_done_callback(self._tasks.discard)
 
     def _choose(self, failed: Server | None) -> Server:
-        """Return the server with the fewest open requests, of those that answer; `failed` is the last choice."""
+        """Return the server with the fewest open requests among those that respond; `failed` is the last choice."""
         if len(self._servers) == 1:
             return self._servers[0]
         now = self._loop.time()
@@ -260,7 +260,7 @@ class Client:
             server.idle.append(connection)
 
     def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None:
-        """Report a whole answer, together with the others of this iteration of the event loop."""
+        """Report a whole answer, together with all answers of this iteration of the event loop."""
         counts = self.counts
         counts.completed += 1
         length = tokens if isinstance(tokens, int) else len(tokens)

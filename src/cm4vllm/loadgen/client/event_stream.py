@@ -102,7 +102,7 @@ def refusal_words(raw: bytes) -> str:
 
 
 def error_words(error: Any) -> str:
-    """Return the words of an `error` object; empty where there is none."""
+    """Return the message of an `error` object; empty without one."""
     if error is None:
         return ""
     message = error.get("message", error) if isinstance(error, dict) else error

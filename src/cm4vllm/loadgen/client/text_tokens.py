@@ -192,7 +192,7 @@ def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
 
 
 def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int) -> TextCounts | None:
-    """Return the sum of what workers counted, None where none did; they sent `prompt_tokens` in all."""
+    """Return the sum of the workers' counts, None if no worker counted; together they sent `prompt_tokens`."""
     total: TextCounts | None = None
     for count in filter(None, counts):
         total = (

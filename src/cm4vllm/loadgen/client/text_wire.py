@@ -163,7 +163,7 @@ class TextReader(EventStream):
 
     @property
     def token_count(self) -> int:
-        """The pieces of text that have been read so far, of whole events."""
+        """The number of pieces of text in the whole events read so far."""
         return len(self._parts.pieces)
 
     def feed(self, data: bytes) -> int | None:

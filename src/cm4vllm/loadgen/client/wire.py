@@ -106,7 +106,7 @@ def completion_body(sampling: Sampling, prompt: Sequence[int]) -> bytes:
 
 
 class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens that an answer has to keep to: those that were asked for, and the server's own."""
+    """Limits on the length of an answer in tokens: those of the request, and the server's own."""
 
     min_tokens: int
     max_tokens: int
@@ -245,7 +245,7 @@ class StreamReader(EventStream):
 
     @property
     def token_count(self) -> int:
-        """The tokens that have been read so far, of whole events."""
+        """The number of tokens in the whole events read so far."""
         return len(self._parts.tokens)
 
     def feed(self, data: bytes) -> int | None:

@@ -144,7 +144,7 @@ class Workers:
                 worker.send(share)
 
     def close(self) -> None:
-        """Have all workers end, wait for what they say last, and end those that say nothing."""
+        """Have all workers end, wait for their last messages, and kill those that send none."""
         self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):

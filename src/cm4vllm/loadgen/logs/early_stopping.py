@@ -33,7 +33,7 @@ _TOLERANCE = 1.0 / (1 << 33)
 
 
 def passes(queries: int, over: int, confidence: float = CONFIDENCE) -> bool:
-    """Say whether LoadGen is certain of the limit after `queries`, of which `over` were over it."""
+    """Tell whether LoadGen accepts the limit after `queries` queries, of which `over` took longer."""
     # Fewer than the percentile within the limit can never pass: a server far beyond its limit costs no series then.
     return over <= (1 - PERCENTILE) * queries and queries >= required_within(over, confidence) + over
 
@@ -100,7 +100,7 @@ def _probability_of_at_most(over: int, within: int) -> float:
 
 
 def _divergence(share: float, other: float) -> float:
-    """Return the Kullback-Leibler divergence of two shares: how much a sample of one speaks against the other."""
+    """Return the Kullback-Leibler divergence of two shares in [0..1]."""
     rest = (1 - share) * math.log((1 - share) / (1 - other)) if share < 1 else 0.0
     return share * math.log(share / other) + rest
 

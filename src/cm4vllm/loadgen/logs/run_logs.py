@@ -191,7 +191,7 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
 
 
 def _zero_share(tokens: list[npt.NDArray[np.int32]], first: int) -> float:
-    """Return the share, in [0..1], of zeros among every second word, from the word `first` of each answer on."""
+    """Return the share in [0..1] of zeros among every second word, starting from word `first` of each answer."""
     words = sum(len(ids[first::2]) for ids in tokens)
     zeros = sum(len(ids[first::2]) - int(np.count_nonzero(ids[first::2])) for ids in tokens)
     return zeros / words if words else 0.0

@@ -1,4 +1,4 @@
-"""The latencies of a performance run while it goes on, as LoadGen judges them: of all answers so far, of the newest.
+"""The latencies of a running performance run, judged as by LoadGen: of all answers so far, and of the newest ones.
 
 They are read from the client's record of its samples (`sample_times`), in a thread of their own: while the test runs,
 nothing more is noted than without them.

@@ -113,7 +113,7 @@ class LiveStatus:
         return self.status
 
     def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
-        """Return the time left; of a run that goes on for a time, until what is then in flight is answered."""
+        """Return the time left in s. A run of fixed duration ends when the requests then in flight are answered."""
         planned = self._plan.seconds if self._plan else 0.0
         if not planned:
             return time_left(self._marks, total - news.done, news.elapsed_s) if total is not None else None

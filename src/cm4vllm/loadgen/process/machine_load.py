@@ -45,7 +45,7 @@ class MachineMeter:
 
 
 def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | None:
-    """Return the load of a machine between two samples of it; None where the kernel shows none."""
+    """Return the load of a machine between two samples; None if the kernel does not show it."""
     if first.busy_s is None or last.busy_s is None:
         return None
     return MachineLoad(

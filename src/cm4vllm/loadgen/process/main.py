@@ -136,7 +136,7 @@ def _prompt_tokens(terms: Terms, row: Mapping[str, Any]) -> int:
 
 
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
-    """Return the prompts in the server's form, and the number of those that it reads as other token ids."""
+    """Return the prompts in the server's form, and how many of them the server reads as other token ids."""
     sampling = sampling_of(settings)
     if settings.terms.media is Media.AUDIO:
         return audio_library(Path(settings.dataset.media_folder), rows, sampling), 0

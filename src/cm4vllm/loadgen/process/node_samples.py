@@ -48,7 +48,7 @@ class NodeSamples:
         return loads
 
     def write_gpus(self, path: Path) -> None:
-        """Write the samples of all GPUs of all nodes as those of one machine; no file where there are none."""
+        """Write the samples of the GPUs of all nodes into one file; no file without samples."""
         looks = [read_machine_samples(file) for file in self.files]
         samples = [
             GpusSample(at_s=several[0].at_s, gpus=gpus)

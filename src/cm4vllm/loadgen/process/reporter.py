@@ -126,5 +126,5 @@ class Reporter:
             self._failed_once(cause)
 
     def take(self) -> list[tuple[int, KeptAnswer]]:
-        """Return the answers, each with its sample, that came since the last call, of those that are kept."""
+        """Return the kept answers that came since the last call, each with its sample."""
         return [self._kept.popleft() for _ in range(len(self._kept))]

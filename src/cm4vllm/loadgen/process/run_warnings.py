@@ -11,7 +11,7 @@ __all__ = ["run_warnings"]
 
 
 def run_warnings(run: RunRecord) -> list[str]:
-    """Return the warnings on which the reader can act, one sentence each; empty where all is as it should be.
+    """Return the warnings on which the reader can act, one sentence each; empty if there are none.
 
     The report has the others as well, and those on the precision of a rehearsal's figures.
     """

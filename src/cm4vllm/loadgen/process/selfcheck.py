@@ -216,7 +216,7 @@ class _Tally:
         self.done = self._awaited = 0
 
     def waits(self) -> list[float]:
-        """Return the times from issue to first token, in ms, of queries that came at their own times."""
+        """Return the times from issue to first token in ms, for queries whose issue was timed."""
         return [] if not self.issued else [(came - self.issued[key]) * 1e3 for key, came in self._firsts]
 
     def _count(self, ended: int) -> None:

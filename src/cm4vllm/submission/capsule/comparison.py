@@ -61,7 +61,7 @@ def compare_paths(paths: Sequence[Path]) -> Comparison:
 
 
 def compare_environment(capsule: Capsule) -> list[ComparedSetting]:
-    """Compare the program, its packages and the machine of a capsule with those here."""
+    """Compare the program, packages and machine of a capsule with this program, its packages and this machine."""
     software = detect_software()
     asked = SystemAsked(
         submitter=capsule.submitter,

@@ -142,7 +142,7 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
 
 
 def description_of(submission: Submission, system: str) -> dict[str, Any]:
-    """Return the description of a system without the names of the submission; empty where there is none."""
+    """Return the description of a system without the names of the submission; empty if there is none."""
     described = submission.system(system)
     return {
         key: value

@@ -107,7 +107,7 @@ def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(part: Accuracy) -> Figures:
-    """Return the scores: those of accuracy.json, which have all digits, where there is one."""
+    """Return the scores, from accuracy.json (all digits) if there is one."""
     if part.record is None:
         return part.figures
     where = part.beside(ACCURACY_FILE)

@@ -125,7 +125,7 @@ class Channel:
         return message
 
     def ask(self, action: str, seconds: float | None = None, **arguments: Any) -> Any:
-        """Have the other process do an action, and return its result; an exception of it is raised here again."""
+        """Have the other process do an action, and return its result. An exception there is raised here again."""
         self.send({"do": action, **arguments})
         reply = self.receive(seconds)
         if "error" in reply:
@@ -145,7 +145,7 @@ def _taken(fd: int) -> int:
 
 
 def module_at(path: str) -> ModuleType:
-    """Return the module in this file, without those that lie beside it. Raises ImportError."""
+    """Import the file at `path` as a module, without its folder on sys.path. Raises ImportError."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(path)
@@ -155,7 +155,7 @@ def module_at(path: str) -> ModuleType:
 
 
 def run_programs(abilities: Mapping[str, Callable[..., Any]]) -> None:
-    """Do the actions that the judging process asks for, until it has ended; the answer to some is an exception."""
+    """Do the actions that the judging process asks for until it ends. A failure is answered with its exception."""
     channel = Channel(_taken(0))
     for fd in (1, 2):
         _taken(fd)

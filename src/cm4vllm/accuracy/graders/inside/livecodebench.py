@@ -44,7 +44,7 @@ class Program:
             signal.alarm(0)
 
     def get_function(self, compiled: "Program", name: str) -> Any:
-        """Return the caller of the program's function of this name; None where it has none."""
+        """Return a function that calls the program's function of this name; None if the program has none."""
         return compiled.call if self.channel.ask("find", name=name) else None
 
     def call(self, *arguments: Any) -> Any:

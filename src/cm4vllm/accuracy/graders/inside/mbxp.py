@@ -54,7 +54,7 @@ def stands_alone(test: str) -> bool:
 
 
 class Programs:
-    """The process of the present task's program, in place of what would start one here."""
+    """The process of the present task's program. It replaces the code that would run the program in this process."""
 
     channel: Any = None
     task: dict[str, str]
