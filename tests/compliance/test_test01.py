@@ -85,11 +85,9 @@ def varied(seed):
 
 
 def test_the_text_is_that_of_the_official_verification(official, tmp_path):
-    pairs = [
-        [log(tmp_path / f"{seed}-{name}", entries) for name, entries in zip("ab", varied(seed), strict=True)]
-        for seed in range(12)
-    ]
-    compared = [test01.compared(*map(logged_data, pair), 8) for pair in pairs]
+    logs = [(seed, *varied(seed)) for seed in range(12)]
+    pairs = [(log(tmp_path / f"{seed}-a", first), log(tmp_path / f"{seed}-b", second)) for seed, first, second in logs]
+    compared = [test01.compared(logged_data(first), logged_data(second), 8) for first, second in pairs]
     assert [text for text, _ in compared] == official(pairs)
     assert {not differing for _, differing in compared} == {True, False}
 
