@@ -13,7 +13,7 @@ DUMMY_NOTICE = "DUMMY WEIGHTS"
 
 #: The line that every page and every record of a run on a simulated server carries.
 SIMULATED_NOTICE = "SIMULATED"
-#: The line that every page carries whose power is that of the simulated analyzer.
+#: The line on every page with power figures from the simulated analyzer.
 SIMULATED_POWER_NOTICE = "SIMULATED POWER: no analyzer was read"
 
 #: The submitter's folder where the user named none: the tree must have one, and no name may be made up.

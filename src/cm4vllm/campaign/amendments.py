@@ -24,7 +24,7 @@ JOB = "run-mlperf,inference"
 #: Returns for {"tags": ...} of a recipe the environment key of each flag (`inputs`) and the names below it (`names`).
 Reach = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-#: The setting that says where the model comes from, as a variation; those of files by the name of their step.
+#: The setting for the source of the model, as a variation, and the settings for files, by the name of their step.
 _MODEL = "CM_ML_MODEL_SOURCE"
 _FILES = {
     "dataset": "CM_DATASET_FILE",

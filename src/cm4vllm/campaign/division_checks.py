@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "division_faults", "fault_notes", "require_division_rules"]
 
-#: The environment keys of what is checked here and no setting of the campaign.
+#: The environment keys that are checked here and are not settings of the campaign.
 _EXTRA, _SYSTEM_FILE = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_MLPERF_SYSTEM_FILE"
 _ECC_KEYS = {"host": "host_memory_configuration", "accelerators": "accelerator_memory_configuration"}
 

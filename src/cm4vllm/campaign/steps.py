@@ -64,7 +64,7 @@ RECIPES = {
 #: A simulated server takes the place of vLLM's.
 _SIMULATED = ("run,simulated-vllm-server", "run,vllm-server")
 
-#: What stands for every step among the keys of those that --rerun names.
+#: The word of --rerun that stands for all steps.
 ALL = "all"
 #: The words of --rerun for every step, and for none; all others name steps.
 _ALL, _NONE = ("yes", "on", "true", "1", ALL), ("no", "off", "false", "0", "")

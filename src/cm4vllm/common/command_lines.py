@@ -32,7 +32,7 @@ _LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -|:/).)*", re.DOTALL)
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)", re.IGNORECASE
 )
-#: Variables that mean something to every shell, and those that a reader has set already.
+#: Variables that have a meaning in every shell, and variables that a reader has already set.
 _TAKEN = frozenset({"PATH", "HOME", "USER", "PWD", "OLDPWD", "SHELL", "TMPDIR", "LANG", "IFS", "UID", "TAGS", "INPUT"})
 
 

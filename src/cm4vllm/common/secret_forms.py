@@ -11,7 +11,7 @@ __all__ = ["HIDDEN", "headers_changed", "holds_form", "keys_in", "secrets_of_url
 #: The text in the place of a secret.
 HIDDEN = "(secret)"
 
-# To compile all of these takes as long as much of what `cm` does where the cache answers: each is, when it is needed.
+# Each is compiled when it is first needed: all of them would take as long as many a `cm` command with a cache hit.
 
 
 @cache

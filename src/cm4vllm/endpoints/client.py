@@ -30,7 +30,7 @@ __all__ = ["ClientInstallation", "RunCounts", "faults_of", "require_unmodified",
 SUMMARY = Path("performance") / "result_summary.json"
 SCORES = Path("accuracy") / "accuracy_results.json"
 EVENTS = "events.jsonl"
-#: The samples that the client issued in each phase, by the name of the phase: that of an accuracy run is its dataset's.
+#: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.
 _ISSUED = "sample_idx_map.json"
 #: The client ends its services in a second; what is left then is killed.
 _GRACE_S = 10.0

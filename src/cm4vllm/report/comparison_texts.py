@@ -24,7 +24,7 @@ from cm4vllm.submission.capsule.comparison import compare_paths
 
 __all__ = ["INSTALLED", "as_object", "as_page", "as_text", "package_lines", "report_comparison"]
 
-#: The groups of packages by name, each with that of their files.
+#: The groups of packages by name, each with the name of its files.
 INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}
 #: Names of packages in a line.
 _NAMED = 6

@@ -37,7 +37,7 @@ __all__ = [
     "with_intervals",
 ]
 
-#: The confidence of the intervals: that of LoadGen's early stopping.
+#: The confidence of the intervals, the same as in LoadGen's early stopping.
 LEVEL = 0.99
 #: Parts of a run, and how often they are drawn.
 PARTS, DRAWS = 20, 1000

@@ -28,7 +28,7 @@ __all__ = [
     "unencrypted",
 ]
 
-#: Where the key is looked for when no variable is named: vLLM's own variable, and that of OpenAI's clients.
+#: The variables that may hold the key when the user names none: vLLM's own, and the one of OpenAI's clients.
 KEY_VARIABLES = ("VLLM_API_KEY", "OPENAI_API_KEY")
 #: Where `vllm serve` takes from the key that it asks for.
 OWN_KEY_VARIABLE = "VLLM_API_KEY"

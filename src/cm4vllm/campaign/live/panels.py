@@ -17,7 +17,7 @@ __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
 
 #: Steps shown before the one that runs, and after it; warnings shown.
 _BEFORE, _AFTER, _WARNINGS = 2, 2, 2
-#: A status that was not written for so many times its interval is that of a process that has ended, or was stopped.
+#: If a status is older than so many of its intervals, its process has ended or is stopped.
 _SILENT = 10
 _ENDED = (State.DONE, State.KEPT, State.LEFT_OUT, State.FAILED, State.ABORTED)
 

@@ -58,9 +58,9 @@ class Batch:
         self._system, self._factors = system, factors
         self._prompts: list[int] = []
         self._tokens: list[int] = []
-        self._todo: list[int] = []  # the prompt's tokens not computed yet, and those that a preempted query lost
+        self._todo: list[int] = []  # the prompt's tokens that are not computed yet, or were lost by preemption
         self._waiting: deque[int] = deque()
-        self._begun: deque[int] = deque()  # those whose prompt is not wholly computed
+        self._begun: deque[int] = deque()  # queries whose prompt is not wholly computed
 
     def add(self, prompt: int, tokens: int) -> int:
         """Add a query with a prompt and an answer of so many tokens; return its number."""

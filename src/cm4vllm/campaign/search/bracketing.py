@@ -33,7 +33,7 @@ _FEW = 10
 _INSIDE = 0.2
 #: A probe is at least so many answers long, where half of the time is enough for that.
 _ANSWERS_LONG = 3
-#: The least warm-up of a probe as a part of it, the longest, and how many answers long it is.
+#: The warm-up of a probe: its least share of the probe, its longest time, and its length in mean answers.
 _WARM, _MOST_WARM, _ANSWERS_WARM = 1 / 6, 1 / 3, 1.5
 
 

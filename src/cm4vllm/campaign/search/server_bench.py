@@ -87,7 +87,7 @@ class ServerBench:
         self._at_once = at_once
         self._record: ServerRecord | None = None
         self._server_path = ""
-        #: The answers/s of each scenario whose samples come at once: the last ones, and those of this candidate.
+        #: The answers/s of each scenario whose samples come at once: of the last candidate and of this one.
         self._rates: dict[str, float] = {}
         self._now: dict[str, float] = {}
         self._known: list[Evaluation] = []

@@ -56,7 +56,7 @@ class _Output:
     def __init__(self, stream: IO[str], log: str, clean: Callable[[str], str]) -> None:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.log = log
-        #: Why there is no log, or only a part of it.
+        #: The reason why there is no log, or only a part of it.
         self.log_problem = ""
         self._stream: IO[str] | None = stream
         self._clean = clean

@@ -28,11 +28,11 @@ from cm4vllm.engine.run.script_selection import select
 
 __all__ = ["RecipeImage", "docker_script", "image_of", "write_context"]
 
-#: Debian with a Python that is new enough, which those of the systems that public metas name are not.
+#: Debian with a Python that is new enough; the systems that public metas name have older ones.
 _BASE_IMAGE = "python:3.12-slim-bookworm"
 _PACKAGES = ("bash", "build-essential", "ca-certificates", "git", "libnuma1")
 _INSIDE = "/home/cm"
-#: Docker refuses --gpus where there is no driver: `all_gpus: present` in a meta asks for those that are there.
+#: Docker refuses --gpus without a driver: `all_gpus: present` in a meta asks for the GPUs there are, possibly none.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: The variables that are passed by name alone, so that no value stands in a file or on a command line.
 _PASSED = (

@@ -42,7 +42,7 @@ _TIME_END = 2**63 / 1e6
 #: The rest of an entry whose beginning is lost.
 _IN_ENTRIES = (b"MLLOG", b'"key"', b'"metadata"', b"\0")
 _AGAIN = "remove the run's folder and run it again"
-#: A longer line is none of LoadGen's: those with the indices of all samples of a large dataset have a few MB.
+#: LoadGen writes no longer line: one with the indices of all samples of a large dataset has a few MB.
 _LONGEST_LINE = 64 * 2**20
 #: A log has a MB and more.
 _BUFFER = 2**17

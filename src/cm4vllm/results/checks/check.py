@@ -14,7 +14,7 @@ from cm4vllm.results.model import Accuracy, Performance, Result, Submission, Sys
 __all__ = ["CHECK_FAILED", "Check", "CheckBase", "Fault", "Stage", "check"]
 
 
-#: The code of what a check could not check.
+#: The code for a part of a tree that a check could not check.
 CHECK_FAILED = "CHECK-FAILED"
 
 

@@ -39,7 +39,7 @@ _NO_ANSWERS = frozenset({"undefined", "unknown", "tbd", "todo", "fixme", "xxx", 
 _NOT_APPLICABLE = frozenset({"n/a", "na", "none"})
 #: The marks of a text that its author has not finished.
 _LEFT_OPEN = re.compile(r"<[A-Za-z][\w -]*>|\b(?:TBD|TODO|FIXME)\b")
-#: Keys that every machine has an answer to, and those that every accelerator has one to.
+#: Keys that every machine must answer, and keys that every accelerator must answer.
 _OF_ANY_MACHINE = frozenset(
     {
         "cooling",

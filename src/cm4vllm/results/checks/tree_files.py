@@ -24,7 +24,7 @@ _OLD_CHECKER = "tools/submission/submission_checker_old.py"
 _MAX_FILE = 50 * 2**20
 _BYTECODE = "/__pycache__/"
 _TRACE = "mlperf_log_trace.json"
-#: The folders of a submission that hold what was measured, and what is stated of it.
+#: The folders of a submission with the measurements and the statements about them.
 _MEASURED = ("measurements", "results", "systems", "documentation", "compliance")
 #: Where a submission may have its calibration.md.
 _PAGES = (".", "documentation")

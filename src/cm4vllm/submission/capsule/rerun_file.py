@@ -26,7 +26,7 @@ __all__ = ["CAPSULE_FILE", "as_yaml", "read_capsule", "write_capsule"]
 CAPSULE_FILE = "rerun.yaml"
 _SCHEMA = "schema"
 _DEEPEST = 32
-#: Fields of a result that the capsule states once for all, and those that stay on the machine.
+#: Fields of a result that the capsule states once for all results, and fields that stay on the machine.
 _SHARED = ("round", "division", "submitter", "system", "model", "benchmark")
 _NOT_WRITTEN = ("folder", "terms", "run", "record", "detail")
 
