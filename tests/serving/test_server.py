@@ -145,7 +145,6 @@ def test_a_server_that_never_listens_is_given_up_and_ended(tmp_path):
     assert gone_by_state(tmp_path)
 
 
-@pytest.mark.timing
 def test_a_server_that_dies_is_told_with_its_own_words_and_one_remedy(tmp_path):
     code = "raise ValueError('max_model_len (9) is greater than the derived max_model_len (4)')"
     begin = time.monotonic()

@@ -100,7 +100,6 @@ def test_a_signal_ends_the_server(supervise, tmp_path, name):
     assert state(tmp_path)["reason"] == f"ended by SIG{name}"
 
 
-@pytest.mark.timing
 def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(supervise, tmp_path):
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     process = supervise(sys.executable, "-c", code, grace_s=0.5)

@@ -49,7 +49,7 @@ def test_its_percentiles_are_those_of_loadgen(tmp_path, make_settings):
     for attempt in range(3):
         with FakeVllm(Behaviour(token_delay_s=0.004)) as server:
             run(
-                make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=128),
+                make_settings(server.endpoint, "Server", "performance", target_qps=40, test_query_count=64),
                 tmp_path / f"run{attempt}",
             )
         apart.append(_differences(tmp_path / f"run{attempt}"))

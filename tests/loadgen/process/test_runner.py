@@ -65,7 +65,6 @@ def test_a_streamed_offline_run_gives_the_same_log(tmp_path, make_settings):
     assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
 
 
-@pytest.mark.timing
 def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
     with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
         run(make_settings(server.endpoint, "Server", "performance", target_qps=40), tmp_path / "run")
