@@ -123,7 +123,7 @@ def test_of_a_server_whose_processes_are_not_known_nothing_is_said(record):
     assert client_doubts(replace(record(), machine_load=replace(LOAD, own_s=None))) == []
 
 
-BURN = "import time\nwhile time.process_time() < 0.5: pass\n"
+BURN = "import time\nwhile time.process_time() < 0.25: pass\n"
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -139,12 +139,12 @@ def test_the_work_of_the_server_and_of_the_client_is_their_own(record, owned):
         assert supervisor.stdout.readline()
         load = meter.load()
         supervisor.communicate(b"\n")
-    assert load.wall_s >= 0.5
-    assert load.busy_s >= 0.4
+    assert load.wall_s >= 0.25
+    assert load.busy_s >= 0.2
     if not owned:
         assert (load.own_s, load.others) == (None, None)
         return
-    assert 0.9 <= load.own_s <= 3
+    assert 0.45 <= load.own_s <= 1.5
     assert 0 <= load.others < 1
     assert 0 <= load.stolen < 1
 
