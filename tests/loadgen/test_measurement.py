@@ -1,8 +1,10 @@
 """A measurement from the records of other recipes, as the recipe asks for it."""
 
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,14 +19,13 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
 from cm4vllm.loadgen.process.run_status import PartialScores
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
 from cm4vllm.serving.records import ServerRecord
 
 
-@pytest.fixture
-def env(tmp_path, dataset):
-    """The environment that recipes hand over, all but the server's record."""
+def handed_over(tmp_path, dataset):
+    """Return the environment that recipes hand over, all but the server's record."""
     write_record(tmp_path / "model.json", ModelRecord(name="tiny", path="", source="test", sha256="", min_tokens=2))
     write_record(tmp_path / "dataset.json", dataset)
     return {
@@ -42,6 +43,24 @@ def env(tmp_path, dataset):
         "CM_VLLM_SERVER_RECORD": str(tmp_path / "server.json"),
         "CM_MLPERF_LOADGEN_PYTHONPATH": "",
     }
+
+
+@pytest.fixture
+def env(tmp_path, dataset):
+    return handed_over(tmp_path, dataset)
+
+
+@pytest.fixture(scope="module")
+def by_own_conf(tmp_path_factory, dataset):
+    """A performance run by the user's own user.conf: what was asked for, the run's record and its folder."""
+    folder = tmp_path_factory.mktemp("by-own-conf")
+    env, own = handed_over(folder, dataset), folder / "own.conf"
+    own.write_text(write_user_conf(inputs(env)).read_text().replace("12.5", "77"))
+    asked = inputs(env, CM_MLPERF_USER_CONF=str(own))
+    with FakeVllm() as server:
+        serve(folder, server)
+        record, path = measure(asked)
+    return asked, record, path.parent
 
 
 def inputs(env, **changes):
@@ -67,6 +86,7 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
     with FakeVllm(Behaviour(token_delay_s=0.03)) as server:
         serve(tmp_path, server)
         record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
+        server.behaviour.token_delay_s = 0
         measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
     assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
     assert "tokens/s so far; no partial scores: as seen by the test\n" in capsys.readouterr().out
@@ -90,13 +110,11 @@ def test_the_records_become_a_run(env, tmp_path):
     assert record.settings.stream_interval == 0
 
 
-def test_the_users_own_user_conf_is_the_one_that_counts(env, tmp_path):
-    own = tmp_path / "own.conf"
-    own.write_text(write_user_conf(inputs(env)).read_text().replace("12.5", "77"))
-    with FakeVllm() as server:
-        serve(tmp_path, server)
-        record, path = measure(inputs(env, CM_MLPERF_USER_CONF=str(own)))
-    assert (path.parent / "user.conf").read_text() == own.read_text() == record.settings.user_conf
+def test_the_users_own_user_conf_is_the_one_that_counts(by_own_conf):
+    asked, record, folder = by_own_conf
+    own = Path(asked.user_conf).read_text()
+    assert "target_qps = 77" in own
+    assert (folder / "user.conf").read_text() == own == record.settings.user_conf
 
 
 def test_the_dataset_is_that_of_the_mode_or_of_the_compliance_test_where_these_have_their_own(env):
@@ -171,11 +189,9 @@ def test_a_run_is_kept_where_it_is_whole_and_its_settings_are_the_same(env, tmp_
         assert "changed or removed: mlperf_log_summary.txt" in earlier_run(folder, settings).why_not
 
 
-def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(env, tmp_path):
-    asked = inputs(env, CM_MLPERF_LOADGEN_TARGET_QPS="100000", CM_TEST_QUERY_COUNT="64")
-    with FakeVllm() as server:
-        serve(tmp_path, server)
-        record, path = measure(asked)
+def test_a_performance_run_that_is_invalid_is_kept_only_as_a_rehearsal(by_own_conf, tmp_path):
+    asked, record, folder = by_own_conf
+    path = shutil.copytree(folder, tmp_path / "run") / RUN_FILE
     settings = settings_of(asked)
     assert earlier_run(path.parent, settings).record == record
     counted = msgspec.structs.replace(settings, rehearsal=False)
