@@ -5,7 +5,7 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.report.tree_texts import submission_inputs
+    from cm4vllm.submission.results_folders import submission_inputs
 
     i["env"].update(submission_inputs(i["env"]))
     return {"return": 0}
@@ -18,10 +18,11 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.files import typed_path, write_json, write_text
     from cm4vllm.common.progress import say
-    from cm4vllm.report.tree_texts import results_folders, tree_asked
+    from cm4vllm.report.tree_texts import tree_asked
     from cm4vllm.submission.campaign_software import SCRIPTS_FILE, scripts_that_ran
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
     from cm4vllm.submission.result_removal import remove_results
+    from cm4vllm.submission.results_folders import results_folders
     from cm4vllm.submission.tree import build_tree
 
     env = i["env"]

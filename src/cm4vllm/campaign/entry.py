@@ -13,7 +13,6 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
-from cm4vllm.campaign.job import run
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
@@ -121,6 +120,8 @@ def run_job(env: Mapping[str, Any], recipes: Recipes, command: str, changes: Ame
 
     Raises CmError.
     """
+    from cm4vllm.campaign.job import run  # half of all modules, the report's among them: no plan needs them
+
     job, changed = prepared(env, changes)
     for finding in unready(load=load_sample()):
         warn(f"this machine: {finding.words}")

@@ -20,7 +20,6 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
 from cm4vllm.common.plain_files import require_plain_files
 from cm4vllm.common.settings import read_settings
-from cm4vllm.results.result_index import require_published
 from cm4vllm.rules import BenchmarkTerms, Terms
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
@@ -82,7 +81,10 @@ def require_files(env: Mapping[str, Any]) -> None:
         # A folder is read by the benchmark's own rules, below (require_given_datasets).
         if (name := env.get(key)) and not Path(name).is_dir():
             require_file(Path(name))
-    require_published(typed_paths(env.get(_PUBLISHED, "")))
+    if given := env.get(_PUBLISHED):
+        from cm4vllm.results.result_index import require_published  # with every check of a tree: few jobs name results
+
+        require_published(typed_paths(given))
 
 
 def preflight(env: Mapping[str, Any], job: Job) -> None:
