@@ -6,14 +6,12 @@ them.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import bytes_of, sha256_of_tree
-from cm4vllm.common.git_source import fetch_checkout, git_directory
+from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.common.processes import run
 
 __all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
@@ -86,46 +84,36 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
 
     Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
     """
-    whole, files = _of_folder(source, commit) if source.git is None else _of_git(source.git, source.commit, commit)
-    for name, content in files:
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(content)
-    return target / _TOOLS, whole
+    if source.git is None:
+        _copy_folder(source, target, commit)
+        return target / _TOOLS, source.commit
+    return target / _TOOLS, _copy_git(source.git, source.commit, target, commit)
 
 
-def _of_folder(source: Source, commit: str) -> tuple[str, Iterator[tuple[str, bytes]]]:
-    """Return the commit of plain files, and the checker's files with their names below the folder."""
+def _copy_folder(source: Source, target: Path, commit: str) -> None:
+    """Copy the checker's files out of plain files."""
     if not source.commit.startswith(commit):
         raise SourceUnavailable(
             f"{source.path} holds the checker of one commit",
             remedy=_REMEDY,
             cause=f"the round is checked by the one at {commit}, too",
         )
-    files = (source.path / _TOOLS).rglob("*.py")
-    return source.commit, ((file.relative_to(source.path).as_posix(), bytes_of(file)) for file in files)
+    for file in (source.path / _TOOLS).rglob("*.py"):
+        copy = target / file.relative_to(source.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(bytes_of(file))
 
 
-def _of_git(git: Path, opened: str, commit: str) -> tuple[str, Iterator[tuple[str, bytes]]]:
-    """Return the whole name of a commit in git, by default of the one `opened`, and the checker's files there."""
+def _copy_git(git: Path, opened: str, target: Path, commit: str) -> str:
+    """Copy the checker's files out of git, by default of the commit `opened`; return the commit's whole name."""
     whole = opened if opened.startswith(commit) else _git(git, "rev-parse", f"{commit}^{{commit}}")
     if not whole:
         raise SourceUnavailable(
             f"{git} does not hold {commit}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
         )
     names = (_git(git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or "").splitlines()
-    return whole, ((name, _blob(git, f"{whole}:{name}")) for name in names if name.endswith(".py"))
-
-
-def _blob(git: Path, name: str) -> bytes:
-    done = subprocess.run(
-        ["git", f"--git-dir={git}", "show", name], capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode:
-        raise SourceUnavailable(
-            f"{git} lacks {name}", cause=done.stderr.decode(errors="replace").strip(), remedy=_REMEDY
-        )
-    return done.stdout
+    extract(git, whole, [name for name in names if name.endswith(".py")], target, remedy=_REMEDY)
+    return whole
 
 
 def _git(git: Path, *words: str) -> str | None:
