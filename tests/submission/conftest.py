@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +28,7 @@ from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
-from cm4vllm.submission.tree import TreeAsked
+from cm4vllm.submission.tree import TreeAsked, build_tree
 
 SUBMITTER = "Nobody"
 MODEL = "tiny-llama"
@@ -261,6 +263,20 @@ def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
     return lambda *, rehearsal=True, source="": make_out(
         tmp_path / "out", loadgen_logs, rehearsal=rehearsal, source=source
     )
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, loadgen_logs: Path) -> TreeAsked:
+    """The results of a rehearsal with the tree of them, for tests that only read."""
+    asked = make_out(tmp_path_factory.mktemp("built") / "out", loadgen_logs, rehearsal=True)
+    build_tree(asked)
+    return asked
+
+
+@pytest.fixture
+def own_built(tmp_path: Path, built: TreeAsked) -> TreeAsked:
+    """The same, for a test that changes it."""
+    return replace(built, out=shutil.copytree(built.out, tmp_path / "out"))
 
 
 @pytest.fixture

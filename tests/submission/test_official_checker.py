@@ -14,12 +14,17 @@ from cm4vllm.submission.tree import build_tree, system_folder
 ROUND = "v6.1"
 
 
+@pytest.fixture(scope="module")
+def truncated(built, tmp_path_factory):
+    """The results of a rehearsal, whose tree has its accuracy logs cut."""
+    out = shutil.copytree(built.out, tmp_path_factory.mktemp("truncated") / "out")
+    truncate_tree(out / "submission")
+    return out
+
+
 @pytest.fixture
-def tree(campaign):
-    asked = campaign(rehearsal=True)
-    build_tree(asked)
-    truncate_tree(asked.out / "submission")
-    return asked.out / "submission"
+def tree(truncated, tmp_path):
+    return shutil.copytree(truncated, tmp_path / "out") / "submission"
 
 
 def home(tree, scenario="Offline"):

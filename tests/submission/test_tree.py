@@ -29,13 +29,11 @@ def runs(asked, scenario="Offline", mode="performance"):
     return asked.out / "runs" / system_folder(asked.out) / asked.model / scenario / mode
 
 
-def test_the_tree_has_every_file_of_the_round(campaign):
-    asked = campaign()
-    build_tree(asked)
+def test_the_tree_has_every_file_of_the_round(built):
     for scenario in (Scenario.OFFLINE, Scenario.SERVER):
         files = {
-            path.relative_to(measurement(asked, scenario)).as_posix()
-            for path in measurement(asked, scenario).rglob("*")
+            path.relative_to(measurement(built, scenario)).as_posix()
+            for path in measurement(built, scenario).rglob("*")
             if path.is_file()
         }
         assert files == {
@@ -52,29 +50,26 @@ def test_the_tree_has_every_file_of_the_round(campaign):
             "cpu_info.json",
             "os_info.json",
         }
-    home = asked.out / "submission" / "open" / asked.submitter
-    assert (home / "systems" / f"{system_folder(asked.out)}.json").is_file()
-    assert json.loads((home / "model_mapping.json").read_text()) == {asked.model: "llama3.1-8b"}
-    assert (measurement(asked).parents[1] / "summary.html").read_text() == "<html></html>\n"
+    home = built.out / "submission" / "open" / built.submitter
+    assert (home / "systems" / f"{system_folder(built.out)}.json").is_file()
+    assert json.loads((home / "model_mapping.json").read_text()) == {built.model: "llama3.1-8b"}
+    assert (measurement(built).parents[1] / "summary.html").read_text() == "<html></html>\n"
     page = (home / "README.md").read_text()
-    assert f"| [{system_folder(asked.out)}](results/{system_folder(asked.out)}/summary.html) |" in page
+    assert f"| [{system_folder(built.out)}](results/{system_folder(built.out)}/summary.html) |" in page
     links = re.findall(r"\| \[[^\]]+\]\(([^)]+)\)", page)
     assert links and all((home / link).is_file() for link in links)
 
 
-def test_logs_are_those_of_the_runs_byte_for_byte(campaign):
-    asked = campaign()
-    build_tree(asked)
-    copied = list(measurement(asked).rglob("mlperf_log_*"))
+def test_logs_are_those_of_the_runs_byte_for_byte(built):
+    copied = list(measurement(built).rglob("mlperf_log_*"))
     assert len(copied) == 5
     for path in copied:
         mode = "accuracy" if path.parent.name == "accuracy" else "performance"
-        assert sha256_of(path) == sha256_of(runs(asked, mode=mode) / path.name)
+        assert sha256_of(path) == sha256_of(runs(built, mode=mode) / path.name)
 
 
-def test_a_rehearsal_says_so_in_every_file_that_may_carry_text(campaign):
-    asked = campaign(rehearsal=True)
-    tree = build_tree(asked)
+def test_a_rehearsal_says_so_in_every_file_that_may_carry_text(built):
+    tree = built.out / "submission"
     marked = [
         path
         for path in tree.rglob("*")
@@ -122,10 +117,8 @@ def test_no_tree_is_made_of_random_weights(campaign):
     assert not (asked.out / "submission").exists()
 
 
-def test_measurements_state_the_five_keys_and_no_path_of_the_machine(campaign):
-    asked = campaign()
-    build_tree(asked)
-    content = json.loads((measurement(asked) / "measurements.json").read_text())
+def test_measurements_state_the_five_keys_and_no_path_of_the_machine(built):
+    content = json.loads((measurement(built) / "measurements.json").read_text())
     assert content["input_data_types"] == "int32"
     assert content["weight_data_types"] == "bf16"
     assert content["starting_weights_filename"] == "tiny-llama"
@@ -147,20 +140,17 @@ def test_the_source_page_names_version_command_and_commit(campaign):
     assert '\ncm run script \\\n    --output_dir="${OUTPUT_DIR:?}"\n' in page
 
 
-def test_the_program_in_the_tree_is_a_cm_repository_that_imports(campaign):
-    asked = campaign()
-    build_tree(asked)
-    program = asked.out / "submission" / "open" / asked.submitter / "src" / "cm4vllm"
+def test_the_program_in_the_tree_is_a_cm_repository_that_imports(built):
+    program = built.out / "submission" / "open" / built.submitter / "src" / "cm4vllm"
     assert (program / "cmr.yaml").is_file()
     assert (program / "script" / "detect-os" / "_cm.yaml").is_file()
     for source in (program / "src").rglob("*.py"):
         compile(source.read_text(), str(source), "exec")
 
 
-def test_nothing_private_reaches_the_tree(campaign):
-    asked = campaign()
-    tree = build_tree(asked)
-    private = [re.escape(str(asked.out)), rf"\b{re.escape(socket.gethostname())}\b", r"/models/"]
+def test_nothing_private_reaches_the_tree(built):
+    tree = built.out / "submission"
+    private = [re.escape(str(built.out)), rf"\b{re.escape(socket.gethostname())}\b", r"/models/"]
     for path in tree.rglob("*"):
         if path.is_file() and "src/cm4vllm" not in path.as_posix():
             for word in private:
@@ -384,6 +374,6 @@ SHORT = {
 MADE_UP = {"README-NO-COMMAND", "TOKENS-DIFFER"}
 
 
-def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(campaign):
-    left = [finding for finding in check_tree(build_tree(campaign())).findings if finding.code not in SHORT | MADE_UP]
+def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(built):
+    left = [finding for finding in check_tree(built.out / "submission").findings if finding.code not in SHORT | MADE_UP]
     assert [str(finding) for finding in left if finding.severity is not Severity.NOTE] == []
