@@ -13,7 +13,6 @@ import pytest
 from cm4vllm.common.errors import (
     DatasetError,
     DiskFull,
-    ModelError,
     NotWritable,
     PortInUse,
     ServerUnreachable,
@@ -27,24 +26,15 @@ from cm4vllm.common.errors import (
     [
         ("--modell=llama3.1-8b", "", ["modell", "model"]),
         ("--model=llama3-8b", "", ["llama3-8b", "llama3.1-8b"]),
-        ("--scenario=Ofline", "", ["Ofline", "Offline"]),
-        ("--execution_mode=vaild", "", ["vaild", "valid"]),
         ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
-        ("--quiet", ",_r4.1", ["llama3.1-8b is not in round v4.1", "llama2-70b-99"]),
-        ("--model=gptj-99", ",_r4.1", ["gptj-99 cannot be run yet", "beam search"]),
     ],
 )
 def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):
     done = cm.main_job(flag, tags=tags)
     done.refused_with(UsageError.exit_code, *words)
     assert not (cm.cwd / "mlperf-results").exists()
-
-
-def test_a_refused_flag_is_not_preceded_by_facts_about_the_machine(cm):
-    done = cm.main_job("--model=llama3-8b")
-    done.refused_with(UsageError.exit_code)
-    assert "processors" not in done.output and "operating system" not in done.output
+    assert "processors" not in done.output and "operating system" not in done.output, "facts about the machine"
 
 
 @pytest.mark.parametrize(
@@ -74,10 +64,6 @@ def test_adr_reaches_the_recipes_that_the_job_runs(cm):
     ("flag", "error", "words"),
     [
         ("--tp_size=4096", UsageError, ["4096 workers need 4096 cores"]),
-        ("--port=99999", UsageError, ["port 99999 does not exist"]),
-        ("--port=many", UsageError, ["--port='many'", "must be a whole number"]),
-        ("--system_file=gone.yaml", UsageError, ["gone.yaml", "system.template.yaml"]),
-        ("--dataset_path=gone.json", DatasetError, ["gone.json", "--dataset_path"]),
         ("--output_dir=/proc/results", NotWritable, ["/proc/results", "--output_dir"]),
     ],
 )
@@ -123,12 +109,6 @@ def test_a_server_that_is_not_vllm(cm):
     done.refused_with(ServerUnsuitable.exit_code, "remedy")
 
 
-def test_a_model_folder_without_config_json(cm):
-    (cm.cwd / "model").mkdir()
-    done = cm.main_job(f"--vllm_model_name={cm.cwd / 'model'}")
-    done.refused_with(ModelError.exit_code, "config.json", "remedy")
-
-
 @pytest.mark.e2e
 @pytest.mark.xdist_group("vllm-2")
 def test_a_port_in_use(cm):
@@ -136,12 +116,6 @@ def test_a_port_in_use(cm):
         port = taken.getsockname()[1]
         done = cm.main_job(f"--port={port}", timeout_s=900)  # vLLM may have to be installed first
     done.refused_with(PortInUse.exit_code, str(port), "remedy")
-
-
-def test_results_that_cannot_be_written(cm):
-    (cm.cwd / "file").write_text("")
-    done = cm.main_job(f"--output_dir={cm.cwd / 'file' / 'results'}")
-    done.refused_with(NotWritable.exit_code, "is a file", "--output_dir")
 
 
 def test_a_file_system_that_is_mounted_read_only(cm):

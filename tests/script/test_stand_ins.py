@@ -57,19 +57,13 @@ def test_the_plan_of_a_rehearsal_for_another_machine_installs_no_vllm_and_makes_
 @pytest.mark.parametrize(
     ("flags", "tags", "error", "word"),
     [
-        (["--model=llama9"], "", UsageError, "llama9"),
         (["--division=closed", "--execution_mode=valid"], "", UsageError, "rule MODEL"),
-        ([], ",_r4.1", UsageError, "v4.1"),
-        (["--vllm_model_name=/nowhere/model"], "", UsageError, "/nowhere/model"),
         ([], ",_path./nowhere/model", ModelError, "/nowhere/model"),
         (["--dataset_path=gone.json"], "", DatasetError, "gone.json"),
-        (["--quantize=_int8,_fp8"], "", UsageError, "_int8,_fp8"),
-        (["--preset=fastest"], "", UsageError, "fastest"),
-        (["--execution_mode=valid"], ",_dummy", UsageError, "random weights"),
-        (["--rehearse=4xh100-llama2-70b-fp8", "--execution_mode=valid"], "", UsageError, "--rehearse"),
     ],
 )
 def test_the_plan_refuses_what_the_run_refuses(cm, flags, tags, error, word):
+    """One for each class of errors; test_refusals_of_main_job.py has many more without starting the command."""
     planned, done = cm.main_job("--plan", *flags, tags=tags), cm.main_job(*flags, tags=tags)
     planned.refused_with(error.exit_code, word)
     done.refused_with(error.exit_code, word)
