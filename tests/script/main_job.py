@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from cm4vllm.campaign.amendments import amendments
 from cm4vllm.campaign.entry import run_job
 from cm4vllm.common.errors import SourceUnavailable
@@ -90,6 +92,14 @@ def planned(tmp_path, request):
     if (failure := root.failure()) is not None:
         raise failure
     return [node for node in root.children if node.why == "step"]
+
+
+def refused(error, words, folder, variations, **flags):
+    """Assert that the plan of a job is refused with an error of this class that has the words in it."""
+    with pytest.raises(error) as of_plan:
+        planned(folder, asked(folder, variations, flags, folder))
+    for word in words:
+        assert word in str(of_plan.value)
 
 
 def environment_of(request):

@@ -64,6 +64,7 @@ REFUSED = [
     ("_vllm", {"dataset": "mine"}, "--dataset='mine'"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/set.json"}, "has 5 samples"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "there is no dataset"),
+    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "--dataset_path"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/model/config.json"}, "config.json"),
     ("_vllm", {"system_file": "FILES/gone.yaml"}, "system.template.yaml"),
     ("_vllm", {"inference_src": "FILES/gone"}, "gone"),

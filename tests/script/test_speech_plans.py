@@ -1,30 +1,39 @@
-"""whisper from the command line: the refusals of the plan, before anything is fetched."""
+"""whisper: its plan from the command line, and what the plan refuses before anything is fetched."""
 
 import json
 
 import pytest
+from tests.script.main_job import asked, planned, refused
 from tests.script.speech import SAMPLES, entry, job, write_clip
 
 from cm4vllm.assets import tone_speech
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 
+WHISPER = {"model": "whisper", "submitter": "Tester"}
 
-def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(cm):
+
+def tags_of(nodes):
+    return [tags for node in nodes for tags in (node.tags, *tags_of(node.children))]
+
+
+def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(tmp_path):
     for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
-        done = job(cm, "--plan", f"--quantize={scheme}")
-        done.refused_with(UsageError.exit_code, "none is published for whisper", "fp8-dynamic or int8")
-    done = job(cm, "--plan", "--quantize=int8")
-    assert done.code == 0, done.output
-    assert "get,dataset,_calibration" not in done.output
+        refused(
+            UsageError,
+            ["none is published for whisper", "fp8-dynamic or int8"],
+            tmp_path,
+            "_vllm",
+            **WHISPER,
+            quantize=scheme,
+        )
+    tags = tags_of(planned(tmp_path, asked(tmp_path, "_vllm", {**WHISPER, "quantize": "int8"}, tmp_path)))
+    assert any(each.startswith("quantize,ml-model") for each in tags), tags
+    assert not any("get,dataset,_calibration" in each for each in tags), tags
 
 
-def test_the_plan_refuses_another_machines_times_and_random_weights(cm):
-    job(cm, "--plan", "--rehearse=4xh100-llama2-70b-fp8", tags=",_vllm").refused_with(
-        UsageError.exit_code, "not for --model=whisper"
-    )
-    job(cm, "--plan", tags=",_vllm,_dummy").refused_with(
-        UsageError.exit_code, "random weights cannot stand for the model of whisper"
-    )
+def test_the_plan_refuses_another_machines_times_and_random_weights(tmp_path):
+    refused(UsageError, ["not for --model=whisper"], tmp_path, "_vllm", **WHISPER, rehearse="4xh100-llama2-70b-fp8")
+    refused(UsageError, ["random weights cannot stand for the model of whisper"], tmp_path, "_vllm,_dummy", **WHISPER)
 
 
 def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
@@ -38,10 +47,9 @@ def test_the_plan_of_whispers_own_model_names_its_dataset_and_no_stand_in(cm):
 @pytest.mark.parametrize(
     "extra", ["--mm-processor-cache-gb 4", "--mm_processor_cache_gb=4", "--mm-proc=4", "--enable-prefix-caching"]
 )
-def test_no_extra_argument_lets_a_server_keep_clips(cm, extra):
-    job(cm, "--plan", f"--extra_args={extra}").refused_with(
-        UsageError.exit_code, "cannot be given in --extra_args", "answers may not be reused between queries"
-    )
+def test_no_extra_argument_lets_a_server_keep_clips(tmp_path, extra):
+    words = ["cannot be given in --extra_args", "answers may not be reused between queries"]
+    refused(UsageError, words, tmp_path, "_vllm", **WHISPER, extra_args=extra)
 
 
 #: What is wrong with one clip of a dataset, as seconds, Hz and channels; None for one that is missing.
@@ -53,31 +61,29 @@ WRONG = {
 
 
 @pytest.mark.parametrize("cause", WRONG)
-def test_the_plan_refuses_a_clip_that_the_reference_does_not_have(cm, cause):
-    (cm.cwd / "clips").mkdir()
-    write_clip(cm.cwd / "clips/right.wav", bytes(3200))
+def test_the_plan_refuses_a_clip_that_the_reference_does_not_have(tmp_path, cause):
+    (tmp_path / "clips").mkdir()
+    write_clip(tmp_path / "clips/right.wav", bytes(3200))
     if WRONG[cause] is not None:
         seconds, rate, channels = WRONG[cause]
-        write_clip(cm.cwd / "clips/wrong.wav", bytes(seconds * rate * channels * 2), rate, channels)
+        write_clip(tmp_path / "clips/wrong.wav", bytes(seconds * rate * channels * 2), rate, channels)
     names = ["clips/right.wav"] * (SAMPLES - 1) + ["clips/wrong.wav"]
-    path = cm.cwd / "dev-all-repack.json"
+    path = tmp_path / "dev-all-repack.json"
     path.write_text(json.dumps([entry(name, "salt") for name in names]))
-    done = job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny")
-    done.refused_with(DatasetError.exit_code, cause, "wrong.wav", "speech2text/download_dataset.sh")
+    words = [cause, "wrong.wav", "speech2text/download_dataset.sh"]
+    refused(DatasetError, words, tmp_path, "_vllm,_tiny", **WHISPER, dataset_path=str(path))
 
 
-def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_another_checksum(cm):
-    write_clip(cm.cwd / "right.wav", bytes(3200))
-    path = cm.cwd / "dev-all-repack.json"
+def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_another_checksum(tmp_path):
+    write_clip(tmp_path / "right.wav", bytes(3200))
+    path = tmp_path / "dev-all-repack.json"
     path.write_text(json.dumps([entry("right.wav", "salt")] * 2))
-    job(cm, "--plan", f"--dataset_path={path}", tags=",_vllm,_tiny").refused_with(
-        DatasetError.exit_code, "has 2 samples", "the benchmark's dataset has 1633"
-    )
+    words = ["has 2 samples", "the benchmark's dataset has 1633"]
+    refused(DatasetError, words, tmp_path, "_vllm,_tiny", **WHISPER, dataset_path=str(path))
     path.write_text(json.dumps([entry("right.wav", "salt")] * SAMPLES))
-    flags = ("--division=closed", "--execution_mode=valid", "--vllm_model_name=whisper-large-v3")
-    job(cm, "--plan", f"--dataset_path={path}", *flags).refused_with(
-        UsageError.exit_code, "dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"
-    )
+    words = ["dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"]
+    flags = {"division": "closed", "execution_mode": "valid", "vllm_model_name": "whisper-large-v3"}
+    refused(UsageError, words, tmp_path, "_vllm", **WHISPER, dataset_path=str(path), **flags)
 
 
 def test_storage_of_mlcommons_that_cannot_be_reached_is_named_with_what_to_give_instead(cm, monkeypatch):

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from tests.script.by_hand import caching_server, server_by_hand
+from tests.script.main_job import refused
 
 from cm4vllm.assets import product_pictures
 from cm4vllm.assets.chat_templates import ChatTokens
@@ -133,20 +134,22 @@ def test_repeated_pictures_out_of_a_cache_make_a_result_invalid(cm, by_hand, tmp
     assert "Offline is INVALID" in done.output and "vllm:mm_cache_hits_total" in done.output, done.output
 
 
-def test_the_plan_refuses_what_cannot_be_measured(cm):
-    job(cm, "--plan", "--scenario=Interactive", tags="").refused_with(
-        UsageError.exit_code, "48,289 samples in every performance run, and its dataset has 8,000", "MLPerf Endpoints"
-    )
-    job(cm, "--plan", "--vllm_model_name=Qwen/Qwen3-VL-235B-A22B-Instruct").refused_with(
-        DatasetError.exit_code, "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
-    )
-    (cm.cwd / "empty").mkdir()
-    job(cm, "--plan", "--dataset_path=empty", tags=",_r6.0,_tiny").refused_with(
-        DatasetError.exit_code, "not the product catalogue"
-    )
-    job(cm, "--plan", "--vllm_model_name=cm4vllm-tiny").refused_with(
-        UsageError.exit_code, "cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"
-    )
+def test_the_plan_refuses_what_cannot_be_measured(tmp_path):
+    (tmp_path / "empty").mkdir()
+    repository = "Shopify/product-catalogue at d5c517c509f5aca99053897ef1de797d6d7e5aa5"
+    small = "48,289 samples in every performance run, and its dataset has 8,000"
+    for error, words, variations, flags in (
+        (UsageError, [small, "MLPerf Endpoints"], "_vllm", {"scenario": "Interactive"}),
+        (DatasetError, [repository], "_r6.0", {"vllm_model_name": "Qwen/Qwen3-VL-235B-A22B-Instruct"}),
+        (DatasetError, ["not the product catalogue"], "_r6.0,_tiny", {"dataset_path": str(tmp_path / "empty")}),
+        (
+            UsageError,
+            ["cm4vllm-tiny cannot stand for the model of", "cm4vllm-tiny-vision"],
+            "_r6.0",
+            {"vllm_model_name": "cm4vllm-tiny"},
+        ),
+    ):
+        refused(error, words, tmp_path, variations, model=BENCHMARK, submitter="Tester", **flags)
 
 
 def test_the_plan_of_the_stand_in_states_its_packages_and_the_size_of_its_dataset(cm):
