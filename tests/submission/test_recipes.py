@@ -13,11 +13,14 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from tests.script.main_job import planned
 
 from campaign_records import campaign_record
 from cm4vllm.campaign import job as module
+from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.engine.run.request import Request
 from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
@@ -159,20 +162,23 @@ def test_the_plan_shows_the_whole_chain_of_a_tree(cm, results):
 def test_the_folder_is_asked_for_by_plan_and_run_alike(cm, results, tmp_path):
     (results / "system/system.json").rename(results / "system/elsewhere.json")
     for tags, flags, exit_code, words in (
-        (GENERATE, (), 20, "remedy: --results_dir=FOLDER"),
-        (GENERATE, (f"--results_dir={results.parent}",), 60, f"remedy: --results_dir={results}"),
-        (GENERATE, (f"--results_dir={results}",), 60, f"--tags=get,sut,description --sut_dir={results / 'system'}"),
-        (GENERATE, (f"--results_dir={results}", "--add"), 60, "get,sut,description"),
-        (GENERATE, ("--remove=x",), 20, "--remove: no tree was named"),
-        (TRUNCATE, (), 20, "--submission_dir=..."),
-        (CHECK, (), 20, "--submission_dir=..."),
-        (CHECK, (f"--submission_dir={tmp_path / 'none'}",), 60, "remedy: build it first"),
-        ("process,mlperf,compliance", (), 20, "--test_dir=..."),
-        ("process,mlperf,compliance", (f"--test_dir={tmp_path}",), 20, "holds no run"),
+        (GENERATE, {}, 20, "remedy: --results_dir=FOLDER"),
+        (GENERATE, {"results_dir": results.parent}, 60, f"remedy: --results_dir={results}"),
+        (GENERATE, {"results_dir": results}, 60, f"--tags=get,sut,description --sut_dir={results / 'system'}"),
+        (GENERATE, {"results_dir": results, "add": "yes"}, 60, "get,sut,description"),
+        (GENERATE, {"remove": "x"}, 20, "--remove: no tree was named"),
+        (TRUNCATE, {}, 20, "--submission_dir=..."),
+        (CHECK, {}, 20, "--submission_dir=..."),
+        (CHECK, {"submission_dir": tmp_path / "none"}, 60, "remedy: build it first"),
+        ("process,mlperf,compliance", {}, 20, "--test_dir=..."),
+        ("process,mlperf,compliance", {"test_dir": tmp_path}, 20, "holds no run"),
     ):
-        for more in ((), ("--plan",)):
-            code, output, _ = cm(tags, *flags, *more)
-            assert (code, words in output) == (exit_code, True), (tags, flags, more, output)
+        code, output, _ = cm(tags, *(f"--{name}={value}" for name, value in flags.items()))
+        assert (code, words in output) == (exit_code, True), (tags, flags, output)
+        given = {name: str(value) for name, value in flags.items()}
+        with pytest.raises(CmError) as of_plan:
+            planned(tmp_path, Request.of({"tags": tags, **given}, str(tmp_path)))
+        assert (of_plan.value.exit_code, words in str(of_plan.value)) == (exit_code, True), (tags, flags, of_plan.value)
 
 
 def test_nothing_is_written_to_a_tree_after_its_last_check(cm, results, inference, monkeypatch, capsys):
