@@ -56,7 +56,10 @@ def test_versions_are_those_of_this_environment():
 
 
 def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    package = next((tmp_path / "venv/lib").glob("python3*/site-packages")) / "theirs-1.2.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
     server = ServerRecord(
         endpoint="http://127.0.0.1:1",
         model_name="m",
@@ -67,7 +70,7 @@ def test_the_environment_of_a_server_of_ones_own_is_listed_whole(tmp_path):
     )
     software = detect_software(server)
     assert software.server_python == platform.python_version()
-    assert "pip" in software.server_packages and "cmind" not in software.server_packages
+    assert software.server_packages == {"theirs": "1.2"}
     theirs = ServerRecord(endpoint="http://127.0.0.1:1", model_name="m", max_model_len=1, version="0.32.0", owned=False)
     assert detect_software(theirs).server_packages == {}
 
