@@ -46,7 +46,11 @@ class Peer:
 def tcp_pair():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         mine = socket.create_connection(listener.getsockname())
-        return mine, listener.accept()[0]
+        server, _ = listener.accept()
+    server.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # as servers do; else a piece waits for the last one's ACK
+    return mine, server
 
 
 def with_peer(script, pair=tcp_pair):
