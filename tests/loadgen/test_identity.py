@@ -103,30 +103,30 @@ class Place:
         )
 
 
-@pytest.mark.parametrize("moved", [True, False], ids=["moved", "copied"])
-def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset, moved):
+def test_a_result_is_recognised_with_its_model_at_another_place(tmp_path, dataset):
     first = Place(tmp_path / "first", dataset)
     with FakeVllm() as server:
         made, _ = measure(first.inputs(first.server(server.endpoint)))
         assert len(server.bodies) == 64
-    (shutil.move if moved else shutil.copytree)(tmp_path / "first", tmp_path / "second")
-    (tmp_path / "second" / "CM" / "cache" / "first").rename(tmp_path / "second" / "CM" / "cache" / "second")
-    second = Place(tmp_path / "second", dataset)
-    path = tmp_path / "second" / "results" / "accuracy" / RUN_FILE
-    asked = second.inputs(second.server("http://127.0.0.1:9"))  # another server process, at another port
-    kept = earlier_run(path.parent, settings_of(asked)).record
-    assert kept == read_record(path, RunRecord)
-    assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
-    assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
-    # The later steps read the model and the dataset where they are now.
-    assert kept.settings.model.path == str(second.model)
-    assert Path(kept.settings.dataset.path).is_file()
-    assert str(tmp_path / "first") not in str(kept.settings.server.argv)
-    assert kept.settings.server.started_at == made.settings.server.started_at
-    # The address stays that of the server that was measured: this one may have measured nothing.
-    words, port = kept.settings.server.argv, made.settings.server.endpoint.rpartition(":")[2]
-    assert words[words.index("--port") + 1] == port
-    assert words[5:] == ["--port", port, *second.server("http://127.0.0.1:9").argv[7:]]
+    for name, put in (("copied", shutil.copytree), ("moved", shutil.move)):
+        put(tmp_path / "first", tmp_path / name)
+        (tmp_path / name / "CM" / "cache" / "first").rename(tmp_path / name / "CM" / "cache" / name)
+        place = Place(tmp_path / name, dataset)
+        path = tmp_path / name / "results" / "accuracy" / RUN_FILE
+        asked = place.inputs(place.server("http://127.0.0.1:9"))  # another server process, at another port
+        kept = earlier_run(path.parent, settings_of(asked)).record
+        assert kept == read_record(path, RunRecord)
+        assert (kept.started_at, kept.files, kept.client) == (made.started_at, made.files, made.client)
+        assert kept.settings_sha256 == made.settings_sha256 == settings_sha256(kept.settings)
+        # The later steps read the model and the dataset where they are now.
+        assert kept.settings.model.path == str(place.model)
+        assert Path(kept.settings.dataset.path).is_file()
+        assert str(tmp_path / "first") not in str(kept.settings.server.argv)
+        assert kept.settings.server.started_at == made.settings.server.started_at
+        # The address stays that of the server that was measured: this one may have measured nothing.
+        words, port = kept.settings.server.argv, made.settings.server.endpoint.rpartition(":")[2]
+        assert words[words.index("--port") + 1] == port
+        assert words[5:] == ["--port", port, *place.server("http://127.0.0.1:9").argv[7:]]
 
 
 def other_template(place, settings):
