@@ -37,7 +37,7 @@ def found_by(system, limits, seed, **plan):
 
 
 @cache
-def found(name):
+def search_of(name):
     """Return the search of a system of the list at the same seed each time, and its prober: made once, to be read."""
     return found_by(*SYSTEMS[name], seed=3)
 
@@ -49,7 +49,7 @@ def valid(system, limits, rate, seed):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_found_is_near_the_highest_rate_that_a_full_length_run_passes(name):
     system, limits = SYSTEMS[name]
-    result, prober = found(name)
+    result, prober = search_of(name)
     assert result.confirmed
     assert valid(system, limits, 0.97 * result.rate, 3)
     assert not valid(system, limits, 1.04 * result.rate, 3)
@@ -79,8 +79,8 @@ def test_the_same_seed_gives_the_same_search():
 
 
 def test_the_limit_that_binds_is_named():
-    assert found("M/D/c")[0].binding == "TTFT"
-    assert found("smooth")[0].binding == "TPOT"
+    assert search_of("M/D/c")[0].binding == "TTFT"
+    assert search_of("smooth")[0].binding == "TPOT"
 
 
 def test_a_rate_far_beyond_the_server_costs_seconds():
@@ -102,7 +102,7 @@ def test_a_full_length_run_that_cannot_pass_any_more_is_ended():
 
 
 def test_probes_grow_longer_until_the_rate_is_settled_by_full_length_runs():
-    result, _ = found("M/D/c")
+    result, _ = search_of("M/D/c")
     assert [probe.sure for probe in result.probes] == sorted(probe.sure for probe in result.probes)
     short = [probe.planned_s for probe in result.probes if not probe.sure]
     assert short == sorted(short)
@@ -172,7 +172,7 @@ def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     prober = SimulatedProber(system, limits, FullLength(600.0, 3))
     result = search(prober, start, SearchPlan(limits))
     assert result.confirmed
-    assert result.rate == pytest.approx(found("M/D/c")[0].rate, rel=0.03)
+    assert result.rate == pytest.approx(search_of("M/D/c")[0].rate, rel=0.03)
     assert prober.clock_s <= 2.5 * 600
 
 
@@ -192,7 +192,7 @@ def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_e
 
 def test_a_run_that_misses_a_limit_by_little_contradicts_no_probe():
     """The probes still count after such a run: otherwise a single crowded passage of the schedule would decide."""
-    result, _ = found("KV cache")
+    result, _ = search_of("KV cache")
     failed = [probe for probe in result.probes if probe.sure and probe.verdict is Verdict.FAILS]
     assert failed
     assert result.since == 1
