@@ -144,10 +144,18 @@ def test_where_no_rate_passes_the_search_says_what_was_seen():
 
 def test_a_search_for_a_rate_that_no_server_has_ends_when_its_time_is_spent():
     never = LatencyLimits(ttft_ms=0.01, tpot_ms=100, latency_ms=None, source="the test's")
-    prober = SimulatedProber(Queue(1, 2.0), never, FullLength(10.0, 1))
+    rates = []
+
+    class Noting(SimulatedProber):
+        def probe(self, rate, plan):
+            rates.append(rate)
+            return super().probe(rate, plan)
+
+    prober = Noting(Queue(1, 2.0), never, FullLength(10.0, 1))
     with pytest.raises(InvalidResult):
         search(prober, 20, SearchPlan(never, probes_s=(3.0, 5.0), approach_s=20.0, budget_s=60))
     assert prober.clock_s < 100
+    assert max(rates) == rates[0] == 20, "a server that fails is asked for no more"
 
 
 def test_a_search_whose_time_is_spent_says_so():

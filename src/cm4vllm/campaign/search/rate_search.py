@@ -171,11 +171,13 @@ class _Search:
                 raise self._none_passes()
             last = self._probe(rate, lengths[0])
             projected = self._projection()
-            if projected is None:
-                up = -math.log(_FURTHEST) if last.verdict is Verdict.FAILS else step
-                step *= 2
-            else:
+            if projected is not None:
                 up = max(-math.log(_FURTHEST), min(math.log(_FURTHEST), math.log(projected / rate)))
+            elif last.verdict is Verdict.FAILS:
+                up = -math.log(_FURTHEST)
+            else:
+                up = step
+                step *= 2
             if abs(up) < _FAR:
                 lengths.pop(0)
             rate = _rounded(rate * math.exp(up))
