@@ -55,9 +55,12 @@ def fetch_checkout(
 
 
 def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remedy: str = "") -> None:
-    """Write the files of a git directory at `commit` below some paths to `target`. Raises SourceUnavailable."""
+    """Write the files of a git directory at `commit` below some paths to `target`, byte for byte.
+
+    Raises SourceUnavailable.
+    """
     done = subprocess.run(
-        ["git", f"--git-dir={git}", "archive", "--format=tar", commit, *paths],
+        ["git", "-c", "core.autocrlf=false", f"--git-dir={git}", "archive", "--format=tar", commit, *paths],
         capture_output=True,
         check=False,
         stdin=subprocess.DEVNULL,
