@@ -1,6 +1,7 @@
 """Whole runs: the real LoadGen in its process, against a server on loopback."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,10 @@ def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path
     assert record.client.prompt_tokens == sum(len(prompt(index)) for index in range(64))
     assert record.client.failed == 0
     assert (record.client.retries > 0) == (len(server.bodies) > 64)
+    # Why answers ended is recorded, too.
+    whole = sum(len(tokens) == 128 for tokens in sent.values())
+    assert record.client.finish_reasons == FinishReasons(stop=64 - whole, length=whole)
+    assert read_record(tmp_path / "run" / "run.json", RunRecord).client.finish_reasons == record.client.finish_reasons
 
 
 def test_a_streamed_offline_run_gives_the_same_log(tmp_path, make_settings):
@@ -110,14 +115,21 @@ def test_every_sample_of_a_single_stream_is_answered(tmp_path, make_settings):
     assert answers_in_the_log(tmp_path / "run") == {i: expected_tokens(prompt(i), 128, 2) for i in range(64)}
 
 
-def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(tmp_path, make_settings):
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory, make_settings):
+    """The folder of an accuracy run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
     with FakeVllm() as server:
-        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
-    record = read_record(tmp_path / "run" / "run.json", RunRecord)
+        run(make_settings(server.endpoint, "Offline", "accuracy"), folder)
+    return folder
+
+
+def test_a_rehearsal_is_marked_in_its_record_and_in_user_conf(whole_run):
+    record = read_record(whole_run / "run.json", RunRecord)
     assert record.notice == REHEARSAL_NOTICE
-    assert "rehearsal" in (tmp_path / "run" / "user.conf").read_text()
+    assert "rehearsal" in (whole_run / "user.conf").read_text()
     assert record.loadgen_version.startswith("6.0.1")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+    assert sorted(p.name for p in whole_run.iterdir()) == [
         "client_samples.npy",
         "console.log",
         "mlperf.conf",
@@ -190,9 +202,8 @@ def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings):
-    with FakeVllm() as server:
-        run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
+def test_a_failed_run_leaves_an_earlier_whole_one_alone(tmp_path, make_settings, whole_run):
+    shutil.copytree(whole_run, tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
     with FakeVllm(Behaviour(fault=lambda n: Fault.STATUS_400)) as server, pytest.raises(RunFailed):
         run(make_settings(server.endpoint, "Offline", "accuracy"), tmp_path / "run")
@@ -286,15 +297,6 @@ def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_bef
     assert "loadgen/process/main.py" in failure.value.cause
     record = read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord)
     assert record.cause == failure.value.cause
-
-
-@pytest.mark.parametrize("scenario", ["Offline", "Server"])
-def test_why_answers_ended_is_recorded(tmp_path, make_settings, scenario):
-    with FakeVllm() as server:
-        record = run(make_settings(server.endpoint, scenario, "accuracy"), tmp_path / "run")
-    whole = sum(len(expected_tokens(prompt(index), 128, 2)) == 128 for index in range(64))
-    assert record.client.finish_reasons == FinishReasons(stop=64 - whole, length=whole)
-    assert read_record(tmp_path / "run" / "run.json", RunRecord).client.finish_reasons == record.client.finish_reasons
 
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
