@@ -197,7 +197,7 @@ def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path
                 truncated.append(log)
 
     with FakeVllm(Behaviour(token_delay_s=0.01)) as server, pytest.raises(RunFailed) as failure:
-        run(make_settings(server.endpoint, "Server", mode, target_qps=20), tmp_path / "run", alive=truncate)
+        run(make_settings(server.endpoint, "Server", mode, target_qps=50), tmp_path / "run", alive=truncate)
     assert truncated and DETAIL_LOG in failure.value.what
     assert not (tmp_path / "run").exists()
 
