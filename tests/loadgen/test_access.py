@@ -50,7 +50,8 @@ def test_a_run_sends_key_header_and_prefix_with_each_request(tmp_path, secured, 
         FakeVllm(Behaviour(metrics=lambda: METRICS)) as server,
         Gateway(server.endpoint, "/team/a", SECRET, {"X-Tenant": TENANT}, certificate=signed) as gateway,
     ):
-        record = run(secured(gateway, scenario, self_check=True), tmp_path / "run")
+        # The self-check's own server has neither key nor certificate.
+        record = run(secured(gateway, scenario, self_check=tls), tmp_path / "run")
     answers = {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(tmp_path / "run" / ACCURACY_LOG)}
     assert answers == {index: expected_tokens(prompt(index), 128, 2) for index in range(64)}
     assert record.client.failed == 0
