@@ -47,9 +47,8 @@ def tcp_pair():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         mine = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()
-    server.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # as servers do; else a piece waits for the last one's ACK
+    # As servers do: else a piece waits until the one before is acknowledged.
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return mine, server
 
 
