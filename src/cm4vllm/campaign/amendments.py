@@ -66,7 +66,7 @@ class Amendments:
     reach: Reach | None = None
 
     def without_effect(self, steps: Iterable[Step]) -> list[str]:
-        """Return a sentence for each name that no step has, nor a dependency of one."""
+        """Return a sentence for each name that neither a step nor a dependency of a step has."""
         if self.reach is None:
             return []
         listed = tuple(steps)
@@ -165,7 +165,7 @@ def _is_data(tag: str) -> bool:
 
 
 def amended(step: Step, inputs: Iterable[StepInput]) -> dict[str, Any]:
-    """Return a step's inputs with those that `--adr` gives it. Raises UsageError for one that the job itself gives."""
+    """Return a step's inputs with those of `--adr`. Raises UsageError for an input that the job itself gives."""
     result = dict(step.inputs)
     for amendment in inputs:
         if amendment.name in step.names:

@@ -100,7 +100,7 @@ class Sources:
 
     @property
     def model_brings(self) -> tuple[Brings, ...]:
-        """Downloads and installations for the model, beyond those that get,ml-model states."""
+        """Downloads and installations for the model that get,ml-model itself does not state."""
         entry = self._entry
         if entry is None or not self.model.startswith("_mlcommons."):
             return ()
@@ -145,7 +145,7 @@ class Sources:
         )
 
     def _made(self, samples: int) -> tuple[Brings, ...]:
-        """Return a dataset of the stand-in, of so many samples."""
+        """Return a dataset for the stand-in with this number of samples."""
         stand_in = STAND_INS[catalogue().benchmark(self.benchmark).stand_in]
         return (
             Brings(
@@ -252,7 +252,7 @@ def _require_dummies(benchmark: str, stand_in: str) -> None:
 
 
 def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str, model_is_missing: bool) -> None:
-    """Raise UsageError for a path in `given`, by its flag, that no run would use.
+    """Raise UsageError for a flag in `given` whose path no run would use.
 
     `apart` names the datasets that some runs of the benchmark have of their own, each empty where it has none.
     """

@@ -120,7 +120,7 @@ def require_scored(
 def compliance_tests(
     asked: str, benchmark: BenchmarkTerms, division: Division, category: Category = Category.DATACENTER
 ) -> tuple[str, ...]:
-    """Return the compliance tests of a job: those that are asked for by name, and those that its division asks for.
+    """Return the compliance tests of a job: those that the user names and those that its division requires.
 
     Raises UsageError for a test that the benchmark does not have.
     """

@@ -120,7 +120,7 @@ def benchmark_rows(round_name: str, devices: Iterable[Device]) -> list[Row]:
 
 
 def _devices() -> tuple[list[Device], list[Missing]]:
-    """Return the devices that vLLM can use here, and why not the others."""
+    """Return the devices that vLLM can use here, and for each other device the reason why not."""
     devices, lacking = [], []
     gpus = detect_gpus()
     for name in DEVICES:
@@ -137,7 +137,7 @@ def _devices() -> tuple[list[Device], list[Missing]]:
 
 
 def _containers(devices: Iterable[Device]) -> tuple[list[str], list[Missing]]:
-    """Return the engines that can run containers here, with their versions, and what others and GPUs in them lack."""
+    """Return the container engines that work here, with versions, and what others and GPUs in containers lack."""
     usable, lacking = [], []
     for engine in installed_engines():
         try:

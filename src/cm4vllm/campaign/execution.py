@@ -159,7 +159,7 @@ class Execution:
             self._failed(step, error)
 
     def _end_server(self) -> None:
-        """End the server of the steps before, where there is one: the next steps have another."""
+        """End the server of the earlier steps, if there is one: the next steps use another server."""
         if self.server is not None:
             self.note_unneeded()
             self.server.end(self.env)

@@ -211,7 +211,7 @@ class LedgerFile:
             self.ledger = read_ledger(out)
 
     def enter(self, step: str, state: State, **fields: Any) -> None:
-        """Append the entry of one change, of now. Raises DiskFull, NotWritable; nothing is appended then."""
+        """Append the entry of one change, of the present time. Raises DiskFull, NotWritable; then nothing is added."""
         self.append([Entry(run="", at=now(), step=step, state=state, **fields)])
 
     def append(self, entries: Iterable[Entry]) -> None:

@@ -188,7 +188,7 @@ class Job(ScheduledJob):
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """The graders that judge the answers of accuracy runs, those that can run on this machine."""
+        """The graders of accuracy runs that can run on this machine."""
         return graders(self.benchmark, self.settings.livecodebench_path) if Mode.ACCURACY in self.modes else ()
 
     def terms(self, scenario: Scenario, mode: Mode) -> Terms:
@@ -248,7 +248,7 @@ def _require_values(settings: CampaignSettings) -> None:
 
 
 def _modes(settings: CampaignSettings, sources: Sources, style: ExecutionMode) -> tuple[Mode, ...]:
-    """Return the modes that were asked for, of random weights the performance alone.
+    """Return the modes that the user asked for; with random weights, performance only.
 
     Raises UsageError for what cannot be done with those.
     """
@@ -287,7 +287,7 @@ def _category(settings: CampaignSettings, benchmark: BenchmarkTerms) -> Category
 
 
 def _scenarios(settings: CampaignSettings, benchmark: BenchmarkTerms, category: Category) -> tuple[Scenario, ...]:
-    """Return the scenarios that were asked for, else those that a complete result needs, of alternatives the first."""
+    """Return the scenarios that the user asked for, else those of a complete result; of alternatives, the first."""
     chosen = [Scenario.parse(word) for word in settings.scenario.split(",")] if settings.scenario else []
     if chosen and not settings.all_scenarios:
         return tuple(sorted(dict.fromkeys(chosen), key=list(Scenario).index))

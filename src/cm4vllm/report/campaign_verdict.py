@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the verdict: of what, whether it is well (OPEN: neither), and what it is."""
+    """One line of the verdict: its subject, whether it is good (OPEN: not known yet), and the text."""
 
     subject: str
     kind: Kind
@@ -94,7 +94,7 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
 
 
 def missing_scenarios(report: Report) -> list[Scenario]:
-    """Return the scenarios without a run that a closed result would need; of alternatives the first."""
+    """Return the scenarios that a closed result needs and that have no run; of alternatives, the first."""
     measured = {measurement.scenario for measurement in report.results}
     needed = report.benchmark.required[0]
     alternatives = () if measured & set(needed.one_of) else needed.one_of[:1]

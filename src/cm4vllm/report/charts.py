@@ -57,7 +57,7 @@ class Trace:
 
 
 def trace(name: str, metrics: ServerMetrics, samples: Sequence[MetricsSample]) -> Trace:
-    """Return the drawing of a run's samples; of many, evenly chosen ones."""
+    """Return the drawing of a run's samples; if there are many, of an even selection."""
     step = max(1, -(-len(samples) // MAX_POINTS))
     shown = samples[::step]
     end = max((sample.at_s for sample in shown), default=0) or 1

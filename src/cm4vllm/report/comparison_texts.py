@@ -166,7 +166,7 @@ def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def answer_lines(block: Block) -> Iterator[str]:
-    """Give a line for each result whose answers were compared with those of the first."""
+    """Give a line for each result whose answers were compared with the answers of the first result."""
     for side, answers in zip(block.sides, block.answers, strict=True):
         if answers is not None and (answers.first is not None or answers.same_log is not None):
             log = "the log of answers is equal" if answers.same_log else "the log of answers is another one"

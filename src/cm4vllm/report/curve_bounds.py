@@ -59,7 +59,7 @@ def _bound(point: Point, low: Point, high: Point, growth: float) -> Bound:
 
 
 def _phase(point: Point) -> tuple[str, str]:
-    """Return the phase that takes most of a request's time, and the share of it; empty where neither stands out."""
+    """Return the phase that takes most of a request's time, and its share of the time; empty if no phase stands out."""
     first, whole = point.figures.value("ttft_mean"), point.figures.value("latency_mean")
     if first is None or not whole:
         return "", ""

@@ -210,7 +210,7 @@ def _targets(curve: Curve) -> dict[str, AccuracyTarget]:
 
 
 def _accuracy(curve: Curve, point: Point) -> str:
-    """Return the verdict on the accuracy run of a point; empty where it has none."""
+    """Return the verdict on the accuracy run of a point; empty if the point has no such run."""
     if not point.scores:
         return ""
     targets = _targets(curve)

@@ -42,7 +42,7 @@ def energy_words(part: Performance) -> list[str]:
 
 
 def energy_table(part: Performance) -> Table | None:
-    """Return the counters of a run with what each stated; None where there is none."""
+    """Return a table of a run's energy counters and their values; None if the run has none."""
     energy = part.run.energy if part.run else None
     if energy is None or not energy.counters:
         return None

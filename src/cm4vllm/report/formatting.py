@@ -145,7 +145,7 @@ def headroom(fraction: float) -> str:
 
 
 def judgement(met: bool | None) -> str:
-    """Say whether a target is met; None is that of a total over the whole dataset, of which only a part was scored."""
+    """Tell whether a target is met; None for a total over the whole dataset if only a part was scored."""
     if met is None:
         return "not judged on a part"
     return "met" if met else "not met"

@@ -26,7 +26,7 @@ _DIVISORS: dict[str, Callable[[IndexRow], str]] = {
 
 
 class Rank(NamedTuple):
-    """A place among so many, the result itself counted; the median of the others, and what it was read from.
+    """A place among `of` results, this one included; the median of the others, and the source of the figures.
 
     `shared` counts the others that have the same rate, and so the same place.
     """

@@ -79,12 +79,12 @@ _REMARKS = ("hw_notes", "sw_notes", "system_type_detail")
 
 
 def label(key: str) -> str:
-    """Return the title of a key of the description; the key itself where it has none."""
+    """Return the title of a key of the description; the key itself if it has no title."""
     return _LABELS.get(key, key)
 
 
 def groups(description: Mapping[str, str]) -> tuple[Group, ...]:
-    """Return the description as tables: all its keys, those that we have no name for in a last one."""
+    """Return the description as tables; keys without a title here are in the last table."""
     tables = [_group(title, list(rows), description) for title, rows in _GROUPS.items()]
     others = [key for key in description if key not in _LABELS]
     if others:

@@ -33,7 +33,7 @@ class CapsuleScript(Record, frozen=True, kw_only=True):
 
 
 class CapsuleServer(Record, frozen=True, kw_only=True):
-    """The server: how it was started, where that is known. `packages` are those of its environment.
+    """The server, and how it was started if that is known. `packages` are those of its environment.
 
     `container` has the image that it ran from, its digest, and the engine with its version; empty where there was none.
     """

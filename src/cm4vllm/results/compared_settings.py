@@ -70,7 +70,7 @@ class ComparedSetting:
 
     @property
     def title(self) -> str:
-        """The group, the name, and the runs where those are not all."""
+        """The group and the name, followed by the runs unless the setting is the same in all of them."""
         runs = f" ({', '.join(self.runs)})" if self.runs else ""
         return f"{self.group}: {self.name}{runs}"
 

@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of one result, None where it has none, and the change from the first result."""
+    """A figure of one result (None if it has no such figure) and the change from the first result."""
 
     figure: Figure | None
     shift: Shift | None = None

@@ -122,7 +122,7 @@ def _latencies(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _answers(path: Path) -> str:
-    """Return a digest of the answers that a compliance test logged; empty where there are none, or few."""
+    """Return a digest of the answers that a compliance test logged; empty if there are none or too few."""
     try:
         with opened(path) as file:
             size = path.stat().st_size

@@ -228,7 +228,7 @@ def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
 
 
 def _histogram(times: Mapping[str, Any]) -> Histogram | None:
-    """Return the histogram of a summary; None where it has none, or one in another form."""
+    """Return the histogram of a summary; None if it has none or an unknown form of it."""
     histogram = part(times, "histogram")
     try:
         edges = [float(low) / _NS_OF_MS for low, _ in histogram["buckets"]]

@@ -1,4 +1,4 @@
-"""The energy that counters of GPU boards and CPU packages stated for a run, as figures that name it no MLPerf power.
+"""The energy of a run by the counters of GPU boards and CPU packages, as figures apart from MLPerf power.
 
 It is never a part of a submission: an analyzer measures the whole system at the wall, these counters a part of it.
 """
@@ -32,7 +32,7 @@ def energy_label(scope: Scope) -> str:
 
 
 def energy_figures(part: Performance) -> list[Figure]:
-    """Return the counted energy of a run in J and the work for a joule of it, for each part that has counters."""
+    """Return a run's counted energy in J and its work per joule, for each part that has counters."""
     energy = part.run.energy if part.run else None
     if energy is None:
         return []

@@ -72,5 +72,5 @@ class Figures(Mapping[str, Figure]):
         return len(self._by_name)
 
     def value(self, name: str) -> float | None:
-        """Return the value of a figure; None where there is none of that name."""
+        """Return the value of a figure; None if there is no figure of that name."""
         return self._by_name[name].value if name in self._by_name else None

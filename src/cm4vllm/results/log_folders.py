@@ -232,7 +232,7 @@ class Reader:
 
 
 def text_at(path: Path, most: int) -> str:
-    """Return the beginning of a text file, `most` bytes of it; empty where it cannot be read."""
+    """Return the first `most` bytes of a text file as text; empty if it cannot be read."""
     try:
         return text_of(path, most)
     except OSError:

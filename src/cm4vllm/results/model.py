@@ -189,7 +189,7 @@ class Performance(_Run):
 
     @property
     def latencies(self) -> tuple[Latency, ...]:
-        """TTFT and TPOT against their limits; none where LoadGen does not measure them, as in Offline.
+        """TTFT and TPOT with their limits; empty if LoadGen does not measure them, as in Offline.
 
         The latency of whole answers is among them where that has a limit.
         """
@@ -307,7 +307,7 @@ class Result:
     uncovered: str = ""
 
     def file(self, name: str) -> str:
-        """Return the path of one of `files`, as findings name it; the result's folder where there is none."""
+        """Return the path of one of `files` as findings name it; the result's folder if it has no such file."""
         return self.files.get(name, self.folder)
 
     @property
@@ -386,7 +386,7 @@ class Submission:
         return self.root / self.division / self.submitter
 
     def system(self, name: str) -> System | None:
-        """Return the description of a system; None where there is none."""
+        """Return the description of a system; None if there is none."""
         return next((system for system in self.systems if system.name == name), None)
 
     @property

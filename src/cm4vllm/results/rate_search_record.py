@@ -45,7 +45,7 @@ class LimitRecord(Record, frozen=True, kw_only=True):
 
 
 def tightest(limits: list[LimitRecord]) -> LimitRecord | None:
-    """Return the limit with the fewest queries within it; of equals the one whose percentile is nearest to it."""
+    """Return the limit with the fewest queries within it; of equal ones, that with the highest p99 for its limit."""
     return min(limits, key=lambda limit: (limit.within, -(limit.p99_ms or 0.0) / limit.limit_ms), default=None)
 
 

@@ -1,4 +1,4 @@
-"""The power that an analyzer recorded through a run, as the figures that the official checkers make of it.
+"""The power that an analyzer recorded during a run, as the figures that the official checkers compute from it.
 
 Both are those of tools/submission/submission_checker/checks/power_check.py: the mean of the samples above zero between
 the log's power_begin and power_end, in W; and for results that are compared by a latency, the energy of a query in mJ.
@@ -77,7 +77,7 @@ def recorded_power(part: Performance) -> RecordedPower | None:
 
 
 def power_figures(part: Performance) -> list[Figure]:
-    """Return the published power of a run and the work for a joule, as figures of it; none without a session."""
+    """Return the published power of a run and its work per joule as figures; none without a power session."""
     power = recorded_power(part)
     figures = [power.metric, power.efficiency] if power else []
     return [replace(figure, why_no_interval=_ONE_SESSION) for figure in figures if figure is not None]

@@ -195,7 +195,7 @@ def require_published(roots: Sequence[Path]) -> None:
 
 
 def _homes(root: Path) -> list[Path]:
-    """Return the submitters' folders below `root`. Raises SubmissionError where there is none."""
+    """Return the submitters' folders below `root`. Raises SubmissionError if there are none."""
     homes = {
         home
         for division in Division
@@ -245,12 +245,12 @@ def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
 
 
 def _files(row: IndexRow) -> dict[str, str]:
-    """Return the files of a row by field, those that it names."""
+    """Return the files that a row names, by the field that names each."""
     return {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
 
 
 def _state(home: Path) -> str:
-    """Return the state of a submitter's folder and of what reads it; empty where it may be changing."""
+    """Return the state of a submitter's folder and of the code that reads it; empty if the folder may be changing."""
     state = list_files(home.parents[1], home).state
     return f"{package_digest()} {state}" if state else ""
 

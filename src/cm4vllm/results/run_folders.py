@@ -123,7 +123,7 @@ def _tests(reader: Reader, folder: Path) -> Iterator[ComplianceTest]:
 
 
 def _record(reader: Reader, path: Path, kind: type[R]) -> R | None:
-    """Return a record; None where there is none, and where it cannot be read, with a problem."""
+    """Return a record; None if it is missing. If it cannot be read, a problem is noted, too."""
     if not path.exists():
         return None
     try:

@@ -36,7 +36,7 @@ class Serving(Record, frozen=True, kw_only=True):
         return bool(re.search(self.names, text, re.IGNORECASE))
 
     def is_used_in(self, commands: str) -> bool:
-        """Tell whether a text of command lines starts it, or asks a server of it."""
+        """Tell whether a text of command lines starts this software, or sends requests to its server."""
         return bool(self.commands and re.search(self.commands, commands, re.IGNORECASE))
 
 

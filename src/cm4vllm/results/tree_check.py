@@ -213,7 +213,7 @@ def report_checks(
 
 
 def _text(checked: CheckedTree, filters: Filters) -> Iterator[str]:
-    """Give the printed lines: the counts, the errors, then warnings and notes, of many submissions by code alone."""
+    """Give the printed lines: counts, errors, warnings, notes; with many submissions, the last two by code only."""
     heading = _heading(checked)
     yield from (heading, "", *check_summary.counts(checked.submissions, checked.findings))
     by_place = checked.by_place(filters)

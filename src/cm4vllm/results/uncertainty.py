@@ -153,7 +153,7 @@ def from_percentiles(value: float, known: Mapping[float, float], samples: int, s
 
 
 def with_intervals(part: Performance) -> Figures:
-    """Return the figures of a run; those that are compared have an interval, or the reason why they have none."""
+    """Return the figures of a run. Each figure that is compared has an interval, or the reason why it has none."""
     rows, names = read_sample_times(part.folder), {*COMPARED, part.metric.name if part.metric else ""}
 
     def completed(figure: Figure) -> Figure:
@@ -169,7 +169,7 @@ def with_intervals(part: Performance) -> Figures:
 
 
 def _from_log(figure: Figure, figures: Figures, samples: int) -> Interval | None:
-    """Return the interval of a percentile by the other percentiles of the log; None for other figures."""
+    """Return the interval of a percentile, from the other percentiles of the log; None for other figures."""
     kind, share = _split_name(figure.name)
     known = {part: figures[f"{kind}_{word}"].value for part, word in _SHARES.items() if f"{kind}_{word}" in figures}
     return from_percentiles(float(figure.value), known, samples, share) if share else None

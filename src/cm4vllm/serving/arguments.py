@@ -209,7 +209,7 @@ def server_argv(
 
 
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
-    """Return the options of the preset that the server gets: those that the settings do not give themselves."""
+    """Return the options that the server gets from the preset: those that the settings do not give."""
     given = _set_options(settings)
     free = {name: value for name, value in preset.options.items() if name not in given}
     return _unsaid(free, _extra(settings.extra)[0])

@@ -13,7 +13,7 @@ _CARRIED = re.compile(
 
 
 def carried_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that concern a server, but for those that choose devices."""
+    """Return the variables that affect a server, except those that choose devices."""
     return {
         key: value for key, value in environ.items() if _CARRIED.fullmatch(key) and not key.endswith("_VISIBLE_DEVICES")
     }

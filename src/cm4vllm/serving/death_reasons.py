@@ -69,7 +69,7 @@ def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
 
 
 def reason_in(folder: Path) -> str:
-    """Return why the server in a folder has ended, whose supervisor has noted it or was killed."""
+    """Return why the server in a folder has ended: as its supervisor noted, or that the supervisor was killed."""
     how = end_in_words(_state(folder), "its supervisor was killed")
     return "\n".join(filter(None, (how, telling_lines(folder / LOG_FILE))))
 

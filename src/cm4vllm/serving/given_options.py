@@ -69,7 +69,7 @@ def value_text(value: OptionValue) -> str:
 
 
 def _without_program(words: Sequence[str]) -> Sequence[str]:
-    """Return the words after the program (`python -m MODULE`, `vllm serve`); all where there is none."""
+    """Return the words after the program (`python -m MODULE`, `vllm serve`); all words if no program is named."""
     begin = 0
     for at, word in enumerate(words):
         if word.startswith("--"):

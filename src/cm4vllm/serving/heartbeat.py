@@ -82,7 +82,7 @@ class Heartbeat:
     _engines: dict[tuple[str, str], _Engine] = field(default_factory=dict)
 
     def client_received(self, tokens: int, open_requests: int) -> None:
-        """Take note of what the client has received until now, and of the requests that it waits for."""
+        """Note the client's progress: the tokens received so far, and the number of requests that it waits for."""
         now = time.monotonic()
         if tokens != self.tokens or not self.open_requests:
             self._moved_at = now
@@ -111,7 +111,7 @@ class Heartbeat:
             )
 
     def answered(self, endpoint: str, page: str) -> None:
-        """Take note of what a server says at /metrics."""
+        """Note the values of a server's /metrics."""
         self._silent.pop(endpoint, None)
         states: dict[str, dict[str, float]] = {}
         for name, engine, value in _STATE.findall(page):

@@ -107,7 +107,7 @@ def _say_access(access: Access, urls: list[str]) -> None:
 
 
 def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
-    """Start the servers, and return the first's record with those of the others in it."""
+    """Start the servers, and return the record of the first, which contains the records of the others."""
     settings = servers.parts[0]
     if servers.image is None:
         require_shared_memory()

@@ -61,7 +61,7 @@ def last_words(log: Path) -> str:
 
 
 def _whole(lines: list[str], index: int) -> str:
-    """Return a line with those that belong to it: what pydantic says below it, or the code that raised it wordless."""
+    """Return a log line with its continuation: pydantic's explanation, or the code that raised without a text."""
     if lines[index].strip() == "AssertionError":
         code = next((line.strip() for line in reversed(lines[:index]) if line.strip(" ^~")), "")
         return f"AssertionError: {code}"

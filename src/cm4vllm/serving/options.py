@@ -1,4 +1,4 @@
-"""The options that a vLLM has, from its own help, and those of a command line, which are checked against them.
+"""The options of a vLLM, read from its own help, and the check of a command line's options against them.
 
 `vllm serve --help=all` takes seconds, because all of vLLM is imported for it. So its text is kept beside the record of
 the installation, whose proof writes it. serve-help.txt has the options of 0.32.0, for command lines of servers whose

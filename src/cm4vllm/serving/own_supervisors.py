@@ -1,4 +1,4 @@
-"""The supervisors that this process started, of servers and of Ray, and their end: all end with this process."""
+"""The supervisors of servers and of Ray that this process has started. All end with this process."""
 
 from __future__ import annotations
 

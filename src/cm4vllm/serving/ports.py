@@ -56,7 +56,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def _beside_ephemeral(family: socket.AddressFamily, host: str) -> int:
-    """Return a free port below those that the kernel chooses from (ip(7), ip_local_port_range), 0 for none."""
+    """Return a free port below the kernel's ephemeral range (ip(7), ip_local_port_range); 0 if there is none."""
     try:
         first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError):

@@ -46,7 +46,7 @@ def presets() -> tuple[Preset, ...]:
 
 
 def preset_for(device: str, model: str, gpu: str = "", gpus: int = 0) -> Preset | None:
-    """Return the preset for a model on a device, None where there is none."""
+    """Return the preset for a model on a device; None if there is none."""
     return next((preset for preset in presets() if preset.fits(device, model, gpu, gpus)), None)
 
 

@@ -1,4 +1,4 @@
-"""The servers started by cm4vllm on this machine: their list, their state, and the end of one."""
+"""The servers that cm4vllm has started on this machine: lists them, tells their state, and ends one."""
 
 from __future__ import annotations
 

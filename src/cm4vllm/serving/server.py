@@ -159,7 +159,7 @@ def _started(
     others: Container[str],
     image: VllmImage | None,
 ) -> _Starting:
-    """Start the process of a server, whose address is none of `others`: those may not listen yet."""
+    """Start the process of a server at an address that `others`, which may not listen yet, do not have."""
     while (endpoint := f"http://{reachable(settings.host)}:{free_port(settings.host, settings.port)}") in others:
         if settings.port:
             raise UsageError(f"two servers would have the address {endpoint}", remedy="leave --port out")

@@ -58,7 +58,7 @@ def identity(site: Site, model: str) -> ServerIdentity:
 
 
 def reported_options(site: Site) -> dict[str, OptionValue]:
-    """Return the options of vLLM that a running server reports, by vLLM's full names; none where it reports none.
+    """Return the options that a running server reports, by vLLM's full names; empty if it reports none.
 
     With VLLM_SERVER_DEV_MODE=1 vLLM has its whole configuration at /server_info; of others /metrics has the part of the
     KV cache. Raises ServerUnreachable.

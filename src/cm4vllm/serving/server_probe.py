@@ -157,7 +157,7 @@ def _context(site: Site, model: Model, given: int) -> int:
 
 
 def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
-    """Return the model that is asked for, and what is not known of it. Raises ServerUnsuitable.
+    """Return the requested model, and sentences on what is unknown about it. Raises ServerUnsuitable.
 
     Not every server that gives text lists its models: then the name is taken as it is, and its completions show whether
     it is right.
@@ -198,7 +198,7 @@ def _lists_ids(site: Site, model: str) -> bool:
 
 
 def _software(version: str, owner: str, dialect: Dialect | None) -> str:
-    """Return the name of what serves, empty where it is not known.
+    """Return the name of the server's software; empty if it is not known.
 
     vLLM tells its version and names itself as its models' owner; others do the one, the other, both, or name somebody.
     """

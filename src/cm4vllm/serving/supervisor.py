@@ -283,7 +283,7 @@ def title_of(pid: int) -> str:
 
 
 def end_in_words(state: Mapping[str, Any], otherwise: str) -> str:
-    """Return why a server ended by the last state of its supervisor; `otherwise` where that has no reason."""
+    """Return why a server ended, by the last state of its supervisor; `otherwise` if that states no reason."""
     reason, status = str(state.get("reason") or otherwise), state.get("status")
     # With another reason the status is only how the server was ended.
     return f"{reason}: {exit_in_words(status)}" if reason == _OWN_END and isinstance(status, int) else reason
@@ -368,7 +368,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _first_line() -> bytes:
-    """Read a line of standard input, and no byte of what follows."""
+    """Read one line of standard input, and no byte after it."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
         line += byte

@@ -1,4 +1,4 @@
-"""Servers that give text and no token ids: how they are asked, found out by asking, and what that means in words.
+"""Servers that return text but no token ids: the dialect of their API, found by trial requests, and its description.
 
 SGLang, TensorRT-LLM's front end, `transformers serve` and gateways are such servers. What they generate is counted by
 their `usage`, and the ids are those that the model's own tokenizer makes of the text.
@@ -102,7 +102,7 @@ def _with_less(dialect: Dialect, refusal: _Refused) -> Dialect | None:
 
 
 def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
-    """Return the dialect with what two answers show of it. Raises _Refused, ServerUnreachable, ServerUnsuitable."""
+    """Return the dialect, completed from two answers in it. Raises _Refused, ServerUnreachable, ServerUnsuitable."""
     prompt = _PROMPT_IDS if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
     counted, done = [], True
     for streamed in (False, True):

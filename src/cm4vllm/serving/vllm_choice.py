@@ -120,7 +120,7 @@ def _python_of_command() -> list[str]:
 
 
 def _version(python: str) -> str:
-    """Return the version of vLLM in a Python's environment, empty where there is none."""
+    """Return the version of vLLM in a Python's environment; empty if vLLM is not installed there."""
     try:
         return packages_of(Path(python), {"PYTHONPATH": ""}).get("vllm", "")
     except OSError:

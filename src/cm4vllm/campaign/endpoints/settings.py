@@ -1,4 +1,4 @@
-"""The settings of a job of MLPerf Endpoints, understood: which curve is measured, of what, and where its files go."""
+"""The settings of a job of MLPerf Endpoints: which curve is measured, on which servers, and where its files go."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults of a server, each from so many seconds after its start to so many, and those that a file names now."""
+    """The faults of a server: those planned for a time after its start, and those that a file names at the moment."""
 
     planned: tuple[tuple[Kind, float, float], ...] = ()
     file: Path | None = None

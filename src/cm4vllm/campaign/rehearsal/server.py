@@ -114,7 +114,7 @@ class SimulatedServer:
     # --- the engine ---
 
     async def _work(self) -> None:
-        """Take steps one after the other; each ends at its time by the wall clock."""
+        """Compute one step after the other; each ends at its planned time by the wall clock."""
         loop, batch = asyncio.get_running_loop(), self._batch
         due = looked = loop.time()
         while True:

@@ -35,6 +35,6 @@ def drift_words(probes: Sequence[ProbeRecord]) -> str:
 
 
 def _common(speed: Speed, other: Speed) -> float | None:
-    """Return the number of requests at which two speeds are compared: in the middle of what both had, or between."""
+    """Return the number of requests at which two speeds are compared: the middle of the common range, or of the gap."""
     begin, end = max(speed.low, other.low), min(speed.high, other.high)
     return (begin + end) / 2 if begin <= NEAR * end else None

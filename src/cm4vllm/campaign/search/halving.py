@@ -220,7 +220,7 @@ def _is_good(evaluation: Evaluation) -> bool:
 
 
 def _rounds(count: int) -> list[int]:
-    """Return how many candidates each round has, of which the first has `count`: the server as it is is in all."""
+    """Return the number of candidates of each round, `count` in the first. The unchanged server is in all rounds."""
     sizes = [count]
     while sizes[-1] > LAST:
         sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] / KEPT) + 1))

@@ -247,7 +247,7 @@ def _probe_folder(number: int) -> str:
 
 
 def _remove_earlier(folder: Path) -> None:
-    """Remove what an earlier search left: the probes of two searches would be taken for those of one."""
+    """Remove the probes of an earlier search, which would be taken for probes of this one."""
     (folder / SEARCH_FILE).unlink(missing_ok=True)
     for probe in folder.glob("probe-*"):
         shutil.rmtree(probe)

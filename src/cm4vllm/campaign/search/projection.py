@@ -143,7 +143,7 @@ def _ttft_edge(window: Window, limit: float, full: FullLength) -> float | None:
 
 
 def _waits(issued: Times, capacity: float) -> Times:
-    """Return how long each query waits where one after the other is served, `capacity` of them in a second."""
+    """Return the waiting time of each query if the server answers one at a time, `capacity` of them in a second."""
     served = np.arange(len(issued)) / capacity
     waits: Times = np.maximum.accumulate(issued - served) + served - issued
     return waits

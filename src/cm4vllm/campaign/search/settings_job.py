@@ -105,7 +105,7 @@ def exports_of(record: SettingsRecord) -> dict[str, str]:
 
 
 def inputs_digest(env: Mapping[str, str]) -> str:
-    """Return the digest of what a search depends on: its space and time, model, dataset, and the server's settings."""
+    """Return a digest of a search's inputs: its space and time, the model, the dataset, the server's settings."""
     inputs = read_settings(SettingsInputs, env)
     require_given(model_record=inputs.model_record)
     model = read_record(Path(inputs.model_record), ModelRecord)
@@ -153,7 +153,7 @@ def table(record: SettingsRecord) -> str:
 
 
 def ranked(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the last evaluation of each candidate: those that went furthest first, of these the best first."""
+    """Return the last evaluation of each candidate: those of the latest round first, of these the best first."""
     last = {
         evaluation.number: evaluation for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.round)
     }

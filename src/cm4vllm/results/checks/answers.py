@@ -217,7 +217,7 @@ def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]
 
 
 def _head_and_tail(path: Path) -> bytes:
-    """Return the part of an accuracy log that truncation leaves: of a log that is not truncated, as much of it."""
+    """Return the part of an accuracy log that truncation leaves; for a whole log, the same part of it."""
     try:
         with opened(path) as file:
             head = file.read(MAX_LOG)

@@ -82,7 +82,7 @@ class CheckBase:
 
 @dataclass(frozen=True)
 class Check(CheckBase):
-    """A check of a submission, when it applies, its subjects, and its function.
+    """A check of a submission: the stage at which it applies, its subjects, and its function.
 
     `each` gives the subjects of a submission, each as the arguments of the function (subjects.py). The function gives a
     fault for each place where the rule is broken, none for what the submission does not have. Where it raises, that

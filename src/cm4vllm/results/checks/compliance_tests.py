@@ -1,4 +1,4 @@
-"""The compliance tests of a written tree: those that a closed result needs, and what says that they are passed."""
+"""The compliance tests of a written tree: whether the required ones are there, and prove that they passed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unknown(submission: Submission, result: Result) -> Iterator[Fault]:
 
 
 def test_folder(submission: Submission, result: Result, wanted: ComplianceRules) -> Path | None:
-    """Return the folder of a test, or None; of several folders, the one with the verification."""
+    """Return the folder of a test, or None. If there are several, the folder that has the verification."""
     places = compliance_folders(submission.home, submission.root / result.folder)
     folders = [folder for place in places if (folder := place / wanted.test).is_dir()]
     return max(folders, key=lambda folder: sum((folder / file.name).is_file() for file in wanted.files), default=None)

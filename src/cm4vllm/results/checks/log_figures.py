@@ -144,7 +144,7 @@ def _counts(log: _Log) -> Iterator[Fault]:
 
 
 def _planned(log: _Log, each: float) -> Iterator[Fault]:
-    """Compare the samples of an Offline run with those that its target rate and its least duration ask for."""
+    """Compare the samples of an Offline run with the number that its target rate and its minimum duration require."""
     wanted = max(log["requested_min_query_count"], _SLACK * log["effective_target_qps"] * _least_s(log))
     sizes = {wanted}
     if (

@@ -1,4 +1,4 @@
-"""The times in logs: in order, of one clock, not shorter than what they time, and of runs that belong together."""
+"""The times in logs: in order, of one clock, not shorter than the work that they time, and of one set of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The performance logs of a written tree: valid, within the limits, of the settings beside them, each of one result."""
+"""The performance logs of a written tree: valid, within the limits, with the stated settings, each of one result."""
 
 from __future__ import annotations
 

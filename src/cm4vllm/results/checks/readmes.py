@@ -78,7 +78,7 @@ def targets_of(round_name: str, benchmark: str, scenario: str) -> tuple[rules.Ac
 
 
 def _variant_with(result: Result, metric_name: str, value: float) -> str:
-    """Return the other benchmark of the round whose target this is."""
+    """Return another benchmark of the round that has this target."""
     for name in rules.benchmark_names(result.round):
         for target in targets_of(result.round, name, result.scenario):
             if target.metric.upper() == metric_name and target.lower and close(value, target.lower, 1e-5):

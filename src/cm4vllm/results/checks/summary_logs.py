@@ -111,7 +111,7 @@ def _stated(part: Part) -> Iterator[_Stated]:
 
 
 def _entries(part: Part, lines: list[str]) -> Iterator[_Stated]:
-    """Give the summary's lines on warnings and errors, and on early stopping where that failed."""
+    """Give the summary's lines on warnings and errors, and on early stopping if it failed."""
     if part.detail is None:
         return
     logged = {"error": part.detail.error_count > 0, "warning": bool(part.detail.warnings)}

@@ -153,7 +153,7 @@ def ended_since(node: NodeRecord, *, runs: bool) -> float | None:
 
 
 def node_cause(ended: Sequence[NodeRecord]) -> str:
-    """Return why a server ends whose nodes `ended` do: the name of the node with the cause, and its log.
+    """Return the cause of a server's end, given its nodes that ended: the name of the first failing node, and its log.
 
     A node whose log only says that its peers are gone is not the cause where another one is known. Of nodes that ended
     at the same time it is the first.

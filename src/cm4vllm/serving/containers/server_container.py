@@ -125,7 +125,7 @@ def _mount(text: str) -> Mount:
 
 
 def _mounts(settings: ServerSettings) -> list[Mount]:
-    """Return the model's folder, and the folders that links in it lead to; of a model of the hub, the hub's folder."""
+    """Return the model's folder and the folders that its links lead to; for a model of the hub, the hub's folder."""
     model = Path(settings.model)
     if not model.is_dir():
         return [Mount(str(hub_folder()), writable=True)]

@@ -169,7 +169,7 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
 
 
 def _stated(config: dict[str, Any]) -> str:
-    """Return the precision that a config.json states, of quantised weights by their method."""
+    """Return the precision that a config.json states; for quantised weights, the precision of their method."""
     method = str(section(config, "quantization_config").get("quant_method", ""))
     if method:
         return {"fp8": "fp8", "mxfp4": "mxfp4", "gptq": "int4", "awq": "int4"}.get(method, "bf16")
