@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.campaign.search.rate_interval import rate_interval
+from cm4vllm.campaign.search.projection import rate_interval
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 
 

@@ -10,12 +10,17 @@ For TTFT the model is a queue with one server of constant speed, for the latency
 each answer's own. For TPOT it is a batch whose steps take longer the more answers are under way. They are models of the
 latency that decides, not of the server: what they say of a rate far from the probe's is a guess, and the search probes
 where they point to.
+
+For the interval of the true rate, the rate to which all probes point together is found again without each of them in
+turn (the jackknife): how much that changes is its standard error. The server's noise and the errors of the models are
+in it, as far as they differ from probe to probe; an error that all probes share is not.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +29,9 @@ import numpy.typing as npt
 
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.loadgen.logs.arrivals import Times
+from cm4vllm.results.rate_search_record import Interval, ProbeRecord
 
-__all__ = ["Point", "Window", "meeting_point", "project"]
+__all__ = ["Point", "Window", "meeting_point", "predicted_rate", "project", "rate_interval"]
 
 #: Queries from which on a probe says anything.
 _LEAST_QUERIES = 50
@@ -41,6 +47,12 @@ _NEAR_RATE, _NEAR_EDGE = 0.05, 0.1
 _TIME_POWER = 0.7
 #: The spread of rates from which on the points themselves say how the models err with the rate.
 _TRUSTED_SPREAD = 0.02
+#: A full-length run counts for so many times its seconds: the schedule that decides is its own, to its end or to the
+#: passage that failed it.
+_FULL_LENGTH = 4.0
+#: The least number of probes that say something, and Student's t by degrees of freedom from 1 on: 95 %, to both sides.
+_LEAST = 3
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,33 @@ def meeting_point(points: Sequence[Point]) -> float:
         )
         here = mean_x - mean_off / min(-0.5, max(-5.0, slope))
     return math.exp(here)
+
+
+def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
+    """Return the interval by the probes of a search; None where too few of them say something."""
+    telling = [probe for probe in probes if probe.projected]
+    if len(telling) < _LEAST:
+        return None
+    whole = predicted_rate(telling)
+    without = [math.log(predicted_rate([*telling[:place], *telling[place + 1 :]])) for place in range(len(telling))]
+    count = len(telling)
+    error = math.sqrt((count - 1) ** 2 / count * statistics.variance(without))
+    reach = math.exp(_T[min(count - 1, len(_T)) - 1] * error)
+    return Interval(
+        rate=float(f"{whole:.4g}"), low=float(f"{whole / reach:.4g}"), high=float(f"{whole * reach:.4g}"), probes=count
+    )
+
+
+def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
+    """Return the rate to which probes point together, of which one at least says something: that of the limit that
+    binds first.
+    """
+    points: dict[str, list[Point]] = {}
+    for probe in probes:
+        seconds = min(probe.took_s, probe.planned_s) * (_FULL_LENGTH if probe.sure else 1.0)
+        for name, edge in probe.projected.items():
+            points.setdefault(name, []).append(Point(probe.rate, edge, seconds))
+    return min(map(meeting_point, points.values()))
 
 
 # --- TTFT: a queue ---------------------------------------------------------------------------------------------------

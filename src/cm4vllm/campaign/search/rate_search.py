@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.computed_targets import SEARCH_RUNS
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.projection import Window, project
-from cm4vllm.campaign.search.rate_interval import predicted_rate, rate_interval
+from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.results.rate_search_record import Boundary, Interval, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
