@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
 from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.campaign.search_steps import settings_search
+from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
-from cm4vllm.campaign.steps import Check, Condition, Duration, Need, Product, Step
+from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
+from cm4vllm.results.settings_search_record import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]
@@ -87,7 +88,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
     yield from _language_data(job)
     if not given:
         if job.space is not None:
-            yield settings_search(job, job.space)
+            yield _settings_search(job, job.space)
         yield _server(job)
     if not job.settings.rehearse:
         yield Step(name="processors", tags="detect,cpu", gives="facts of this machine's processors")
@@ -179,4 +180,28 @@ def _server(job: Job) -> Step:
         product=None if given else Product.SERVER,
         checks=(Check.NAMED_MODEL,) if given and not job.sources.named else (),
         inputs={**named, "CM_VLLM_SERVER_BACKGROUND": "yes", "CM_VLLM_SERVER_DIR": str(job.out / "server")},
+    )
+
+
+def _settings_search(job: Job, space: Space) -> Step:
+    """Return the step that searches for the settings of the server that the step after it starts."""
+    folder = "search/server-settings"
+    start = "each takes a start of the server" if space.restarts else "the server is started once"
+    return Step(
+        name=STEP,
+        tags="find,mlperf,inference,server-settings",
+        gives=f"{folder}/{SETTINGS_FILE}",
+        product=Product.SETTINGS,
+        duration=Duration(seconds=60 * job.search_minutes, source="at most (--search_minutes)"),
+        inputs={
+            FOLDER: str(job.out / folder),
+            "CM_VLLM_SEARCH": job.settings.search,
+            "CM_VLLM_SEARCH_MINUTES": str(job.search_minutes),
+            "CM_MLPERF_SEARCH_SCENARIOS": ",".join(job.scenarios),
+            "CM_VLLM_SERVER_MODEL_NAME": "",
+        },
+        notes=(
+            f"{space.size} candidates, and the server as it is where it is none of them: {start}; the "
+            "best third is measured three times as long, and so on",
+        ),
     )

@@ -1,14 +1,22 @@
-"""Targets of a schedule's LoadGen runs: a given target, or the step that measures or finds it."""
+"""Targets of a schedule's LoadGen runs, given, or by the step that measures or finds them; and how long runs take."""
 
 from __future__ import annotations
 
-from cm4vllm.campaign.computed_targets import LATENCY_SHARE, OFFLINE_MARGIN, REHEARSAL_MARGIN, SERVER_SHARE
+from cm4vllm.campaign.computed_targets import (
+    LATENCY_SHARE,
+    OFFLINE_MARGIN,
+    REHEARSAL_MARGIN,
+    REHEARSAL_SEARCH_S,
+    SEARCH_RUNS,
+    SERVER_SHARE,
+)
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.rules import Mode, RateUse, Scenario
 
 __all__ = [
+    "FOUND_BY_SEARCH",
     "NO_LATENCY",
     "NO_TARGET",
     "RATE_STEP",
@@ -28,6 +36,7 @@ __all__ = [
     "run_folder",
     "run_name",
     "run_place",
+    "search_duration",
     "search_name",
     "target_inputs",
     "target_share",
@@ -38,6 +47,10 @@ TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGE
 RATE_STEP = "Offline rate"
 NO_TARGET = {TARGET: "1", TARGET_SOURCE: "unused: every sample is sent at once"}
 NO_LATENCY = {TARGET: "", TARGET_SOURCE: "unused: each query follows the answer before it"}
+#: Seconds of the run that follows a search: mostly the search has made it.
+FOUND_BY_SEARCH = Duration(
+    seconds=0.0, source="the search has made it, or the length by the rules where it confirms no rate", at_least=True
+)
 SYSTEM = "<<<CM_SUT_NAME>>>/<<<CM_ML_MODEL_NAME>>>"
 
 
@@ -154,3 +167,15 @@ def run_duration(job: Job, scenario: Scenario) -> Duration | None:
         return None
     longest = job.settings.max_test_duration or REHEARSAL_DURATION_S
     return Duration(seconds=min(REHEARSAL_DURATION_S, longest), source="as a rehearsal", at_least=True)
+
+
+def search_duration(job: Job, scenario: Scenario) -> Duration:
+    """Return how long a search for a rate takes at most, where LoadGen need not issue whole datasets."""
+    if job.rehearsal:
+        return Duration(seconds=REHEARSAL_SEARCH_S, source="about, as a rehearsal")
+    run_s = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms / 1000
+    return Duration(
+        seconds=SEARCH_RUNS * run_s,
+        source=f"{SEARCH_RUNS} full-length runs of {run_s:,.4g} s at most, one of which is the scenario's result; at a "
+        "low rate a run of whole datasets is longer",
+    )

@@ -12,6 +12,7 @@ from cm4vllm.campaign.asset_steps import asset_steps, steps_before
 from cm4vllm.campaign.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.powered_run import step_inputs
 from cm4vllm.campaign.run_targets import (
+    FOUND_BY_SEARCH,
     NO_LATENCY,
     NO_TARGET,
     RATE_STEP,
@@ -30,11 +31,11 @@ from cm4vllm.campaign.run_targets import (
     run_folder,
     run_name,
     run_place,
+    search_duration,
     search_name,
     target_inputs,
     target_share,
 )
-from cm4vllm.campaign.search_steps import FOUND_BY_SEARCH, search_duration
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
