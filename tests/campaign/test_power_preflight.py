@@ -11,8 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign import power_client
-from cm4vllm.campaign.power_client import ClientSettings, require_settings
-from cm4vllm.campaign.power_preflight import make_preflight, require_publishable, require_wiring
+from cm4vllm.campaign.power_client import (
+    ClientSettings,
+    make_preflight,
+    require_publishable,
+    require_settings,
+    require_wiring,
+)
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values
