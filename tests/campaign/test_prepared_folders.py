@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cm4vllm.campaign import job as module
-from cm4vllm.campaign.failed_attempts import set_aside
+from cm4vllm.campaign.kept_results import set_aside
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, Entry, LedgerFile, State, read_ledger
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import ModelError, UsageError

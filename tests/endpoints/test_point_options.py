@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.campaign.endpoints.point_options import point_options
 from cm4vllm.campaign.endpoints.schedule import schedule
-from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
+from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings, point_options
 from cm4vllm.common.errors import UsageError
 
 POINTS = "1,2,4,7,13,23,40"

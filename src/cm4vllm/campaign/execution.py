@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from cm4vllm.campaign.failed_attempts import forget_answers, set_aside
-from cm4vllm.campaign.kept_results import KeptResult, kept_result
+from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.current_status import JobStatus, steps_of
 from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
-from cm4vllm.campaign.scheduled_job import ScheduledJob
-from cm4vllm.campaign.step_checks import CHECKS
-from cm4vllm.campaign.step_values import Values
-from cm4vllm.campaign.steps import FOLDER, Product, Recipes, Step, names_of
+from cm4vllm.campaign.step_values import CHECKS, Values
+from cm4vllm.campaign.steps import FOLDER, Product, Recipes, ScheduledJob, Step, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,

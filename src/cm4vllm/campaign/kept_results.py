@@ -1,9 +1,15 @@
-"""Results of an earlier command that a step need not make again: recognised by content, per kind of product."""
+"""Results and files that earlier attempts left of a step: results that it need not make again, and the rest, set aside.
+
+Results are recognised by content, per kind of product. The files of failed and aborted attempts are kept aside in a
+folder of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +19,10 @@ from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.powered_run import lacks_session
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
-from cm4vllm.campaign.steps import Product, Step
+from cm4vllm.campaign.steps import Product, Step, key_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import read_settings
@@ -27,15 +34,18 @@ from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
+from cm4vllm.loadgen.process.kept_answers import file_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
 
-__all__ = ["KeptResult", "kept_result", "result_folder"]
+__all__ = ["KeptResult", "forget_answers", "kept_result", "result_folder", "set_aside"]
 
 _CHANGED = "its inputs have changed"
 #: The inputs that name the folder of a step's result.
 _FOLDERS = ("CM_MLPERF_OUTPUT_DIR", "CM_MLPERF_ACCURACY_RESULTS_DIR", "CM_MLPERF_COMPLIANCE_RESULTS_DIR")
+#: The files that a killed and a failed run leave beside the folder of their result.
+_LEFT = (".partial", ".failed")
 
 
 @dataclass(frozen=True)
@@ -173,3 +183,50 @@ def _content(run: RunRecord) -> tuple[object, ...]:
 
 def _digest(*parts: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+def set_aside(out: Path, step: str, inputs: Mapping[str, str], *, server_died: bool = False) -> str:
+    """Move what an attempt of a step left to a folder among the attempts, with the log of a server that died.
+
+    Only what lies below `out` is moved, whatever the inputs say: those of the ledger of a copied folder may name the
+    folder that was copied, where another job works. Returns the folder's name below `out`, empty where nothing was
+    left. Raises OSError.
+    """
+    target = free_name(out / ATTEMPTS, key_of(step))
+    for folder in _remains(out, inputs):
+        place = target / folder.name if target.exists() else target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(place)
+    if server_died:
+        for log in sorted((out / "server").rglob("*.log")):
+            target.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                shutil.copy2(log, target / "-".join(log.relative_to(out / "server").parts))
+    return str(target.relative_to(out)) if target.exists() else ""
+
+
+def forget_answers(inputs: Mapping[str, str]) -> None:
+    """Remove the answers that are kept of a run, whose folder is among the inputs of its step."""
+    if (folder := result_folder(inputs)) is not None:
+        with contextlib.suppress(OSError):
+            file_of(folder).unlink(missing_ok=True)
+
+
+def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:
+    folder = result_folder(inputs)
+    if folder is None or not _is_below(out, folder := out / folder):
+        return
+    for ending in _LEFT:
+        if (left := folder.with_name(f"{folder.name}{ending}")).is_dir():
+            yield left
+    if list(folder.glob("probe-*")) and not (folder / SEARCH_FILE).exists():
+        yield folder  # of a search that did not end
+
+
+def _is_below(out: Path, folder: Path) -> bool:
+    """Tell whether a folder lies below another, and is reached from there through plain folders only."""
+    if not folder.is_relative_to(out):
+        return False
+    parts = folder.relative_to(out).parts
+    links = any(out.joinpath(*parts[:depth]).is_symlink() for depth in range(1, len(parts) + 1))
+    return bool(parts) and ".." not in parts and not links

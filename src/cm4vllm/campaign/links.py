@@ -28,7 +28,7 @@ from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
 from cm4vllm.campaign.search.settings_job import searched_envs
-from cm4vllm.campaign.step_checks import CHECKS
+from cm4vllm.campaign.step_values import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder

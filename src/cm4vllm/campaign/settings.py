@@ -12,9 +12,8 @@ from cm4vllm.campaign.capabilities import compliance_tests, graders, needs_sente
 from cm4vllm.campaign.division_checks import Fault
 from cm4vllm.campaign.job_notes import job_notes
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.scheduled_job import ScheduledJob
 from cm4vllm.campaign.search.search_space import SEARCH_MINUTES, Space, asked_space
-from cm4vllm.campaign.steps import reruns
+from cm4vllm.campaign.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path

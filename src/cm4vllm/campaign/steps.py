@@ -1,11 +1,19 @@
-"""The steps of a schedule, and their dependencies on the results of earlier steps. Plain data, for JSON too."""
+"""The steps of a schedule, and their dependencies on the results of earlier steps: plain data, for JSON too.
+
+And the facts that a job of MLPerf Inference and one of MLPerf Endpoints share, which their execution needs to know.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.common.records import Record
+from cm4vllm.rules import ExecutionMode
 
 __all__ = [
     "ALL",
@@ -19,6 +27,7 @@ __all__ = [
     "Need",
     "Product",
     "Recipes",
+    "ScheduledJob",
     "Step",
     "key_of",
     "names_of",
@@ -239,3 +248,38 @@ def names_of(tags: str) -> tuple[str, ...]:
     fitting = [recipe for recipe in RECIPES.values() if set(recipe.split(",")) <= words]
     recipe = max(fitting, key=lambda tags: tags.count(","), default="")
     return tuple(name for name, other in RECIPES.items() if other == recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledJob(ABC):
+    """A job that is executed by its schedule; its results go to the folder `out`.
+
+    A step is tried `attempts` times where the server that the job started ends during it. `rerun` are the steps that
+    are taken again, by their keys. `serve` is where the live view is served, `notes` are shown before the first step.
+    """
+
+    execution_mode: ExecutionMode
+    out: Path
+    attempts: int
+    rerun: frozenset[str] = frozenset()
+    serve: Address | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The job in a few words."""
+
+    @property
+    @abstractmethod
+    def notices(self) -> list[str]:
+        """Statements that every page and record of the job must carry, as far as they are known before its runs."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """True for a rehearsal: its runs are shorter than the rules ask."""
+        return self.execution_mode is ExecutionMode.TEST
+
+    def reruns(self, step: str) -> bool:
+        """Say whether a step is to be taken again whatever an earlier command left of it."""
+        return not self.rerun.isdisjoint((ALL, key_of(step)))

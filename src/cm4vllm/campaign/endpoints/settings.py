@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
-from cm4vllm.campaign.endpoints.point_options import point_options
 from cm4vllm.campaign.live.page_address import Address
-from cm4vllm.campaign.scheduled_job import ScheduledJob
-from cm4vllm.campaign.steps import reruns
+from cm4vllm.campaign.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -21,10 +20,11 @@ from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
 from cm4vllm.rules import EndpointsBenchmark, ExecutionMode, endpoints_benchmark, endpoints_rules, regions, seed_set
 
-__all__ = ["EndpointsJob", "EndpointsSettings"]
+__all__ = ["EndpointsJob", "EndpointsSettings", "point_options"]
 
 #: The ends of a rehearsal's curve, and the samples of a pass over the stand-in's dataset, where none are given.
 _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
+_FORM = "CONCURRENCY[,CONCURRENCY...]: OPTIONS[; ...], for example '23,40: --max-num-seqs=64'"
 
 
 class EndpointsSettings(Record, frozen=True, kw_only=True):
@@ -157,3 +157,36 @@ def _notes(settings: EndpointsSettings, given: tuple[int, ...], *, rehearsal: bo
         f"a rehearsal's curve goes from concurrency {settings.c_min or _REHEARSAL_C_MIN} to {_REHEARSAL_C_MAX}; "
         "--c_min and --c_max give others, and with --execution_mode=valid C_max is searched for"
     ]
+
+
+def point_options(text: str, points: Collection[int], *, served: bool) -> dict[int, str]:
+    """Return the options of each point that has any, by its concurrency.
+
+    `points` are those of --points; `served` says that the server is not started by the job. Raises UsageError.
+    """
+    if not text.strip():
+        return {}
+    if served:
+        raise UsageError(
+            "--point_args has no effect with --api_server", cause="the job does not start that server, nor restart it"
+        )
+    if not points:
+        raise UsageError(
+            "--point_args needs --points", cause="points are placed by the rates of the server that they are run on"
+        )
+    options: dict[int, str] = {}
+    for part in filter(str.strip, text.split(";")):
+        named, colon, words = part.partition(":")
+        if not colon or not words.strip():
+            raise UsageError(f"--point_args: {part.strip()!r} names no options", remedy=f"give {_FORM}")
+        for word in named.split(","):
+            if not word.strip().isdecimal() or int(word) not in points:
+                raise UsageError(
+                    f"--point_args names {word.strip()!r}, which is none of --points={','.join(map(str, points))}",
+                    remedy=f"give {_FORM}",
+                )
+            try:
+                options[int(word)] = shlex.join(shlex.split(words))
+            except ValueError as error:
+                raise UsageError(f"--point_args: {words.strip()!r} cannot be read", cause=str(error)) from error
+    return options
