@@ -15,7 +15,7 @@ import pytest
 from cm4vllm.common.errors import DiskFull, NotFoundError, NotWritable, SubmissionError, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.submission.archive import pack, private_ids
-from cm4vllm.submission.tree_changes import digests
+from cm4vllm.submission.tree_writer import digests
 from commands import need
 
 

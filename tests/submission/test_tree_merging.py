@@ -14,11 +14,11 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.own_program import program_files
 from cm4vllm.hardware.system_description import folder_name
 from cm4vllm.rules import Scenario
-from cm4vllm.submission import published_program, tree_changes
+from cm4vllm.submission import published_program, tree_writer
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.result_removal import remove_results
 from cm4vllm.submission.tree import build_tree, system_folder
-from cm4vllm.submission.tree_changes import digests
+from cm4vllm.submission.tree_writer import digests
 
 #: The files that several results share: pages with a part for each, and the mapping.
 SHARED = {"README.md", "documentation/calibration.md", "model_mapping.json"}
@@ -220,7 +220,7 @@ def test_a_tree_that_changes_meanwhile_is_not_overwritten(two, tmp_path, monkeyp
             log.write_text("changed meanwhile\n")
         return done
 
-    monkeypatch.setattr(tree_changes.shutil, "copytree", copy_and_change)
+    monkeypatch.setattr(tree_writer.shutil, "copytree", copy_and_change)
     with pytest.raises(SubmissionError, match="was not changed"):
         build_tree(other, tree=tree, add=True)
     assert log.read_text() == "changed meanwhile\n"

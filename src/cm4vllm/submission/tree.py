@@ -19,11 +19,16 @@ from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
-from cm4vllm.submission.calibration_page import CALIBRATION_TITLE, calibration_page
 from cm4vllm.submission.campaign_software import published_facts
 from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
+from cm4vllm.submission.documentation_pages import (
+    CALIBRATION_TITLE,
+    NETWORK_PAGE,
+    NETWORK_TITLE,
+    calibration_page,
+    network_page,
+)
 from cm4vllm.submission.measurements_json import measurements
-from cm4vllm.submission.network_page import NETWORK_PAGE, NETWORK_TITLE, network_page
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
@@ -31,8 +36,16 @@ from cm4vllm.submission.published_program import add_program, program_folders, s
 from cm4vllm.submission.shared_pages import heading_of
 from cm4vllm.submission.submitter_page import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
 from cm4vllm.submission.system_records import SYSTEM_FILE
-from cm4vllm.submission.tree_changes import changed_tree, new_tree, recover
-from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, place_below, read_object, refuse_other
+from cm4vllm.submission.tree_writer import (
+    GENERATE,
+    TreeWriter,
+    changed_tree,
+    new_tree,
+    place_below,
+    read_object,
+    recover,
+    refuse_other,
+)
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 

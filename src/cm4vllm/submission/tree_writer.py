@@ -1,22 +1,34 @@
 """The writer of a tree's files: none is ever written over with other content, and pages and mappings are shared.
 
 Several results go into one tree. What two of them say of the same thing has to be the same; where it is not, they
-contradict each other, and the tree is refused.
+contradict each other, and the tree is refused. A tree is changed on a copy beside it, which is renamed to the tree's
+name when it is whole.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.common.files import bytes_of, json_of, sha256_of, staged_folder, write_bytes, write_json, write_text
 from cm4vllm.submission.shared_pages import sections, with_section
 
-__all__ = ["GENERATE", "TreeWriter", "place_below", "read_object", "refuse_other"]
+__all__ = [
+    "GENERATE",
+    "TreeWriter",
+    "changed_tree",
+    "digests",
+    "new_tree",
+    "place_below",
+    "read_object",
+    "recover",
+    "refuse_other",
+]
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"
@@ -119,3 +131,56 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SubmissionError(f"{path} holds no JSON object", remedy="build the tree again")
     return value
+
+
+@contextmanager
+def new_tree(tree: Path) -> Iterator[TreeWriter]:
+    """Give a writer to a new tree, which takes the place of `tree` when the block ends well."""
+    with staged_folder(tree) as staging:
+        yield TreeWriter(staging)
+
+
+@contextmanager
+def changed_tree(tree: Path) -> Iterator[TreeWriter]:
+    """Give a writer to a copy of `tree`, which takes its place when the block ends well.
+
+    No file may become another one but those that the writer counts as shared; a file may go. Raises SubmissionError
+    where there is no tree, and where another file was changed: nothing of it is kept then.
+    """
+    recover(tree)
+    if not tree.is_dir():
+        raise SubmissionError(f"no submission in {tree}", remedy=f"build it first: --tags={GENERATE} without --add")
+    before = digests(tree)
+    with staged_folder(tree) as staging:
+        shutil.copytree(tree, staging, dirs_exist_ok=True, symlinks=True)
+        for path in (staging, *staging.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o200)  # published trees may be for reading only
+        writer = TreeWriter(staging)
+        yield writer
+        after = digests(staging)
+        changed = sorted(
+            name
+            for name, digest in before.items()
+            if name in after and after[name] != digest and name not in writer.shared
+        )
+        if changed or digests(tree) != before:
+            raise SubmissionError(
+                f"{tree} was not changed",
+                cause=f"files that belong to other results would differ: {', '.join(changed[:5])}"
+                if changed
+                else "another program changed files in it",
+                remedy="run it again, and let no other program write to the tree",
+            )
+
+
+def recover(tree: Path) -> None:
+    """Give a tree its name back that a killed run had moved aside: it is whole, and was about to be replaced."""
+    aside = tree.with_name(f"{tree.name}.old")
+    if aside.is_dir() and not tree.exists():
+        aside.rename(tree)
+
+
+def digests(tree: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a tree by its path."""
+    return {path.relative_to(tree).as_posix(): sha256_of(path) for path in sorted(tree.rglob("*")) if path.is_file()}
