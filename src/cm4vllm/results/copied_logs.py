@@ -160,21 +160,15 @@ def _finding(check: CheckBase, fault: str, marks: LogMarks, other: LogMarks) -> 
 
 def _same_run(logs: list[LogMarks]) -> dict[int, int]:
     """Return the logs that are of one run with a log of another submitter or system, each with one of these."""
-    by_time: dict[str, list[int]] = defaultdict(list)
-    by_latency: dict[str, list[int]] = defaultdict(list)
-    for number, log in enumerate(logs):
-        for mark in log.times:
-            by_time[mark].append(number)
-        for mark in log.latencies:
-            by_latency[mark].append(number)
-    first_of: dict[int, int] = {}
     shared: dict[tuple[int, int], int] = defaultdict(int)
-    for group in by_time.values():
-        for pair in combinations(group, 2):
-            shared[pair] += _ENOUGH
-    for group in by_latency.values():
-        for pair in combinations(group, 2):
-            shared[pair] += 1
+    for weight, marks_of_logs in ((_ENOUGH, [log.times for log in logs]), (1, [log.latencies for log in logs])):
+        by_mark: dict[str, list[int]] = defaultdict(list)
+        for number, marks in enumerate(marks_of_logs):
+            for mark in marks:
+                by_mark[mark].append(number)
+        for pair in (pair for group in by_mark.values() for pair in combinations(group, 2)):
+            shared[pair] += weight
+    first_of: dict[int, int] = {}
     for (earlier, other), count in shared.items():
         if count >= _ENOUGH and _apart(logs[earlier], logs[other]):
             first_of.setdefault(earlier, other)
