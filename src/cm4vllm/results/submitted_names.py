@@ -9,7 +9,6 @@ from importlib.resources import files
 from math import prod
 
 import msgspec
-import yaml
 
 from cm4vllm.common.records import Record
 
@@ -53,8 +52,7 @@ class _Words(Record, frozen=True, kw_only=True):
 
 @cache
 def _words() -> _Words:
-    text = (files("cm4vllm.results") / "known" / "words.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), _Words)
+    return msgspec.yaml.decode((files("cm4vllm.results") / "known" / "words.yaml").read_bytes(), type=_Words)
 
 
 def serving_software() -> list[Serving]:

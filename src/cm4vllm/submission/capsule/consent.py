@@ -17,7 +17,6 @@ from functools import cache
 from importlib import resources
 
 import msgspec
-import yaml
 
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.common.command_lines import stored_command
@@ -106,8 +105,8 @@ class _Replayed(Record, frozen=True, kw_only=True):
 @cache
 def replayed() -> _Replayed:
     """Return the lists of replayed.yaml."""
-    text = resources.files("cm4vllm.submission.capsule").joinpath("replayed.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), _Replayed)
+    text = resources.files("cm4vllm.submission.capsule").joinpath("replayed.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=_Replayed)
 
 
 def flag_name(name: str) -> str:
