@@ -1,4 +1,4 @@
-"""Known only during a run: the values that steps take from earlier steps, the conditions that hold, and the checks."""
+"""Steps during a run: values taken from earlier steps, conditions that hold, and checks after a step."""
 
 from __future__ import annotations
 

@@ -281,5 +281,5 @@ class ScheduledJob(ABC):
         return self.execution_mode is ExecutionMode.TEST
 
     def reruns(self, step: str) -> bool:
-        """Say whether a step is to be taken again whatever an earlier command left of it."""
+        """Tell whether a step is made again even if an earlier command left its product."""
         return not self.rerun.isdisjoint((ALL, key_of(step)))

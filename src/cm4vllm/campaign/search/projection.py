@@ -148,9 +148,7 @@ def rate_interval(probes: Sequence[ProbeRecord]) -> Interval | None:
 
 
 def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
-    """Return the rate to which probes point together, of which one at least says something: that of the limit that
-    binds first.
-    """
+    """Return the rate at which the first limit is reached, by all probes. One of them must have a projection."""
     points: dict[str, list[Point]] = {}
     for probe in probes:
         seconds = min(probe.took_s, probe.planned_s) * (_FULL_LENGTH if probe.sure else 1.0)
