@@ -23,19 +23,20 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # Install what a file pins: a package whose bytes have another hash is refused, and one that the file does not list.
-# uv takes a sixth of pip's time, but does not read pip's settings: where it reaches no index, pip installs.
+# uv takes a sixth of pip's time, but does not read pip's settings: where it reaches no index, or cannot be installed
+# itself, pip installs.
 # Without --use-pep517 pip warns of rouge-score, which is published as source without a pyproject.toml.
-UV_INSTALL  := $(VENV)/tools/bin/uv pip install --quiet --python=$(BIN)/python --compile-bytecode --require-hashes
+TRY_UV      := $(MAKE) --no-print-directory $(VENV)/.uv > $(VENV)/uv.log 2>&1 || true
+UV_INSTALL  := $(BIN)/uv pip install --quiet --python=$(BIN)/python --require-hashes
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --use-pep517
 define install
 @echo "installing the packages of $(1) into $(VENV)/"
-@$(UV_INSTALL) -r $(1) 2> $(VENV)/uv.log || $(PIP_INSTALL) -r $(1)
+@$(TRY_UV)
+@$(UV_INSTALL) $(2) -r $(1) 2>> $(VENV)/uv.log || $(PIP_INSTALL) -r $(1)
 endef
-# Tools that can be done without: where there is no network, what needs them says so or does it in another way.
-TRY_TOOLS   := $(MAKE) --no-print-directory $(VENV)/tools/.installed > $(VENV)/tools.log 2>&1 || true
 # The same packages fit Python 3.11 to 3.14 on x86-64 and aarch64; the hashes are those of all their files.
-LOCK := $(VENV)/tools/bin/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
-AUDIT = $(BIN)/python tests/audit.py $(VENV)/tools/bin/pip-audit requirements-test.txt
+LOCK := $(BIN)/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
+AUDIT = $(BIN)/python tests/audit.py $(BIN)/pip-audit requirements-test.txt
 
 .PHONY: setup run test test-long coverage check audit lock clean
 
@@ -75,37 +76,35 @@ check: $(VENV)/.installed-test
 	@$(BIN)/mypy
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build > $(VENV)/site.log 2>&1 || { cat $(VENV)/site.log; exit 1; }
 # Without network it reports that nothing was audited, and does not fail.
-	@$(TRY_TOOLS)
 	@$(AUDIT) --kept=$(VENV)/audit.json
 
-$(VENV)/.installed: requirements.txt pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(TRY_TOOLS)
-	$(call install,requirements.txt)
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.uv: requirements-tools.txt | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --retries=1 --timeout=10 --require-hashes -r requirements-tools.txt
+	@touch $@
+
+$(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
+	$(call install,requirements.txt,--compile-bytecode)
 # Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
 # finds them before the checkout.
 	@$(BIN)/python -c 'import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text(sys.argv[1] + "\n")' "$(CURDIR)/src"
 	@touch $@
 
+# Not compiled as a whole: the tests import a small part of it.
 $(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
-	@$(TRY_TOOLS)
 	$(call install,requirements-test.txt)
 	@touch $@
 
-audit: $(VENV)/.installed-test $(VENV)/tools/.installed
+audit: $(VENV)/.installed-test
 	@$(AUDIT) --strict
 
-lock: $(VENV)/tools/.installed
+lock: $(VENV)/.uv
 	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --output-file=requirements.txt
 	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --extra=test --constraints=requirements.txt --output-file=requirements-test.txt
 	$(LOCK) $(ARGS) --python-version=3.11 --group=tools --output-file=requirements-tools.txt
-
-# Tools that the package's own environment does not need.
-$(VENV)/tools/.installed: requirements-tools.txt
-	@$(PYTHON) -m venv $(VENV)/tools
-	@$(VENV)/tools/bin/python -m pip install --quiet --retries=1 --timeout=10 --require-hashes -r requirements-tools.txt
-	@touch $@
 
 clean:
 	rm -rf $(VENV) .cm mlperf-results
