@@ -41,8 +41,9 @@ def answers_in_the_log(folder):
         Behaviour(),
         Behaviour(tokens_per_chunk=5),
         Behaviour(split=997),
-        Behaviour(fault=lambda n: Fault.STATUS_500 if n % 10 == 3 else Fault.NONE),
-        Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n % 10 == 3 else Fault.NONE),
+        # Two faults: a request that meets both of them is sent a third time; with a third fault it would fail.
+        Behaviour(fault=lambda n: Fault.STATUS_500 if n in (3, 33) else Fault.NONE),
+        Behaviour(fault=lambda n: Fault.CLOSE_BEFORE if n in (3, 33) else Fault.NONE),
     ],
     ids=["plain", "several tokens a chunk", "split anywhere", "some 500", "some connections closed"],
 )
