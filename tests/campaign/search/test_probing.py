@@ -129,7 +129,6 @@ def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
         find_target_rate(inputs(tmp_path, settings, scenario="Offline"))
 
 
-@pytest.mark.timing
 def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server_settings, monkeypatch):
     monkeypatch.setattr(probing, "plan_of", short_plan)
     with FakeVllm(Behaviour(token_delay_s=0.002)) as server:

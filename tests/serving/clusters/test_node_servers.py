@@ -230,7 +230,6 @@ def peers(port) -> list[psutil.Process]:
     return texts
 
 
-@pytest.mark.timing
 def test_after_ten_seeded_kills_nothing_is_left_and_the_server_starts_again(python, tmp_path):
     for pair in ((seed, seed + 1) for seed in range(0, 10, 2)):
         owners = {seed: watching_owner(python, tmp_path / f"server-{seed}") for seed in pair}
