@@ -129,6 +129,22 @@ def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tm
     assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
 
 
+#: Has an engine that forks: the copy has the engine's title, and ends soon, as one does that runs a command.
+FORKING_ENGINE = ENGINE.replace("import time;", "import os, time; os.fork() or (time.sleep(2), os._exit(0));")
+
+
+def test_a_copy_that_an_engine_has_forked_is_no_engine(tmp_path):
+    record = launch(tmp_path, argv=[sys.executable, "-c", FORKING_ENGINE, *PEER[1:]])
+    titled = [process for process in family(record.supervisor_pid) if process.cmdline()[0] == "VLLM::EngineCore"]
+    engine, copy = sorted(titled, key=lambda process: process.parent() in titled)
+    assert gone([copy], 10)
+    time.sleep(1.0)
+    assert death_reason(record) is None
+    engine.kill()
+    assert gone([engine, psutil.Process(record.supervisor_pid)], 5)
+    assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
+
+
 #: Does not watch its supervisor (-I ignores PYTHONPATH), as a process of the server that is no Python would.
 UNWATCHED = """
 import os, subprocess, sys

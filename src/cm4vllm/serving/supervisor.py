@@ -186,12 +186,15 @@ class Supervisor:
                 self.reason = self.reason or "the run that owned it ended"
 
     def _watch_engines(self) -> None:
-        """Have select() tell the end of each engine and worker: vLLM's own HTTP process may be late to see it."""
+        """Have select() tell the end of each engine and worker: vLLM's own HTTP process may be late to see it.
+
+        A process that has the title of its parent is a forked copy, until it executes a program of its own.
+        """
         known = {pid for pid, _ in self._engines.values()}
         for pid in set(descendants(os.getpid())) - known:
             with contextlib.suppress(OSError):
                 title = title_of(pid)
-                if title.startswith(_ENGINES):
+                if title.startswith(_ENGINES) and title != title_of(parent_of(pid) or 0):
                     self._engines[os.pidfd_open(pid)] = (pid, title)
 
     def _end_all(self, child: subprocess.Popen[bytes], last: Sequence[str]) -> None:
