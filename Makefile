@@ -13,8 +13,8 @@ VENV   := .venv
 # Relative, because the path of the checkout may have spaces.
 BIN    := $(VENV)/bin
 ARGS   ?=
-# Tests side by side: three more than there are processors, because many wait. tests/conftest.py says which run alone.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 6 ? n + 3 : 8 )))
+# Tests side by side: two more than there are processors, because many wait. tests/conftest.py says which run alone.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 6 ? n + 2 : 8 )))
 
 # A CM home of our own: nothing else on the machine changes, and no other repository's script engine comes first.
 CM_REPOS ?= $(CURDIR)/.cm

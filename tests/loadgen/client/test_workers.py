@@ -182,7 +182,7 @@ def workers_below(pid):
     return [
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if "cm4vllm.loadgen.client.worker" in " ".join(child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE and "cm4vllm.loadgen.client.worker" in " ".join(child.cmdline())
     ]
 
 
