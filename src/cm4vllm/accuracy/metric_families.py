@@ -17,7 +17,7 @@ from cm4vllm.accuracy.multiple_choice import chosen, chosen_at_the_end, integer,
 from cm4vllm.accuracy.normaliser import normalised
 from cm4vllm.accuracy.product_catalogue import hierarchical_f1
 from cm4vllm.accuracy.rouge import TYPES
-from cm4vllm.accuracy.scored_pairs import score_pairs
+from cm4vllm.accuracy.scored_pairs import PairScores, score_pairs
 from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.accuracy.word_errors import word_error_rate
 from cm4vllm.common.errors import InstallError
@@ -64,9 +64,8 @@ class Samples:
     def references(self) -> list[str]:
         return [str(row["output"]) for row in self.rows]
 
-    def of(self, column: str, value: str) -> Samples:
-        """Return those whose row has this value in a column."""
-        places = [place for place, row in enumerate(self.rows) if row[column] == value]
+    def at(self, places: Sequence[int]) -> Samples:
+        """Return those at these places."""
         return replace(
             self, predictions=[self.predictions[place] for place in places], rows=[self.rows[place] for place in places]
         )
@@ -87,11 +86,15 @@ class Scored:
 
 def rouge_of_all(samples: Samples) -> Scored:
     """Score every sample by ROUGE (language/llama3.1-8b/evaluation.py, language/llama2-70b/evaluate-accuracy.py)."""
-    pairs = score_pairs(
-        samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
-    )
+    pairs = _rouge(samples)
     values: dict[str, float | int] = {type_: round(float(np.mean(pairs.fmeasures[type_])) * 100, 4) for type_ in TYPES}
     return Scored(values, sum(pairs.lengths), pairs.verified)
+
+
+def _rouge(samples: Samples) -> PairScores:
+    return score_pairs(
+        samples.predictions, samples.references, samples.sentences, seed=samples.seed, workers=samples.workers
+    )
 
 
 def rouge_and_exact_match(samples: Samples) -> Scored:
@@ -104,14 +107,7 @@ def rouge_and_exact_match(samples: Samples) -> Scored:
     values: dict[str, float | int] = {}
     verified = 0
     if places:
-        references = samples.references
-        pairs = score_pairs(
-            [samples.predictions[place] for place in places],
-            [references[place] for place in places],
-            samples.sentences,
-            seed=samples.seed,
-            workers=samples.workers,
-        )
+        pairs = _rouge(samples.at(places))
         rouge = {place: 100 * value for place, value in zip(places, pairs.fmeasures["rougeL"], strict=True)}
         values["rougeL"] = _mean(rouge, len(samples.rows))
         characters, verified = characters + sum(pairs.lengths), pairs.verified
@@ -126,16 +122,9 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
     The characters are those of OpenOrca alone. A mean is left out where it has no samples. The official script judges
     the programs of MBXP, those of six languages; it leaves others out.
     """
-    orca, questions = samples.of(DATASET, "OpenOrca"), samples.of(DATASET, "GSM8K")
+    orca = samples.at([place for place, row in enumerate(samples.rows) if row[DATASET] == "OpenOrca"])
     scored = rouge_of_all(orca) if orca.rows else Scored({}, 0, 0)
-    values = dict(scored.values)
-    if questions.rows:
-        right = sum(map(solved, questions.predictions, questions.references))
-        values["gsm8k"] = 100.0 * right / len(questions.rows)
-    programs = samples.of(DATASET, "MBXP")
-    if (mean := _graded(programs, "mbxp", _program)) is not None:
-        values["mbxp"] = mean
-    return replace(scored, values=values)
+    return replace(scored, values=scored.values | _parts(samples, _MIXTRAL, _verdicts(samples, _MIXTRAL)))
 
 
 def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
@@ -159,16 +148,6 @@ def _code(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     return {"response": response, "question_id": str(row["output"])}
 
 
-def _graded(samples: Samples, name: str, task: Callable[[str, Mapping[str, Any]], Mapping[str, str]]) -> float | None:
-    """Return the percentage of right answers among those a grader counts; None if it is not ready or counts none."""
-    record = samples.graders.get(name)
-    if record is None or not samples.rows:
-        return None
-    tasks = [task(prediction, row) for prediction, row in zip(samples.predictions, samples.rows, strict=True)]
-    counted = [verdict.right for verdict in judge(record, tasks) if verdict.right is not None]
-    return 100.0 * sum(counted) / len(counted) if counted else None
-
-
 @dataclass(frozen=True)
 class _ByGrader:
     """Answers that a grader judges, and what it is handed of each."""
@@ -179,6 +158,7 @@ class _ByGrader:
 
 #: The judges of the answers to a dataset's samples, by a part of the dataset's name; the first that fits counts.
 _Judges = Mapping[str, Callable[[str, str], bool] | _ByGrader]
+_MIXTRAL: _Judges = {"gsm8k": solved, "mbxp": _ByGrader("mbxp", _program)}
 _DEEPSEEK: _Judges = {
     "gpqa": lambda text, wanted: is_choice(chosen(text, "ABCD"), wanted, "ABCD"),
     "mmlu_pro": lambda text, wanted: is_choice(chosen(text, "ABCDEFGHIJ"), wanted, "ABCDEFGHIJ"),
