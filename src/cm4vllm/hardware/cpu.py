@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
-from collections import defaultdict
+from collections import ChainMap, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,7 @@ _ARM_CORES = {
 def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     """Return the facts of the processors whose /proc and /sys are under `root`."""
     blocks = [fields(block) for block in re.split(r"\n\s*\n", text(root / "proc/cpuinfo"))]
-    info = _merged(blocks)
+    info = ChainMap(*blocks)  # a field that the first processor lacks is taken from a later block
     cpus = [cpu for cpu in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (cpu / "topology").is_dir()]
     sockets, cores, logical = _topology(cpus) if cpus else _counted(blocks)
     smt = number(root / "sys/devices/system/cpu/smt/active")
@@ -52,15 +53,7 @@ def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     )
 
 
-def _merged(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Return the first processor's fields; a field that it lacks is taken from a later block."""
-    merged: dict[str, str] = {}
-    for block in blocks:
-        merged = {**block, **merged}
-    return merged
-
-
-def _model_name(info: dict[str, str]) -> str:
+def _model_name(info: Mapping[str, str]) -> str:
     # A model name of "-" or "unknown" is what some hypervisors make of one that they do not pass on.
     for key in ("model name", "cpu model", "cpu", "Model"):
         if (name := " ".join(info.get(key, "").split())) and name.lower() not in ("-", "unknown", "unknown cpu"):
