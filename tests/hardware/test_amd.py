@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
 from types import SimpleNamespace
 
@@ -74,13 +75,14 @@ def test_what_amdsmi_refuses_is_left_open():
 
 
 def test_a_driver_that_does_not_start_has_no_gpus(monkeypatch):
-    monkeypatch.setattr(amd, "_library", lambda: library(amdsmi_init=False))
+    monkeypatch.setattr(amd.Path, "exists", lambda _: True)
+    monkeypatch.setitem(sys.modules, "amdsmi", library(amdsmi_init=False))
     with opened() as amdsmi:
         assert amdsmi is None
     calls = []
     driver = library()
     driver.amdsmi_init, driver.amdsmi_shut_down = calls.append, lambda: calls.append("shut down")
-    monkeypatch.setattr(amd, "_library", lambda: driver)
+    monkeypatch.setitem(sys.modules, "amdsmi", driver)
     with opened() as amdsmi:
         assert amdsmi is driver and calls == [2]
     assert calls == [2, "shut down"]

@@ -19,12 +19,13 @@ _XGMI = 2  # AMDSMI_LINK_TYPE_XGMI
 
 
 def _library() -> Any:
-    """Return the amdsmi module; None where ROCm's driver or the module is missing."""
+    """Return the amdsmi module, initialised; None where ROCm's driver or the module is missing."""
     if not Path("/dev/kfd").exists():
         return None
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it did not find, then fails in many ways
             import amdsmi
+        amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
     except Exception:
         return None
     return amdsmi
@@ -34,11 +35,6 @@ def _library() -> Any:
 def opened() -> Iterator[Any]:
     """Give the amdsmi module, initialised; None where the driver or the module is missing."""
     amdsmi = _library()
-    try:
-        if amdsmi is not None:
-            amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
-    except amdsmi.AmdSmiException:
-        amdsmi = None
     try:
         yield amdsmi
     finally:
