@@ -15,10 +15,7 @@ def disk_size(size: int) -> str:
     """Word a number of bytes of disk: powers of 10 as vendors do; GiB where they come out whole, as of virtual ones."""
     if size and size % 2**30 == 0:
         return f"{size // 2**30} GiB"
-    value, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
-    digits = 2 if unit == "TB" else 0
-    text = f"{value:.{digits}f}"
-    return (text.rstrip("0").rstrip(".") if digits else text) + f" {unit}"
+    return f"{size / 1e12:.2f}".rstrip("0").rstrip(".") + " TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
 
 
 def frequency(mhz: float | None) -> str:
