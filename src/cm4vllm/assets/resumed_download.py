@@ -71,10 +71,6 @@ def short_text(answer: Any) -> str:
     return body.decode()
 
 
-class _TooLong(Exception):
-    """More bytes have come than were promised."""
-
-
 class _Redirect(urllib.request.HTTPRedirectHandler):
     """Credentials go to the address that was given, and to no other host, port or protocol."""
 
@@ -126,13 +122,6 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
                 if error.code < http.client.INTERNAL_SERVER_ERROR:
                     raise
             cause = str(error)
-        except _TooLong:
-            part.unlink()
-            raise DownloadError(
-                f"{address} is longer than its publisher says",
-                cause=f"more than {size_text(size)} were received",
-                remedy="run again; if that does not help, something on the way or the publisher changes it",
-            ) from None
         else:
             cause = "the connection ended early"
         if present(part) == size:
@@ -157,7 +146,12 @@ def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tel
             file.seek(here)
             while chunk := answer.read(_CHUNK):
                 if here + len(chunk) > size:
-                    raise _TooLong
+                    part.unlink()
+                    raise DownloadError(
+                        f"{address} is longer than its publisher says",
+                        cause=f"more than {size_text(size)} were received",
+                        remedy="run again; if that does not help, something on the way or the publisher changes it",
+                    )
                 file.write(chunk)
                 here += len(chunk)
                 tell(here)
