@@ -57,7 +57,7 @@ def test_a_model_with_the_published_digests_goes_by_the_benchmarks_name(folder):
     model = identified(record(folder), BENCHMARK)
     assert (model.name, model.recipe[IDENTITY]) == (BENCHMARK, BENCHMARK)
     assert "3 files have the digests" in model.source
-    assert differences(folder, BENCHMARK) == []
+    assert list(differences(folder, BENCHMARK)) == []
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_another_model_is_refused(folder, change, words):
 def test_the_quick_comparison_leaves_large_files_to_the_whole_one(folder, monkeypatch):
     monkeypatch.setattr("cm4vllm.assets.model_identity._SMALL_BYTES", 5)
     (folder / "model-00001-of-00001.safetensors").write_bytes(b"others")
-    assert differences(folder, BENCHMARK, quick=True) == []
-    assert len(differences(folder, BENCHMARK)) == 1
+    assert list(differences(folder, BENCHMARK, quick=True)) == []
+    assert len(list(differences(folder, BENCHMARK))) == 1
     (folder / "model-00001-of-00001.safetensors").unlink()
-    assert differences(folder, BENCHMARK, quick=True) == ["model-00001-of-00001.safetensors is missing"]
+    assert list(differences(folder, BENCHMARK, quick=True)) == ["model-00001-of-00001.safetensors is missing"]
 
 
 def test_a_model_quantised_from_an_identified_one_is_the_benchmarks_too(folder):

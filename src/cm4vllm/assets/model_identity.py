@@ -30,14 +30,6 @@ def is_from(benchmark: str, location: str) -> bool:
     return location in (name, catalogue().model(name).hub)
 
 
-def differences(folder: Path, benchmark: str, *, quick: bool = False) -> list[str]:
-    """Return in words what sets the files of a folder apart from a benchmark's own model, empty for none.
-
-    With `quick` large files need only exist: their digests take seconds to minutes.
-    """
-    return list(_differences(folder, benchmark, quick=quick))
-
-
 def identified(record: ModelRecord, benchmark: str, base: ModelRecord | None = None) -> ModelRecord:
     """Return the record of a benchmark's own model under the benchmark's name.
 
@@ -58,7 +50,7 @@ def _compared(record: ModelRecord, benchmark: str) -> str:
     folder, files = Path(record.path), _published(benchmark)
     size = size_text(sum((folder / name).stat().st_size for name in files if (folder / name).is_file()))
     with step(f"comparing {size} of {record.name} with the digests that MLCommons publishes"):
-        differing = differences(folder, benchmark)
+        differing = list(differences(folder, benchmark))
     if differing:
         model = catalogue().benchmark(benchmark).model
         raise ModelError(
@@ -79,7 +71,11 @@ def _require_base(record: ModelRecord, benchmark: str, base: ModelRecord | None)
         )
 
 
-def _differences(folder: Path, benchmark: str, *, quick: bool) -> Iterator[str]:
+def differences(folder: Path, benchmark: str, *, quick: bool = False) -> Iterator[str]:
+    """Give in words what sets the files of a folder apart from a benchmark's own model.
+
+    With `quick` large files need only exist: their digests take seconds to minutes.
+    """
     files = _published(benchmark)
     if not files:
         yield f"no digests of the files of {catalogue().benchmark(benchmark).model} are known"

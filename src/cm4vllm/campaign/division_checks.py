@@ -142,7 +142,7 @@ def _model(facts: _Facts) -> _Breaches:
     elif job.sources.dummy:
         yield "the model has random weights (_dummy)", remedy
     elif source == "path":
-        differing = differences(typed_path(location), job.benchmark.name, quick=True)
+        differing = list(differences(typed_path(location), job.benchmark.name, quick=True))
         if differing:
             yield (
                 f"the model in {location} is not {own}: {differing[0]}"
