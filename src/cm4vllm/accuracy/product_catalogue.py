@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -57,10 +58,7 @@ def hierarchical_f1(answers: Sequence[tuple[str, str]]) -> float:
 
 def _same_levels(said: Sequence[str], wanted: Sequence[str]) -> int:
     """Return how many levels are the same from the first on."""
-    for place, (ours, theirs) in enumerate(zip(said, wanted, strict=False)):
-        if ours != theirs:
-            return place
-    return min(len(said), len(wanted))
+    return sum(1 for _ in takewhile(lambda levels: levels[0] == levels[1], zip(said, wanted, strict=False)))
 
 
 def catalogue_text(values: Mapping[str, float | int]) -> str:
