@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cm4vllm.common.files import require_space
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
 
-__all__ = ["Snapshot", "page_of", "snapshot"]
+__all__ = ["page_of", "snapshot"]
 
 #: The files that a hub's model needs beside its weights.
 SPARE_BYTES = 2**30
@@ -31,21 +30,15 @@ _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "origina
 _LOOK_S = 1.0
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A model's folder in the hub's cache, and the commit that it is."""
-
-    folder: Path
-    commit: str
-
-
 def page_of(name: str) -> str:
     """Return the address of a model's page on the hub, where its licence is accepted."""
     return f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{name}"
 
 
-def snapshot(name: str, revision: str) -> Snapshot:
-    """Return the snapshot of a model, downloading what is missing of it; every new file is proved by its digest.
+def snapshot(name: str, revision: str) -> Path:
+    """Return the folder of a model in the hub's cache, which has the name of its commit; download what is missing.
+
+    Every new file is proved by its digest.
 
     Raises DownloadError, DiskFull, NotWritable.
     """
@@ -73,7 +66,7 @@ def snapshot(name: str, revision: str) -> Snapshot:
         ) from error
 
 
-def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Snapshot:
+def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True, timeout=20)
@@ -97,7 +90,7 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Sna
             snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
         )
     _prove(name, folder, wanted)
-    return Snapshot(folder, folder.name)
+    return folder
 
 
 def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) -> DownloadError | None:
@@ -148,14 +141,13 @@ def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blob
             )
 
 
-def _cached(name: str, revision: str, cache: Path) -> Snapshot | None:
+def _cached(name: str, revision: str, cache: Path) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
+        return Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
     except Exception:
         return None
-    return Snapshot(folder, folder.name)
 
 
 def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:

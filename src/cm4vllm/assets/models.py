@@ -188,12 +188,12 @@ def _served(name: str, folder: str, revision: str) -> ModelRecord:
 
 def _hub(name: str, revision: str) -> ModelRecord:
     _require_hub_name(name)
-    copy = hub.snapshot(name, revision)
+    folder = hub.snapshot(name, revision)
     return _described(
-        copy.folder,
-        _published_name(copy.folder),
-        f"Hugging Face hub, {name} at {copy.commit}",
-        recipe={"hub": name, "revision": copy.commit},
+        folder,
+        _published_name(folder),
+        f"Hugging Face hub, {name} at {folder.name}",
+        recipe={"hub": name, "revision": folder.name},
     )
 
 
