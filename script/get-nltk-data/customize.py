@@ -5,11 +5,11 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.accuracy.sentences import check_given
+    from cm4vllm.accuracy.sentences import given_model
     from cm4vllm.common.files import given_path
 
     if given := i["env"].get("CM_NLTK_DATA_SOURCE"):
-        check_given(given_path(given))
+        given_model(given_path(given))
     return {"return": 0}
 
 

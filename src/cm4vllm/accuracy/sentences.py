@@ -27,8 +27,8 @@ __all__ = [
     "SentenceModel",
     "Sentences",
     "Splitter",
-    "check_given",
     "find_model",
+    "given_model",
     "install_model",
     "on_lines",
 ]
@@ -148,19 +148,15 @@ def install_model(folder: Path, given: Path | None = None) -> Path:
     It is taken from `given`, an nltk data folder or punkt_tab.zip; without it from nltk's own folders, or the network.
     Raises SourceUnavailable when it cannot be had, InstallError when `given` is another version.
     """
-    files = _given(given) if given is not None else _installed_or_fetched()
+    files = given_model(given) if given is not None else _installed_or_fetched()
     with staged_folder(folder / ENGLISH) as staging:
         for name, data in files.items():
             (staging / name).write_bytes(data)
     return find_model(folder)
 
 
-def check_given(path: Path) -> None:
-    """Raise what install_model raises for `path`, an nltk data folder or punkt_tab.zip."""
-    _given(path)
-
-
-def _given(path: Path) -> dict[str, bytes]:
+def given_model(path: Path) -> dict[str, bytes]:
+    """Return the files of the model in `path`, an nltk data folder or punkt_tab.zip. Raises what install_model does."""
     return _copied(path) if path.is_dir() else _unpacked(_read(path))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.accuracy.graders.catalogue import grader
 from cm4vllm.accuracy.graders.problems import require_problem_files
-from cm4vllm.accuracy.sentences import check_given
+from cm4vllm.accuracy.sentences import given_model
 from cm4vllm.assets.dataset_files import Requirements, check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published_formats import require_file
@@ -99,7 +99,7 @@ def preflight(env: Mapping[str, Any], job: Job) -> None:
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
         open_source(Path(name))
     if (name := env.get(_NLTK)) and job.needs_sentence_model:
-        check_given(Path(name))
+        given_model(Path(name))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(job.settings.livecodebench_path), files)
     require_server(env, [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes])
