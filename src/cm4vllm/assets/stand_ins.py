@@ -5,15 +5,27 @@ A new one is an entry of STAND_INS, a variation of get,ml-model, and `stand_in` 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.assets import tiny_model, tiny_vision, tiny_whisper
+from cm4vllm.assets.environment_worker import run_worker
 from cm4vllm.assets.records import SPEECH_STAND_IN_SOURCE, STAND_IN_SOURCE, VISION_STAND_IN_SOURCE
-from cm4vllm.assets.stand_in_training import train_stand_in
+from cm4vllm.common.errors import InstallError, ModelError
+from cm4vllm.common.files import require_space, staged_folder, write_text
+from cm4vllm.common.processes import exit_in_words
+from cm4vllm.common.progress import step
+from cm4vllm.common.temporary_folders import scratch_folder
 
 __all__ = ["STAND_INS", "StandIn", "stand_in_named", "stand_in_of", "variation_of"]
+
+
+_SPACE_BYTES = 64 * 2**20
+_HERE = Path(__file__).parent
+_PROGRESS = re.compile(r"step (\d+)/(\d+)")
 
 
 @dataclass(frozen=True)
@@ -38,16 +50,35 @@ class StandIn:
     min_tokens: int = 1
 
     def train(self, python: Path, folder: Path) -> None:
-        """Train it into `folder` with `python`. Raises what train_stand_in raises."""
-        train_stand_in(
-            python,
-            folder,
-            subject=self.subject,
-            data=self.training_data(),
-            seed=int(self.recipe["seed"]),
-            name=self.title,
-            duration=self.duration,
+        """Train it into `folder` with `python`, which must have torch, transformers and tokenizers.
+
+        The folder appears when the model is whole. Raises InstallError where that Python lacks a package, ModelError
+        where the training fails.
+        """
+        title = f"{self.title} ({self.duration} on one core)"
+        words = [str(python), "-P", str(_HERE / "training.py"), f"--subject={_HERE / self.subject}.py"]
+        require_space(folder, _SPACE_BYTES, title)
+        with step(f"training {title}") as progress, staged_folder(folder) as staging, scratch_folder() as scratch:
+            write_text(scratch / "data.json", json.dumps(self.training_data()))
+            words += [f"--data={scratch / 'data.json'}", f"--seed={self.recipe['seed']}", f"--output={staging}"]
+            _check(*run_worker(words, progress, _PROGRESS, r"step \1 of \2"), words[0], self.title)
+
+
+def _check(status: int, lines: list[str], python: str, name: str) -> None:
+    if status == 0:
+        return
+    missing = next((line for line in lines if "ModuleNotFoundError" in line), "")
+    if missing:
+        raise InstallError(
+            f"{name} cannot be trained",
+            cause=f"{python}: {missing}",
+            remedy="renew vLLM's environment: cm run script --tags=install,vllm,_cpu --renew",
         )
+    raise ModelError(
+        f"the training of {name} failed",
+        cause="\n".join([exit_in_words(status), *lines[-8:]]),
+        remedy="a run of the same command starts it again",
+    )
 
 
 #: Each by its variation of get,ml-model, without the underscore.
