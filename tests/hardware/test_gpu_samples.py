@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.common.sample_files import read_sample_file
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled, look_at_gpus, read_gpu_samples
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, gpus_sampled, look_at_gpus
 from gpu_replay import Replay
 
 RECORDING = json.loads((Path(__file__).parent / "recordings" / "h100-sxm-x4.json").read_text())
@@ -55,7 +56,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_samples_of_a_run_are_read_back(driver, tmp_path: Path) -> None:
     with gpus_sampled(tmp_path / GPU_SAMPLES_FILE, interval_s=0.02):
         time.sleep(0.15)
-    samples = read_gpu_samples(tmp_path / GPU_SAMPLES_FILE)
+    samples = read_sample_file(tmp_path / GPU_SAMPLES_FILE, GpusSample)
     assert len(samples) >= 3 and [len(sample.gpus) for sample in samples] == [4] * len(samples)
     assert samples[0].at_s < 0.1 < samples[-1].at_s < 5
 
@@ -63,4 +64,4 @@ def test_the_samples_of_a_run_are_read_back(driver, tmp_path: Path) -> None:
 def test_the_gpus_of_another_machine_are_not_those_of_the_run(driver, tmp_path: Path) -> None:
     with gpus_sampled(tmp_path / GPU_SAMPLES_FILE, here=False):
         pass
-    assert read_gpu_samples(tmp_path / GPU_SAMPLES_FILE) == [] and not list(tmp_path.iterdir())
+    assert read_sample_file(tmp_path / GPU_SAMPLES_FILE, GpusSample) == [] and not list(tmp_path.iterdir())

@@ -10,10 +10,10 @@ from typing import Any
 
 from cm4vllm.common.records import Record
 from cm4vllm.common.repetition import repeated
-from cm4vllm.common.sample_files import read_sample_file, write_sample_file
+from cm4vllm.common.sample_files import write_sample_file
 from cm4vllm.hardware import nvml
 
-__all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus", "read_gpu_samples"]
+__all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus"]
 
 #: The name of the samples' file in a run's folder: one JSON object a line.
 GPU_SAMPLES_FILE = "gpu_metrics.jsonl"
@@ -93,8 +93,3 @@ def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_
                 yield
         finally:
             write_sample_file(path, samples)
-
-
-def read_gpu_samples(path: Path) -> list[GpusSample]:
-    """Return the samples of a file, oldest first; none where there is no file."""
-    return read_sample_file(path, GpusSample)

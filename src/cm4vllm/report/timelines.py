@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, read_gpu_samples
+from cm4vllm.common.sample_files import read_sample_file
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table
 from cm4vllm.report.formatting import ms, number, percent, rate
@@ -40,7 +41,9 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _kv_cache(samples, source)
     elif rows is not None and len(rows) > 1:
         yield _open(rows, part.beside(SAMPLES_FILE))
-    yield from gpu_pictures(part, read_gpu_samples(part.folder / GPU_SAMPLES_FILE), part.beside(GPU_SAMPLES_FILE))
+    yield from gpu_pictures(
+        part, read_sample_file(part.folder / GPU_SAMPLES_FILE, GpusSample), part.beside(GPU_SAMPLES_FILE)
+    )
     if rows is not None and len(rows) > 1 and part.queries == 1:
         yield _answered(rows, part.beside(SAMPLES_FILE))
 

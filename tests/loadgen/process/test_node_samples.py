@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, read_gpu_samples
+from cm4vllm.common.sample_files import read_sample_file
+from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, read_machine_samples
 from cm4vllm.loadgen.process.node_samples import NodeSamples, nodes_sampled
 from cm4vllm.serving.clusters.launchers.choice import launcher_of
@@ -53,7 +54,7 @@ def test_the_gpus_of_all_nodes_are_numbered_through(tmp_path):
         lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples[: 4 - node])
         files[-1].write_bytes(b"Last login: today\n" + lines)
     NodeSamples(tuple(files)).write_gpus(tmp_path / GPU_SAMPLES_FILE)
-    looks = read_gpu_samples(tmp_path / GPU_SAMPLES_FILE)
+    looks = read_sample_file(tmp_path / GPU_SAMPLES_FILE, GpusSample)
     assert [look.at_s for look in looks] == [0.0, 2.0]
     assert [(gpu.index, gpu.name, gpu.power_w) for gpu in looks[0].gpus] == [
         (0, "H100, node 1", 100.0),
