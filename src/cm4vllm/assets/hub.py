@@ -97,27 +97,28 @@ def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) ->
     """Return the error for a model that the hub itself refuses; None where the refusal is not the hub's."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    cause = _first_line(error)
-    if isinstance(error, GatedRepoError):  # a RepositoryNotFoundError, too
-        return DownloadError(
+    refusals: tuple[tuple[type[Exception], str, str], ...] = (
+        (
+            GatedRepoError,  # a RepositoryNotFoundError, too
             f"the model {name} is gated",
-            cause=cause,
-            remedy=f"accept its licence at {page_of(name)} with your account, make a read token in the "
+            f"accept its licence at {page_of(name)} with your account, make a read token in the "
             "account's settings,\nand set HF_TOKEN to it in the environment"
             + ("; the token that is set now has no access" if with_token else ""),
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return DownloadError(
+        ),
+        (
+            RevisionNotFoundError,
             f"the model {name} has no revision {revision!r}",
-            cause=cause,
-            remedy="give a branch, tag or commit with --revision",
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return DownloadError(
+            "give a branch, tag or commit with --revision",
+        ),
+        (
+            RepositoryNotFoundError,
             f"the hub has no model {name}, or it is private",
-            cause=cause,
-            remedy="check its name; set HF_TOKEN in the environment for a private one",
-        )
+            "check its name; set HF_TOKEN in the environment for a private one",
+        ),
+    )
+    for kind, what, remedy in refusals:
+        if isinstance(error, kind):
+            return DownloadError(what, cause=_first_line(error), remedy=remedy)
     return None
 
 
