@@ -119,15 +119,14 @@ def _converted(
     folder: Path,
 ) -> DatasetRecord:
     """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
+    ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     if benchmark.media is Media.AUDIO:
-        ours = folder / f"{path.name.partition('.')[0]}.samples.json"
         rows = audio_rows(path, benchmark.samples, benchmark.longest_media_s or 0)
         return media_record(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
     if benchmark.media is Media.IMAGE:
         return _catalogue(path, source, settings, benchmark, model, folder)
     rows = checked_rows(path, Requirements.of(settings, benchmark), _vocabulary(model))
     require_space(folder, 2 * path.stat().st_size + SPACE_BYTES, f"the dataset {path.name}")
-    ours = folder / f"{path.name.partition('.')[0]}.samples.json"
     write_rows(ours, rows)
     return DatasetRecord(
         name=path.name.removesuffix(".gz").rpartition(".")[0],
@@ -158,10 +157,9 @@ def _catalogue(
     files = check_catalogue(path, benchmark.samples)
     require_space(folder, 2 * sum(file.stat().st_size for file in files) + SPACE_BYTES, f"the dataset {path.name}")
     with step(f"reading {benchmark.samples} products with their pictures"):
-        rows = catalogue_rows(path, folder, benchmark.samples, Path(model.path), settings.vision_packages)
-    digests = "".join(sha256_of(file) for file in files)
+        rows = catalogue_rows(path, folder, Path(model.path), settings.vision_packages)
     ours = folder / f"{path.name}.samples.json"
-    whole = hashlib.sha256(digests.encode()).hexdigest()
+    whole = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
     record = media_record(rows, folder, ours, source=source, source_sha256=whole, recipe={})
     return replace(record, tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"))
 

@@ -82,12 +82,12 @@ def check_catalogue(folder: Path, samples: int) -> list[Path]:
     return files
 
 
-def catalogue_rows(source: Path, folder: Path, samples: int, model: Path, packages: str) -> list[dict[str, Any]]:
+def catalogue_rows(source: Path, folder: Path, model: Path, packages: str) -> list[dict[str, Any]]:
     """Write the pictures of the product catalogue in `source` into `folder`/pictures, and return the rows.
 
-    `packages` is the folder of Pillow. Raises DatasetError, InstallError; ModelError for a model without pictures.
+    `source` is one that check_catalogue takes, `packages` the folder of Pillow. Raises DatasetError, InstallError;
+    ModelError for a model without pictures.
     """
-    check_catalogue(source, samples)
     if not packages:
         raise InstallError(
             "the pictures of the product catalogue cannot be read",
