@@ -79,17 +79,16 @@ def sandbox_lacks() -> str:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """`read_only` are folders that are visible inside, each under a path of its own; `path` comes first on PATH."""
+    """`read_only` are folders that are visible inside, each under a path of its own."""
 
     limits: Limits = field(default_factory=Limits)
     read_only: Mapping[Path, str] = field(default_factory=dict)
-    path: Sequence[str] = ()
 
     def words(self) -> list[str]:
         """Return the command line that a program's own is appended to."""
         words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
         for name, value in (
-            ("PATH", ":".join((*self.path, _PATH))),
+            ("PATH", _PATH),
             ("HOME", "/tmp"),  # noqa: S108 - inside the sandbox it is its own
             ("LANG", "C.UTF-8"),
             ("NODE_PATH", ":".join(NODE_MODULES)),

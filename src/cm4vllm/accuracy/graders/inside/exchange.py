@@ -73,9 +73,10 @@ def encoded(value: Any) -> Any:
         (set, "set"),
         (frozenset, "frozenset"),
         (Iterator, "iterator"),
+        (type({}.keys()), "keys"),
+        (type({}.values()), "values"),
     )
-    views: tuple[tuple[type, str], ...] = ((type({}.keys()), "keys"), (type({}.values()), "values"))
-    name = next((name for kind, name in (*kinds, *views) if isinstance(value, kind)), "")
+    name = next((name for kind, name in kinds if isinstance(value, kind)), "")
     items = list(islice(value, _MOST_ITEMS + 1)) if name else []
     return {name: list(map(encoded, items))} if name and len(items) <= _MOST_ITEMS else {"opaque": None}
 

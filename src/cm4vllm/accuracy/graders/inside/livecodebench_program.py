@@ -20,9 +20,7 @@ class Solution:
         self._official: Any = exchange.module_at("/official/LiveCodeBench/lcb_runner/evaluation/testing_util.py")
         self._solution: Any = None
         self._method: Any = None
-
-    def begin(self) -> None:
-        """Set what the official script sets in the process that runs a program."""
+        # What the official script sets in the process that runs a program:
         signal.signal(signal.SIGALRM, self._official.timeout_handler)
         self._official.reliability_guard()
 
@@ -49,7 +47,6 @@ class Solution:
 
 if __name__ == "__main__":
     solution = Solution()
-    solution.begin()
     exchange.run_programs(
         {"compile": solution.compile, "find": solution.find, "call": solution.call, "printed": solution.printed}
     )
