@@ -130,11 +130,10 @@ def rouge_gsm8k_and_mbxp(samples: Samples) -> Scored:
 def _program(response: str, row: Mapping[str, Any]) -> dict[str, str]:
     """Return a program of MBXP as create_mbxp_dict of evaluate-accuracy.py makes it."""
     lang, _, entry_point = str(row["id"]).partition("_")
-    test = str(row["output"])
     return {
         "lang": lang,
         "prompt": str(row["input"]),
-        "test_code": test,
+        "test_code": str(row["output"]),
         "entry_point": entry_point,
         "response": response,
     }

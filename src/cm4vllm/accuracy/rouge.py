@@ -29,7 +29,8 @@ FMeasures = dict[str, FloatArray]
 def rouge(predictions: Sequence[str], references: Sequence[str], vocabulary: Vocabulary) -> FMeasures:
     """Score each prediction against its reference; sentences are lines, as rouge-score has them."""
     pairs = _paired(vocabulary.read(predictions), vocabulary.read(references))
-    hits = (_word_hits(pairs), _bigram_hits(pairs), _longest(pairs), _summary_hits(pairs))
+    words = pairs.common(pairs.our_entries, pairs.their_entries)
+    hits = (words, _bigram_hits(pairs), _longest(pairs), _summary_hits(pairs))
     sizes = (pairs.ours.sizes, pairs.theirs.sizes)
     short = [np.maximum(size - 1, 0) for size in sizes]
     lengths = (sizes, short, sizes, sizes)
@@ -63,10 +64,6 @@ def _paired(ours: Texts, theirs: Texts) -> _Pairs:
     stride = int(words.max(initial=0)) + 1
     distinct, entries = np.unique(pair * stride + words, return_inverse=True)
     return _Pairs(ours, theirs, entries[: len(ours.words)], entries[len(ours.words) :], distinct // stride)
-
-
-def _word_hits(pairs: _Pairs) -> IntArray:
-    return pairs.common(pairs.our_entries, pairs.their_entries)
 
 
 def _bigram_hits(pairs: _Pairs) -> IntArray:
