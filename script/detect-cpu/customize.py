@@ -4,16 +4,11 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    from cm4vllm.common.progress import say_facts
     from cm4vllm.hardware.cpu import detect_cpu
     from cm4vllm.hardware.detected_summary import cpu_lines
     from cm4vllm.hardware.host import detect_host
-    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env
+    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, give_facts
 
     cpu, host = detect_cpu(), detect_host()
-    say_facts("processors", *cpu_lines(cpu, host))
-    i["env"].update(cpu_env(cpu, host) | capacity_env())
-    i["state"]["host_device_raw_info"] = {"cpu": to_builtins(cpu), "host": to_builtins(host)}
-    return {"return": 0}
+    env = cpu_env(cpu, host) | capacity_env()
+    return give_facts(i, "processors", cpu_lines(cpu, host), env, host_device_raw_info={"cpu": cpu, "host": host})

@@ -12,18 +12,14 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    from cm4vllm.common.progress import say, say_facts
+    from cm4vllm.common.progress import say
     from cm4vllm.hardware.detected_summary import gpu_lines
     from cm4vllm.hardware.gpu import detect_gpus, record_gpus
-    from cm4vllm.hardware.machine_facts import gpu_env
+    from cm4vllm.hardware.machine_facts import give_facts, gpu_env
 
     gpus = detect_gpus()
-    say_facts("GPU", *gpu_lines(gpus))
+    given = give_facts(i, "GPU", gpu_lines(gpus), gpu_env(gpus), host_gpu_raw_info=gpus)
     if recording := i["env"].get("CM_GPU_RECORDING"):
         record_gpus(Path(recording))
         say(f"GPU: recorded in {recording}")
-    i["env"].update(gpu_env(gpus))
-    i["state"]["host_gpu_raw_info"] = to_builtins(gpus)
-    return {"return": 0}
+    return given

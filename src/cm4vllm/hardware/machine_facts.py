@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from msgspec import to_builtins
+
+from cm4vllm.common.progress import say_facts
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.detected_summary import modules
 from cm4vllm.hardware.gpu import detect_gpus
@@ -14,7 +19,16 @@ from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, M
 from cm4vllm.hardware.size_texts import disk_size, memory_size
 from cm4vllm.hardware.storage import detect_disks, root_bytes
 
-__all__ = ["capacity_env", "cpu_env", "detect_machine", "gpu_env", "memory_env", "network_env", "storage_env"]
+__all__ = [
+    "capacity_env",
+    "cpu_env",
+    "detect_machine",
+    "give_facts",
+    "gpu_env",
+    "memory_env",
+    "network_env",
+    "storage_env",
+]
 
 
 def detect_machine(root: Path = Path("/")) -> MachineFacts:
@@ -111,6 +125,16 @@ def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
             "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
         }
     )
+
+
+def give_facts(
+    i: dict[str, Any], subject: str, lines: Sequence[str], env: Mapping[str, str], **facts: object
+) -> dict[str, Any]:
+    """Print what a recipe has detected, and put it into the environment and, as `facts`, into the state."""
+    say_facts(subject, *lines)
+    i["env"].update(env)
+    i["state"].update(to_builtins(facts))
+    return {"return": 0}
 
 
 def _yes_no(value: bool | None) -> str:
