@@ -116,9 +116,9 @@ def _refusal(error: Exception, name: str, revision: str, *, with_token: bool) ->
             "check its name; set HF_TOKEN in the environment for a private one",
         ),
     )
-    for kind, what, remedy in refusals:
+    for kind, message, remedy in refusals:
         if isinstance(error, kind):
-            return DownloadError(what, cause=_first_line(error), remedy=remedy)
+            return DownloadError(message, cause=_first_line(error), remedy=remedy)
     return None
 
 
