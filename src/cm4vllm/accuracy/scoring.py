@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,7 @@ def score_run(
         begin = time.monotonic()
         scorer = scorer_of(run.settings.terms)
         sentences = Sentences.named(run.settings.dataset.sentences, nltk_data) if scorer.rouge else NO_SENTENCES
-        answers = _answers(folder / ACCURACY_LOG, run.settings)
-        if not run.settings.terms.token_latencies:  # the log has no counts then
-            answers = replace(answers, token_count=run.client.completion_tokens)
+        answers = _answers(folder / ACCURACY_LOG, run)
         ready = {grader.name: grader for grader in graders}
         texts, rows = _texts(run.settings, answers)
         packages = Path(speech_packages) if speech_packages else None
@@ -240,25 +238,25 @@ def accuracy_text(values: dict[str, float | int], scorer: Scorer, unscored: Mapp
     return f"\nResults\n\n{shown}\n{without}"
 
 
-def _answers(log: Path, settings: RunSettings) -> _Answers:
-    expected, terms = settings.samples, settings.terms
-    first: dict[int, Any] = {}
-    counts: dict[int, int] = {}
+def _answers(log: Path, run: RunRecord) -> _Answers:
+    expected, terms = run.settings.samples, run.settings.terms
+    first: dict[int, tuple[Any, int]] = {}
     readers: Mapping[Logged, Callable[[], Iterator[tuple[int, Any, int]]]] = {
         Logged.TOKENS: lambda: read_accuracy_log(log),
         Logged.TEXT: lambda: read_text_log(log),
         Logged.LABELS: lambda: read_label_log(log, terms.labels),
     }
     for index, answer, count in readers[terms.logged]():
-        first.setdefault(index, answer)
-        counts.setdefault(index, count)
+        first.setdefault(index, (answer, count))
     if len(first) != expected or not all(0 <= index < expected for index in first):
         raise RunFailed(
             f"{log} does not cover the dataset",
             cause=f"{len(first)} of {expected} samples are answered",
             remedy="run the accuracy run again",
         )
-    return _Answers(list(first), list(first.values()), sum(counts.values()))
+    # Without latencies of tokens the log has no counts.
+    count = sum(count for _, count in first.values()) if terms.token_latencies else run.client.completion_tokens
+    return _Answers(list(first), [answer for answer, _ in first.values()], count)
 
 
 def _texts(settings: RunSettings, answers: _Answers) -> tuple[list[str], list[dict[str, Any]]]:
