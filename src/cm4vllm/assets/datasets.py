@@ -160,8 +160,15 @@ def _catalogue(
         rows = catalogue_rows(path, folder, Path(model.path), settings.vision_packages)
     ours = folder / f"{path.name}.samples.json"
     whole = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
-    record = media_record(rows, folder, ours, source=source, source_sha256=whole, recipe={})
-    return replace(record, tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"))
+    return media_record(
+        rows,
+        folder,
+        ours,
+        source=source,
+        source_sha256=whole,
+        tokenizer_sha256=sha256_of(Path(model.path) / "tokenizer.json"),
+        recipe={},
+    )
 
 
 def check(settings: DatasetSettings) -> None:

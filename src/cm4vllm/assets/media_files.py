@@ -18,7 +18,14 @@ _KINDS: Mapping[str, str] = {"audio": "clip", "picture": "picture"}
 
 
 def media_record(
-    rows: list[dict[str, Any]], files: Path, path: Path, *, source: str, source_sha256: str = "", recipe: dict[str, str]
+    rows: list[dict[str, Any]],
+    files: Path,
+    path: Path,
+    *,
+    source: str,
+    source_sha256: str = "",
+    tokenizer_sha256: str = "",
+    recipe: dict[str, str],
 ) -> DatasetRecord:
     """Write the rows of media, whose files lie in the folder `files`, to `path`, and return the dataset's record."""
     write_rows(path, rows)
@@ -28,6 +35,7 @@ def media_record(
         source=source,
         sha256=sha256_of(path),
         source_sha256=source_sha256,
+        tokenizer_sha256=tokenizer_sha256,
         samples=len(rows),
         max_input_tokens=max(map(_most_prompt_tokens, rows)),
         media_folder=str(files),

@@ -7,8 +7,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from cm4vllm.assets import tone_speech
 from cm4vllm.assets.audio_dataset import write_clips
 from cm4vllm.assets.dataset_files import DatasetSettings, Requirements
@@ -96,14 +94,14 @@ def _products(benchmark: BenchmarkTerms, model: Path, folder: Path) -> DatasetRe
     require_space(folder, SPACE_BYTES, "the tiny dataset of products")
     with step(f"making the dataset {_PRODUCTS_NAME} of {benchmark.samples} samples"):
         rows = write_products(folder, benchmark.samples, EVALUATION_SEED, model)
-    record = media_record(
+    return media_record(
         rows,
         folder,
         folder / f"{_PRODUCTS_NAME}.json",
         source="made here from a seed (cm4vllm.assets.product_pictures)",
+        tokenizer_sha256=sha256_of(model / "tokenizer.json"),
         recipe={"seed": str(EVALUATION_SEED), "split": str(Split.EVALUATION)},
     )
-    return replace(record, tokenizer_sha256=sha256_of(model / "tokenizer.json"))
 
 
 def _length_factor(rows: list[dict[str, Any]], benchmark: BenchmarkTerms, tokenizer_json: Path) -> dict[str, str]:
