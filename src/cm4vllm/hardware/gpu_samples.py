@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,7 @@ def gpus_sampled(path: Path, *, here: bool = True, interval_s: float = INTERVAL_
 
     `here` says whether the server runs on this machine: the GPUs of another are not those of the run.
     """
-    if not here:
-        yield
-        return
-    with nvml.opened() as library:
+    with nvml.opened() if here else nullcontext() as library:
         if library is None or not look_at_gpus(library):
             yield
             return
