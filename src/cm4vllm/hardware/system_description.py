@@ -168,10 +168,8 @@ def describe_system(facts: MachineFacts, asked: SystemAsked) -> dict[str, str]:
     merged = detected | dict(asked.stated)
     against = _against_the_table(merged, asked)
     for key, more in (("hw_notes", against), ("sw_notes", [])):
-        merged[key] = _joined(asked.stated.get(key, ""), detected.get(key, ""), *more)
-    if asked.rehearsal:
-        for key in ("hw_notes", "sw_notes"):
-            merged[key] = _joined(REHEARSAL_NOTICE, merged.get(key, ""))
+        notice = REHEARSAL_NOTICE if asked.rehearsal else ""
+        merged[key] = _joined(notice, asked.stated.get(key, ""), detected.get(key, ""), *more)
     merged.setdefault("system_name", _system_name(merged, asked))
     return stated_system(merged)
 
