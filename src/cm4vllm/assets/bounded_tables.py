@@ -129,12 +129,6 @@ def _bound(memory_bytes: int, cpu_s: int) -> None:
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
-def _table(path: Path) -> list[dict[str, Any]]:
-    if path.suffix.lower() == ".parquet":
-        return _parquet(path)
-    return read_table(unpacked(path), str(path))
-
-
 def _parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
@@ -152,11 +146,13 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str]) -> int:
     """Read the table `arguments[0]` and write the result to `arguments[1]`, within the bounds that follow."""
     path, out = Path(arguments[0]), Path(arguments[1])
-    if path.suffix.lower() == ".parquet":
+    is_parquet = path.suffix.lower() == ".parquet"
+    if is_parquet:
         import pyarrow.parquet  # noqa: F401 before the bound: it maps much
     _bound(int(arguments[2]), int(arguments[3]))
     try:
-        data = msgspec.msgpack.encode(_Outcome(_table(path)))
+        rows = _parquet(path) if is_parquet else read_table(unpacked(path), str(path))
+        data = msgspec.msgpack.encode(_Outcome(rows))
     except DatasetError as error:
         data = _refusal(error)
     except MemoryError:
