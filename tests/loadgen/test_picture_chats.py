@@ -18,7 +18,7 @@ from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, chat_prompts, terms
-from cm4vllm.serving.picture_chats import PICTURE_CHATS, check_pictures
+from cm4vllm.serving.media_apis import PICTURE_CHATS, check_pictures
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server_requests import Site
 

@@ -20,10 +20,10 @@ from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
+from cm4vllm.serving.media_apis import TRANSCRIPTS, check_transcription
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server_metrics import ServerMetrics
 from cm4vllm.serving.server_requests import Site
-from cm4vllm.serving.transcripts import TRANSCRIPTS, check_transcription
 
 SAMPLES = 24
 TEXTS = [text.capitalize() for text in tone_speech.sentences(SAMPLES, 1, evaluation=True)]

@@ -14,7 +14,7 @@ from cm4vllm.assets.chat_templates import ChatTokens
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.rules import chat_prompts
-from cm4vllm.serving.picture_chats import picture_chat
+from cm4vllm.serving.media_apis import picture_chat
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_requests import Site, ask
 

@@ -21,8 +21,8 @@ from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
+from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.records import Api
-from cm4vllm.serving.transcripts import FORM
 
 __all__ = ["Client", "Completion", "Request", "Sink"]
 

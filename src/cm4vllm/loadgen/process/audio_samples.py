@@ -8,7 +8,7 @@ from typing import Any
 
 from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.serving.transcripts import transcription_form
+from cm4vllm.serving.media_apis import transcription_form
 
 __all__ = ["audio_library"]
 

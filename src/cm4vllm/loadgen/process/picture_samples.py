@@ -11,7 +11,7 @@ import msgspec
 from cm4vllm.loadgen.client.wire import Sampling, drawn
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.rules import ChatPrompt
-from cm4vllm.serving.picture_chats import picture_chat
+from cm4vllm.serving.media_apis import picture_chat
 
 __all__ = ["picture_library"]
 
