@@ -30,8 +30,12 @@ from cm4vllm.serving.clusters.node_layout import NodeLayout
 from cm4vllm.serving.clusters.node_processes import node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
 from cm4vllm.serving.containers.image import VllmImage
-from cm4vllm.serving.containers.leftovers import remove_leftovers
-from cm4vllm.serving.containers.server_container import removal_words, server_container, supervised_words
+from cm4vllm.serving.containers.server_container import (
+    removal_words,
+    remove_leftovers,
+    server_container,
+    supervised_words,
+)
 from cm4vllm.serving.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure

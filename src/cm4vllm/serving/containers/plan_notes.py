@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cm4vllm.common.settings import read_settings
 from cm4vllm.serving.arguments import server_argv
 from cm4vllm.serving.containers.choice import asked_device
 from cm4vllm.serving.containers.image import ImageSettings, container_of
-from cm4vllm.serving.containers.server_container import server_container, shown_run
+from cm4vllm.serving.containers.server_container import published_run, server_container
 from cm4vllm.serving.launch_settings import chosen_server
 
 __all__ = ["container_notes"]
@@ -31,9 +32,10 @@ def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     image = container_of(engine, settings, device)
     tried = f"tried {engine.tried}" if engine.tried else "this engine was not tried by cm4vllm"
     chosen = replace(chosen_server(env, model=_ANY_FOLDER), device=device)
-    line = shown_run(server_container(image, chosen), server_argv(Path(settings.python), chosen, "PORT"))
+    words = published_run(server_container(image, chosen), server_argv(Path(settings.python), chosen, "PORT"))
+    line = shlex.join(words).replace(_ANY_FOLDER, "MODEL")
     return (
         f"{image.image}: {f'on this machine, {image.digest}' if image.digest else 'not on this machine: pulled'}",
         f"run by {engine.name} {image.engine_version} ({tried}), for {device}:",
-        f"{line.replace(_ANY_FOLDER, 'MODEL')} (with the options of the model, as far as they follow from it)",
+        f"{line} (with the options of the model, as far as they follow from it)",
     )

@@ -2,41 +2,42 @@
 
 The server has the address and the paths that it has without a container: the network is this machine's, and the model
 is mounted, read-only, where it is. Each container has a label with its supervisor, a name of its own, and as its first
-process in_container/first_process.py, which ends it with the supervisor.
+process in_container/first_process.py, which ends it with the supervisor. One that an engine has not removed is found
+by its label.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from cm4vllm.common.command_lines import given_words, refuse_secrets
-from cm4vllm.common.containers import Container, Mount, engines, run_words
+from cm4vllm.common.containers import Container, Mount, ask_engine, engines, run_words
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.used_gpus import VISIBLE
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
+from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import WATCHED_PIPE
 
 __all__ = [
-    "LABEL",
     "container_options",
-    "pid_namespace",
     "published_run",
     "removal_words",
+    "remove_leftovers",
     "server_container",
-    "shown_run",
     "supervised_words",
 ]
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
-LABEL = "cm4vllm.supervisor"
+_LABEL = "cm4vllm.supervisor"
 _PROGRAM, _WATCHED = "/cm4vllm", "/cm4vllm-watched"
 #: Options of an engine on which the server's address and its end rest.
 _OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--publish", "-p", "--pid", "--rm")
@@ -77,11 +78,6 @@ def published_run(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
     return run_words(engines()[record.engine], _described(record, argv))
 
 
-def shown_run(record: ContainerRecord, argv: Sequence[str]) -> str:
-    """Return that command as a line."""
-    return shlex.join(published_run(record, argv))
-
-
 def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
     """Return the command for a supervisor, which fills in the braces."""
     described = _described(record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv))
@@ -89,7 +85,7 @@ def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
     container = replace(
         described,
         name="{container}",
-        label=f"{LABEL}={pid_namespace()}.{{supervisor}}",
+        label=f"{_LABEL}={_pid_namespace()}.{{supervisor}}",
         local_image=True,
         mounts=(*described.mounts, *own),
     )
@@ -102,7 +98,33 @@ def removal_words(record: ContainerRecord) -> list[str]:
     return [engine.name, *engine.removal, "{container}"] if engine.removal else []
 
 
-def pid_namespace() -> str:
+def remove_leftovers(engine_name: str) -> list[str]:
+    """Remove the containers whose supervisor is gone, and return their names.
+
+    They have ended with the supervisor; an engine that was killed too has not removed them.
+    """
+    engine = engines()[engine_name]
+    if not (engine.listing and engine.details and engine.removal):
+        return []
+    listed = ask_engine(engine, *(word.format(_LABEL) for word in engine.listing))
+    names = listed.output.split() if listed.ok else []
+    described = ask_engine(engine, *engine.details, *names) if names else None
+    try:
+        containers: list[dict[str, Any]] = json.loads(described.output) if described and described.ok else []
+    except ValueError:
+        return []
+    left = [str(container.get("Name", "")).lstrip("/") for container in containers if _is_left(container)]
+    return [name for name in left if ask_engine(engine, *engine.removal, name).ok]
+
+
+def _is_left(container: dict[str, Any]) -> bool:
+    """Say whether no supervisor owns a container; one of another namespace of process IDs is not seen here."""
+    label = str(((container.get("Config") or {}).get("Labels") or {}).get(_LABEL, ""))
+    namespace, _, supervisor = label.partition(".")
+    return namespace == _pid_namespace() and supervisor.isdigit() and supervisor_spec(int(supervisor)) is None
+
+
+def _pid_namespace() -> str:
     """Return the number of this process's namespace of process IDs."""
     return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
 
