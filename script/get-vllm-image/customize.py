@@ -4,7 +4,7 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.containers.choice import require_container
+    from cm4vllm.serving.containers.image import require_container
     from cm4vllm.serving.containers.plan_notes import container_notes
 
     require_container(i["env"])
@@ -12,7 +12,7 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.serving.containers.choice import image_env
+    from cm4vllm.serving.containers.image import image_env
 
     i["env"].update(image_env(i["env"]))
     return {"return": 0}

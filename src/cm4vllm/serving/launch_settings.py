@@ -17,7 +17,7 @@ from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
-from cm4vllm.serving.containers.choice import require_container
+from cm4vllm.serving.containers.image import require_container
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named

@@ -6,7 +6,7 @@ import pytest
 
 from cm4vllm.common import containers
 from cm4vllm.common.errors import InstallError, UsageError
-from cm4vllm.serving.containers import choice
+from cm4vllm.serving.containers import image as image_module
 from cm4vllm.serving.containers.plan_notes import container_notes
 from cm4vllm.serving.launch_settings import require_usable
 
@@ -59,7 +59,9 @@ def test_a_daemon_that_does_not_respond_is_refused(engine):
 
 
 def test_a_missing_hook_is_refused(engine, monkeypatch):
-    monkeypatch.setattr(choice, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device))
+    monkeypatch.setattr(
+        image_module, "missing_hook", lambda name, device: containers.engines()["podman"].hooks.get(device)
+    )
     with pytest.raises(InstallError, match="no NVIDIA GPU") as raised:
         require_usable({**IMAGE, "CM_MLPERF_DEVICE": "cuda"})
     assert "nvidia-ctk cdi generate" in raised.value.remedy

@@ -1,5 +1,7 @@
 """The image that has vLLM: pulled where it is missing, known by its digest, and asked once what it has.
 
+An image, an engine or a device that cannot be used is refused before anything is pulled, or asked.
+
 What a container of the image reports, its versions and options, is kept in the user's cache under the digest: a tag
 that has moved names another image.
 """
@@ -12,19 +14,29 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cm4vllm.common import input_types
-from cm4vllm.common.containers import SHM_SIZE, Engine, ask_engine, engine_for, engine_version, require_ready
-from cm4vllm.common.errors import InstallError, translated_os_errors
+from cm4vllm.common.containers import (
+    SHM_SIZE,
+    Engine,
+    ask_engine,
+    engine_for,
+    engine_version,
+    missing_hook,
+    require_ready,
+)
+from cm4vllm.common.errors import InstallError, UsageError, translated_os_errors
 from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import verification
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
 from cm4vllm.serving.install import PROOF, PROOF_ENV, InstallSettings, check, proof_result
@@ -34,8 +46,19 @@ from cm4vllm.serving.own_supervisors import end_supervisors, own
 from cm4vllm.serving.packages import PACKAGES
 from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import start_supervised
+from cm4vllm.serving.vllm_choice import VENDORS, Choice, detected
 
-__all__ = ["IMAGE_FILE", "ImageSettings", "VllmImage", "container_of", "known_image", "vllm_image"]
+__all__ = [
+    "IMAGE_FILE",
+    "ImageSettings",
+    "VllmImage",
+    "asked_device",
+    "container_of",
+    "image_env",
+    "known_image",
+    "require_container",
+    "vllm_image",
+]
 
 IMAGE_FILE = "image.json"
 _LOG = "proof.log"
@@ -59,6 +82,54 @@ class VllmImage(Record, frozen=True, kw_only=True):
     python: str
     device: str
     packages: dict[str, str]
+
+
+def require_container(env: Mapping[str, Any]) -> None:
+    """Refuse an image that cannot be run here, and flags without one.
+
+    Raises InstallError for an engine or a hook that is missing and a daemon that does not respond, UsageError.
+    """
+    settings = read_settings(ImageSettings, env)
+    if not settings.image:
+        given = {"container_args": settings.options, "container_engine": settings.engine.removeprefix("auto")}
+        for flag in (flag for flag, value in given.items() if value):
+            raise UsageError(f"--{flag} needs --container", remedy=f"add --container=IMAGE, or leave --{flag} out")
+        return
+    if settings.image.startswith("-"):
+        raise UsageError(f"--container={settings.image} is not the name of an image")
+    container_options(settings.options)
+    engine, device = engine_for(settings.engine), asked_device(env)
+    require_ready(engine)
+    if (hook := missing_hook(engine, device)) is not None:
+        raise InstallError(
+            f"{engine.name} gives a container no {VENDORS[device]} GPU on this machine",
+            cause=f"found neither {' nor '.join([*hook.files, *hook.programs])}"
+            + (f" with {hook.text}" if hook.text else ""),
+            remedy=hook.remedy,
+        )
+
+
+def asked_device(env: Mapping[str, Any]) -> str:
+    """Return what the image is to compute on: as asked for, else as detected."""
+    choice = read_settings(Choice, env)
+    if choice.variant and choice.variant != "system":
+        return choice.variant
+    if env.get("CM_MLPERF_DEVICE"):
+        return str(env["CM_MLPERF_DEVICE"])
+    vendors = {gpu.vendor for gpu in detect_gpus()}
+    return next((device for device, vendor in VENDORS.items() if vendor in vendors), detected(choice)[0])
+
+
+def image_env(env: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the recipe exports of the vLLM of an image. Raises what `vllm_image` raises."""
+    path, image = vllm_image(read_settings(ImageSettings, env), asked_device(env))
+    return {
+        "CM_VLLM_DEVICE": image.device,
+        "CM_VLLM_IMAGE_RECORD": str(path),
+        "CM_VLLM_INSTALLATION": str(path),
+        "CM_VLLM_PYTHON_BIN_WITH_PATH": image.python,
+        "CM_VLLM_VERSION": image.packages.get("vllm", ""),
+    }
 
 
 def vllm_image(settings: ImageSettings, device: str) -> tuple[Path, VllmImage]:

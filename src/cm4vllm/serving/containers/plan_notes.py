@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.settings import read_settings
 from cm4vllm.serving.arguments import server_argv
-from cm4vllm.serving.containers.choice import asked_device
-from cm4vllm.serving.containers.image import ImageSettings, container_of
+from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of
 from cm4vllm.serving.containers.server_container import published_run, server_container
 from cm4vllm.serving.launch_settings import chosen_server
 
