@@ -5,7 +5,7 @@ from typing import Any
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.containers.image import require_container
-    from cm4vllm.serving.containers.plan_notes import container_notes
+    from cm4vllm.serving.launch_settings import container_notes
 
     require_container(i["env"])
     return {"return": 0, "notes": container_notes(i["env"])}

@@ -1,13 +1,17 @@
-"""The settings of `run,vllm-server`, and what is refused of them before anything is downloaded or started."""
+"""The settings of `run,vllm-server`; what is refused and noted of them before anything is downloaded or started."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
+
 from cm4vllm.common import input_types
+from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
@@ -17,7 +21,8 @@ from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
-from cm4vllm.serving.containers.image import require_container
+from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
+from cm4vllm.serving.containers.server_container import published_run, server_container
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
@@ -29,6 +34,7 @@ __all__ = [
     "LaunchSettings",
     "asked_options",
     "chosen_server",
+    "container_notes",
     "node_notes",
     "nodes_start",
     "require_access",
@@ -37,6 +43,9 @@ __all__ = [
     "require_sensible",
     "require_usable",
 ]
+
+#: A folder that exists stands for that of a model which is known later.
+_ANY_FOLDER = str(Path(__file__).parent)
 
 
 class LaunchSettings(Record, frozen=True, kw_only=True):
@@ -187,6 +196,27 @@ def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
         f"one server over {len(launcher.nodes)} nodes, by {launcher.name}: {', '.join(names)}; workers on "
         f"each: {layout.workers}",
         f"vLLM's options for that on {first}: {head}; on {second}: {other}",
+    )
+
+
+def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the notes of a plan on a container: what is pulled, and the command that will run; none without an image.
+
+    Of the model and the port what stands for them is shown.
+    """
+    settings = read_settings(ImageSettings, env)
+    if not settings.image:
+        return ()
+    engine, device = engine_for(settings.engine), asked_device(env)
+    image = container_of(engine, settings, device)
+    tried = f"tried {engine.tried}" if engine.tried else "this engine was not tried by cm4vllm"
+    chosen = replace(chosen_server(env, model=_ANY_FOLDER), device=device)
+    words = published_run(server_container(image, chosen), arguments.server_argv(Path(settings.python), chosen, "PORT"))
+    line = shlex.join(words).replace(_ANY_FOLDER, "MODEL")
+    return (
+        f"{image.image}: {f'on this machine, {image.digest}' if image.digest else 'not on this machine: pulled'}",
+        f"run by {engine.name} {image.engine_version} ({tried}), for {device}:",
+        f"{line} (with the options of the model, as far as they follow from it)",
     )
 
 

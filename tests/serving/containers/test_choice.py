@@ -7,8 +7,7 @@ import pytest
 from cm4vllm.common import containers
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.serving.containers import image as image_module
-from cm4vllm.serving.containers.plan_notes import container_notes
-from cm4vllm.serving.launch_settings import require_usable
+from cm4vllm.serving.launch_settings import container_notes, require_usable
 
 IMAGE = {"CM_VLLM_CONTAINER": "vllm/vllm-openai:v0.32.0", "CM_MLPERF_DEVICE": "cpu"}
 
