@@ -17,7 +17,7 @@ from pathlib import Path
 from cm4vllm.serving.ipc_files import remove_abandoned
 from cm4vllm.serving.supervisor import SUPERVISOR_PIPE, process_ids
 
-__all__ = ["end_orphans", "supervisor_spec", "supervisors"]
+__all__ = ["end_orphans", "supervisor_spec"]
 
 _MODULE = b"cm4vllm.serving.supervisor"
 _MARK = re.compile(rb"(?:^|\0)" + SUPERVISOR_PIPE.encode() + rb"=/proc/(\d+)/fd/\d+(?:\0|$)")
@@ -41,11 +41,6 @@ def end_orphans() -> list[str]:
                 os.close(process)
     remove_abandoned()
     return ended
-
-
-def supervisors() -> list[int]:
-    """Return the supervisors that run on this machine and that we may see."""
-    return [pid for pid in process_ids() if supervisor_spec(pid) is not None]
 
 
 def supervisor_spec(pid: int) -> Path | None:

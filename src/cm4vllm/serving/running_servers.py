@@ -15,12 +15,13 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import LOG_FILE
-from cm4vllm.serving.orphans import supervisor_spec, supervisors
+from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.own_supervisors import end_supervisors
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import MetricsSample, look
 from cm4vllm.serving.server_probe import check_answer
 from cm4vllm.serving.server_requests import sites_of
+from cm4vllm.serving.supervisor import process_ids
 
 __all__ = ["RunningServer", "running_servers", "status_text", "stop_one"]
 
@@ -41,11 +42,12 @@ class RunningServer:
 
 def running_servers() -> list[RunningServer]:
     """Return the servers whose supervisors run here, oldest first; those of other users are not seen."""
-    servers = [running for pid in supervisors() if (running := _running(pid)) is not None]
+    servers = [running for pid in process_ids() if (running := _running(pid)) is not None]
     return sorted(servers, key=lambda running: -running.age_s)
 
 
 def _running(pid: int) -> RunningServer | None:
+    """Return the server of a supervisor, None for any other process."""
     if (spec := supervisor_spec(pid)) is None:
         return None
     try:
