@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,8 @@ class MetricsWatch:
         self._missed = 0
         self._reported = False
         self._connections: dict[Site, http.client.HTTPConnection] = {}
-        self._starts: dict[str, list[float]] = {}
-
-    @property
-    def process_starts(self) -> dict[str, list[float]]:
-        """Start times of the servers' processes, by endpoint: each change that they report, in order."""
-        return self._starts
+        #: Start times of the servers' processes, by endpoint: each change that they report, in order.
+        self.process_starts: dict[str, list[float]] = {}
 
     @property
     def samples(self) -> list[MetricsSample]:
@@ -165,7 +161,7 @@ class MetricsWatch:
         if response.status != 200:
             raise _NoMetricsError(f"HTTP {response.status}")
         self.heartbeat.answered(site.endpoint, page)
-        start, seen = process_start(page), self._starts.setdefault(site.endpoint, [])
+        start, seen = process_start(page), self.process_starts.setdefault(site.endpoint, [])
         if start is not None and seen[-1:] != [start]:
             seen.append(start)
         return page
@@ -277,15 +273,14 @@ def _timing(
     requests = round(last[1] - first[1])
     if requests <= 0:
         return None
-    within = {edge: count - first[2].get(edge, 0.0) for edge, count in last[2].items()}
+    # The upper edges, in seconds, that at least 99 % of the requests stay below.
+    edges = [
+        edge
+        for edge, count in last[2].items()
+        if count - first[2].get(edge, 0.0) >= 0.99 * requests and not math.isinf(edge)
+    ]
     return Timing(
         requests=requests,
         mean_ms=round(1000 * (last[0] - first[0]) / requests, 3),
-        p99_at_most_ms=_percentile_edge(within.items(), 0.99 * requests),
+        p99_at_most_ms=round(1000 * min(edges), 3) if edges else None,
     )
-
-
-def _percentile_edge(within: Iterable[tuple[float, float]], rank: float) -> float | None:
-    """Return the lowest upper edge, in ms, that at least `rank` requests stay below."""
-    edges = [edge for edge, count in within if count >= rank and not math.isinf(edge)]
-    return round(1000 * min(edges), 3) if edges else None
