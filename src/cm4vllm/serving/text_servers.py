@@ -46,10 +46,6 @@ _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
 class _Refused(Exception):
     """A request in one dialect was answered with an error."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status, self.words = status, words
-
 
 def text_body(
     dialect: Dialect, model: str, prompt: str | Sequence[int], drawn: Mapping[str, Any], *, streamed: bool
@@ -78,8 +74,8 @@ def find_dialect(site: Site, model: str, api: Api) -> Dialect:
             try:
                 return _tried(site, model, dialect, api)
             except _Refused as refusal:
-                causes[f"{api.path}: HTTP {refusal.status} {refusal.words}".strip()] = None
-                dialect = _with_less(dialect, refusal)
+                causes[f"{api.path}: {refusal}".strip()] = None
+                dialect = _with_less(dialect, str(refusal))
     remedy = (
         "leave --api out, or serve the model with a chat template"
         if api is Api.CHAT
@@ -92,11 +88,11 @@ def find_dialect(site: Site, model: str, api: Api) -> Dialect:
     )
 
 
-def _with_less(dialect: Dialect, refusal: _Refused) -> Dialect | None:
+def _with_less(dialect: Dialect, refusal: str) -> Dialect | None:
     """Return the dialect without what a server refused: the parameters that it names, else all; None without any."""
     left = [name for name in _OPTIONAL if name not in dialect.left_out]
-    named = [name for name in left if re.search(rf"\b{name}\b", refusal.words)]
-    if not named and re.search(r"\b(prompt|messages)\b", refusal.words):
+    named = [name for name in left if re.search(rf"\b{name}\b", refusal)]
+    if not named and re.search(r"\b(prompt|messages)\b", refusal):
         return None
     return replace(dialect, left_out=[*dialect.left_out, *(named or left)]) if left else None
 
@@ -109,7 +105,7 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
         status, answer = ask(site, "POST", api.path, body, LONG_S)
         if status != 200:
-            raise _Refused(status, said(site, answer))
+            raise _Refused(f"HTTP {status} {said(site, answer)}")
         if streamed:
             documents, done = events_of(site, api.path, answer)
             if not documents:
@@ -120,9 +116,8 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
     if dialect.prompts is Prompts.IDS and any(usage != len(_PROMPT_IDS) for usage, _ in counted):
         # Without that count it is not known whether the ids were read as ids.
         raise _Refused(
-            200,
-            f"the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
-            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}",
+            f"HTTP 200 the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
+            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}"
         )
     return replace(dialect, usage=all(tokens >= 0 for _, tokens in counted), done=done)
 
