@@ -67,9 +67,7 @@ def server_container(image: ContainerRecord, settings: ServerSettings) -> Contai
     environment = {**carried_variables(os.environ), **secret_env(settings), **server_env(settings)}
     names = {*environment, *(name for name in VISIBLE if os.environ.get(name) is not None)}
     return msgspec.structs.replace(
-        image,
-        mounts=[mount.source if mount.writable else f"{mount.source}:ro" for mount in _mounts(settings)],
-        passed=sorted(names - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"}),
+        image, mounts=_mounts(settings), passed=sorted(names - {"PYTHONPATH", "VLLM_RPC_BASE_PATH"})
     )
 
 
@@ -136,22 +134,18 @@ def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
         device=record.device,
         shm_size=record.shm_size,
         host_network=True,
-        mounts=tuple(_mount(text) for text in record.mounts),
+        mounts=tuple(Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro")) for text in record.mounts),
         passed=tuple(record.passed),
         options=tuple(record.options),
     )
 
 
-def _mount(text: str) -> Mount:
-    return Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro"))
-
-
-def _mounts(settings: ServerSettings) -> list[Mount]:
+def _mounts(settings: ServerSettings) -> list[str]:
     """Return the model's folder and the folders that its links lead to; for a model of the hub, the hub's folder."""
     model = Path(settings.model)
     if not model.is_dir():
-        return [Mount(str(hub_folder()), writable=True)]
+        return [str(hub_folder())]
     folder = model.resolve()
     linked = {path.resolve().parent for path in model.rglob("*") if path.is_symlink()}
     outside = [place for place in linked if not place.is_relative_to(folder)]
-    return [Mount(str(place)) for place in dict.fromkeys((model, folder, *sorted(outside)))]
+    return [f"{place}:ro" for place in dict.fromkeys((model, folder, *sorted(outside)))]
