@@ -18,7 +18,7 @@ from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access, require_no_replicas
-from cm4vllm.serving.media_apis import MEDIA_APIS, media_of_api
+from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.own_supervisors import wait_for_end
 from cm4vllm.serving.planned_servers import PLANNED_FILE, Planned, asked_api, described, planned
 from cm4vllm.serving.records import ServerRecord
@@ -140,8 +140,8 @@ def use_words(record: ServerRecord, benchmark: str) -> str:
     asked = f"""-H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
     path, flags = "/v1/completions", f"--model={benchmark}"
-    if (media := media_of_api(record.api)) is not None:
-        asked = MEDIA_APIS[media].by_hand.format(model=record.model_name)
+    if (media := media_api_of(record.api)) is not None:
+        asked = media.by_hand.format(model=record.model_name)
         path = record.api.path
     else:
         flags += f" --api={record.api}"

@@ -31,7 +31,6 @@ __all__ = [
     "check_pictures",
     "check_transcription",
     "media_api_of",
-    "media_of_api",
     "picture_chat",
     "transcription_form",
 ]
@@ -189,12 +188,6 @@ MEDIA_APIS: Mapping[Media, MediaApi] = {
 }
 
 
-def media_of_api(api: Api) -> Media | None:
-    """Return the media that an API is for; None for one of text."""
-    return next((media for media, media_api in MEDIA_APIS.items() if media_api.api is api), None)
-
-
 def media_api_of(api: Api) -> MediaApi | None:
     """Return the way to ask that an API belongs to; None for one of text."""
-    media = media_of_api(api)
-    return MEDIA_APIS[media] if media else None
+    return next((media_api for media_api in MEDIA_APIS.values() if media_api.api is api), None)
