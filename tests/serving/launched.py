@@ -11,7 +11,7 @@ import peer
 
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server import start
+from cm4vllm.serving.server import start_all
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 
@@ -35,7 +35,8 @@ def settings(**more) -> ServerSettings:
 
 
 def launch(folder, *fault, timeout_s=20, argv=None, **more) -> ServerRecord:
-    return start(Path(sys.executable), settings(**more), folder, timeout_s=timeout_s, argv=argv or [*PEER, *fault])
+    parts = [(settings(**more), folder)]
+    return start_all(Path(sys.executable), parts, timeout_s=timeout_s, argv=argv or [*PEER, *fault])[0]
 
 
 def family(pid: int) -> list[psutil.Process]:

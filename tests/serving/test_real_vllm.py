@@ -38,9 +38,10 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.server import (start)
-start(Path(sys.argv[1]), ServerSettings(model=sys.argv[2], name="m", enforce_eager=True,
-      max_num_seqs=4, max_model_len=64, load_format="dummy"), Path(sys.argv[3]))
+from cm4vllm.serving.server import (start_all)
+settings = ServerSettings(model=sys.argv[2], name="m", enforce_eager=True, max_num_seqs=4, max_model_len=64,
+                          load_format="dummy")
+start_all(Path(sys.argv[1]), [(settings, Path(sys.argv[3]))])
 print("READY", flush=True)
 time.sleep(600)
 """

@@ -13,14 +13,16 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.running_servers import running_servers, status_text, stop_one
-from cm4vllm.serving.server import SERVER_FILE, start, stop
+from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 
 PEER = [sys.executable, str(Path(peer.__file__)), "{port}"]
 
 
 @pytest.fixture
 def server(tmp_path):
-    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path / "one", argv=PEER)
+    record = start_all(
+        Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path / "one")], argv=PEER
+    )[0]
     yield record
     stop(record)
 
@@ -46,7 +48,7 @@ def test_a_server_that_is_not_ready_is_starting(server, tmp_path):
 
 
 def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
-    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=PEER)
+    record = start_all(Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path)], argv=PEER)[0]
     try:
         (running,) = ours(record)
         (server,) = _children(record.supervisor_pid)
@@ -59,7 +61,9 @@ def test_a_server_that_answers_no_completion_is_said_not_to_serve(tmp_path):
 
 def test_a_server_that_inherits_a_key_is_started_recorded_and_asked_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "sk-very-secret-value-3")
-    record = start(Path(sys.executable), ServerSettings(model="m", name=peer.MODEL), tmp_path, argv=[*PEER, "own-key"])
+    record = start_all(
+        Path(sys.executable), [(ServerSettings(model="m", name=peer.MODEL), tmp_path)], argv=[*PEER, "own-key"]
+    )[0]
     try:
         assert record.access.key_env == "VLLM_API_KEY"
         (running,) = ours(record)

@@ -22,7 +22,7 @@ from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import LOG_FILE, death_reason
 from cm4vllm.serving.records import Api, ServerRecord
-from cm4vllm.serving.server import SERVER_FILE, start, start_all, stop
+from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 
 
 def test_a_server_without_the_endpoint_that_will_be_asked_is_refused_and_ended(tmp_path):
@@ -127,7 +127,7 @@ def test_a_server_whose_completions_fail_is_not_ready(tmp_path, monkeypatch):
 def test_a_server_that_serves_another_model_is_not_ready(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "REFUSING_S", 0.3)
     with pytest.raises(ServerNotReady, match="other") as caught:
-        start(Path(sys.executable), ServerSettings(model="m", name="other"), tmp_path, timeout_s=20, argv=PEER)
+        start_all(Path(sys.executable), [(ServerSettings(model="m", name="other"), tmp_path)], timeout_s=20, argv=PEER)
     assert "no such model" in caught.value.cause
 
 

@@ -47,8 +47,9 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from cm4vllm.serving.arguments import ServerSettings
-from cm4vllm.serving.server import (start)
-record = start(Path(sys.executable), ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]), argv=sys.argv[3:])
+from cm4vllm.serving.server import (start_all)
+parts = [(ServerSettings(model="m", name=sys.argv[2]), Path(sys.argv[1]))]
+record = start_all(Path(sys.executable), parts, argv=sys.argv[3:])[0]
 print("READY", flush=True)
 time.sleep(600)
 """

@@ -50,7 +50,7 @@ from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = ["SERVER_FILE", "NodesStart", "start", "start_all", "stop"]
+__all__ = ["SERVER_FILE", "NodesStart", "start_all", "stop"]
 
 #: The names of a server's files in its folder.
 SERVER_FILE = "server.json"
@@ -103,18 +103,6 @@ class _Starting:
         if self.nodes:
             return reason_on_nodes(self.nodes)
         return reason_in(self.folder) if self.supervisor.poll() is not None else None
-
-
-def start(
-    python: Path,
-    settings: ServerSettings,
-    folder: Path,
-    *,
-    timeout_s: float = READY_TIMEOUT_S,
-    argv: list[str] | None = None,
-) -> ServerRecord:
-    """Start one server, as start_all does."""
-    return start_all(python, [(settings, folder)], timeout_s=timeout_s, argv=argv)[0]
 
 
 def start_all(
