@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from cm4vllm.common.records import Record
 from cm4vllm.loadgen.logs.early_stopping import passes
-from cm4vllm.serving.step_times import Speed
+from cm4vllm.serving.metrics_records import Speed
 
 __all__ = ["SEARCH_FILE", "Boundary", "Interval", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
 

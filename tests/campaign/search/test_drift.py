@@ -2,7 +2,7 @@
 
 from cm4vllm.campaign.search.drift import drift_words
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
-from cm4vllm.serving.step_times import Speed
+from cm4vllm.serving.metrics_records import Speed
 
 
 def speed(base_ms=4.0, per_request_ms=0.1, low=80.0, high=120.0):

@@ -8,8 +8,8 @@ from cm4vllm.loadgen.client.client_doubts import client_doubts
 from cm4vllm.loadgen.process.run_warnings import run_warnings
 from cm4vllm.loadgen.records import FinishReasons
 from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.serving.metrics_records import Speed
 from cm4vllm.serving.server_metrics import ServerMetrics
-from cm4vllm.serving.step_times import Speed
 
 METRICS = ServerMetrics(
     samples=9,

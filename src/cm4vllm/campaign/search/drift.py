@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from cm4vllm.results.rate_search_record import ProbeRecord
-from cm4vllm.serving.step_times import Speed
+from cm4vllm.serving.metrics_records import Speed
 
 __all__ = ["drift_words"]
 

@@ -21,7 +21,7 @@ from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, per
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict, tightest
 from cm4vllm.rules import LatencyLimits
-from cm4vllm.serving.step_times import Speed
+from cm4vllm.serving.metrics_records import Speed
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
 
