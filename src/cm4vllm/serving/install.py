@@ -27,6 +27,7 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key
+from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
 
@@ -231,7 +232,7 @@ def _require_machine(variant: Variant) -> None:
             cause=f"it is built for Linux on {' and '.join(variant.machines)}",
             remedy=elsewhere,
         )
-    if variant.device == "cpu" and machine == "x86_64" and " avx2 " not in _cpuinfo():
+    if variant.device == "cpu" and machine == "x86_64" and "avx2" not in detect_cpu().flags:
         raise InstallError("this processor is too old for vLLM's CPU backend", cause="it has no AVX2", remedy=elsewhere)
     present = f"{sys.version_info.major}.{sys.version_info.minor}"
     if variant.python not in ("", present):
@@ -240,10 +241,6 @@ def _require_machine(variant: Variant) -> None:
             cause=f"the project's wheels are for Python {variant.python}",
             remedy=f"run cm with Python {variant.python}; or give a wheel of your own: --vllm_wheel; or {elsewhere}",
         )
-
-
-def _cpuinfo() -> str:
-    return Path("/proc/cpuinfo").read_text().replace("\n", " ")
 
 
 def _fit_cpu_build(python: Path, venv: Path, folder: Path) -> None:
