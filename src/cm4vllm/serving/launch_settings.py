@@ -38,7 +38,6 @@ __all__ = [
     "node_notes",
     "nodes_start",
     "require_access",
-    "require_installed",
     "require_no_replicas",
     "require_sensible",
     "require_usable",
@@ -99,12 +98,6 @@ class LaunchSettings(Record, frozen=True, kw_only=True):
     def patience_s(self) -> float:
         """The seconds that a server may take until it serves."""
         return READY_TIMEOUT_S if self.ready_timeout_s is None else self.ready_timeout_s
-
-
-def require_installed(settings: LaunchSettings) -> None:
-    """Raise UsageError where no vLLM was installed that could be started."""
-    if not settings.python:
-        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
 
 
 def require_access(settings: LaunchSettings) -> Access:

@@ -22,7 +22,7 @@ from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, plac
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import require_host_memory
-from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_installed, require_sensible
+from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
 from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.options import Options, fitted, read_options
 from cm4vllm.serving.packages import packages_of
@@ -51,7 +51,8 @@ class Planned:
 
 def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     """Return the servers that are asked for, by their own settings in `env`. Raises UsageError, ModelError."""
-    require_installed(settings)
+    if not settings.python:
+        raise UsageError("no vLLM is installed to start", remedy="run the recipe get,vllm first, or give --api_server")
     chosen = _server_settings(settings, env)
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
