@@ -60,8 +60,7 @@ def awaited_reason(alive: Callable[[], str | None], timeout_s: float) -> str | N
 
 def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
     """Return why a server over several nodes ends, None while all are up; a peer gets time to say the cause first."""
-    pids = {node.name: node.supervisor_pid or 0 for node in nodes}
-    since = {node.name: ended_since(node, runs=runs(pids[node.name])) for node in nodes}
+    since = {node.name: ended_since(node, runs=runs(node.supervisor_pid or 0)) for node in nodes}
     ended = [node for node in nodes if since[node.name] is not None]
     if not ended or max(since[node.name] or 0.0 for node in ended) < SAYING_S:
         return None
