@@ -79,7 +79,7 @@ class LogMarks(msgspec.Struct, frozen=True):
 
 
 def marks_of(submission: Submission) -> tuple[LogMarks, ...]:
-    """Return the marks of all logs of a submission: results, accuracy runs and compliance tests."""
+    """Return the figures that mark each log of a submission: of performance, accuracy and compliance runs."""
     return tuple(mark for result in submission.results for mark in _marks(submission, result))
 
 

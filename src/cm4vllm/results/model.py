@@ -307,7 +307,7 @@ class Result:
     uncovered: str = ""
 
     def file(self, name: str) -> str:
-        """Return the path of one of `files` as findings name it; the result's folder if it has no such file."""
+        """Return the path by which a finding names a file of the result: the result's folder if `files` lacks it."""
         return self.files.get(name, self.folder)
 
     @property

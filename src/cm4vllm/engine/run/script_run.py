@@ -204,7 +204,7 @@ class Run(Value):
 
 
 def is_fake(session: Session, task: Task) -> bool:
-    """Tell whether a task is not run, only what it depends on."""
+    """Tell whether only the dependencies of a task are run, and the task itself is not."""
     return session.fake or session.no_deps or flag(task.request.inputs, "prepare")
 
 

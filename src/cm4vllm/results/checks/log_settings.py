@@ -255,8 +255,9 @@ class _Setting(NamedTuple):
 def _settings_in(text: str, part: Performance, exact: bool) -> dict[str, _Setting]:
     """Return the settings of a conf file for a run: of several lines the one that LoadGen takes.
 
-    A line of the scenario comes before one of the model. Lines for all models, and those of a model that LoadGen's name
-    begins with, count unless those of this model alone are `exact`.
+    A line that names the scenario goes before one that names the model. Where names are not `exact`, lines for all
+    models count, and lines for a model whose name is the beginning of LoadGen's name of this one. Where they are
+    `exact`, lines for all models count for a few settings alone.
     """
     settings: dict[str, _Setting] = {}
     name = part.terms.loadgen_name if part.terms else part.log.split("/")[4]
