@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROMPTS", "Meter", "Result", "Task", "bodies", "cpu_seconds", "perform", "pinned", "prompt", "told", "tree"]
+__all__ = ["PROMPTS", "Meter", "Result", "Task", "bodies", "cpu_seconds", "perform", "pinned", "prompt", "tree"]
 
 HERE = Path(__file__).parent
 #: Seconds that no contestant needs: one that hangs must not hold the benchmark.
@@ -74,9 +74,6 @@ class Result:
     @property
     def qps(self) -> float:
         return self.queries / self.wall_s
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def bodies(task: Task) -> list[bytes]:
@@ -141,11 +138,6 @@ def perform(name: str, way: str, task: Task, cores: Sequence[int], *, python: st
     if result.tokens != result.queries * task.tokens:
         raise RuntimeError(f"{name} ({way}) counted {result.tokens} tokens, not {result.queries} x {task.tokens}")
     return result
-
-
-def told(text: str) -> Task:
-    """Read the task that `perform` hands to a contestant."""
-    return Task(**json.loads(text))
 
 
 class Meter:
