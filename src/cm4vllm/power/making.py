@@ -101,7 +101,7 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
     with scratch_folder("cm4vllm-power-") as folder:
         (folder / "loadgen").mkdir()
         output = folder / OUTPUT
-        with Relay(folder) as relay:
+        with contextlib.closing(Relay(folder)) as relay:
             status = _run_client(_client_words(site, folder), site, folder, relay, make_run)
         session = PowerSession(folder / "session")
         _require_measured(session, status, text_of(output))

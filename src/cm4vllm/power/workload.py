@@ -8,9 +8,7 @@ in the files of the session. When the other process ends, the command fails.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["COMMAND", "Relay"]
 
@@ -26,7 +24,7 @@ read -r _ <&3
 _NAMES = ("requests", "answers")
 
 
-class Relay(AbstractContextManager["Relay"]):
+class Relay:
     """The two pipes between the command in a folder, and the process that makes the runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,9 +36,8 @@ class Relay(AbstractContextManager["Relay"]):
         # Both directions: no side waits for the other to open, and the command reads the end when this process ends.
         self._requests, self._answers = (os.open(folder / name, os.O_RDWR | os.O_NONBLOCK) for name in _NAMES)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the pipes: a command that waits for a run fails."""
         os.close(self._requests)
         os.close(self._answers)
 
