@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.power.samples import SIMULATED, mean_watts, read_samples
+from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
 from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.tree_check import check_tree
@@ -69,7 +69,7 @@ def restate(session: Path) -> None:
                 content["results"][name] = hashlib.sha1((session / name).read_bytes()).hexdigest()
         watts = [listed for listed in content.get("ptd_messages", ()) if listed["cmd"] == "Watts"]
         for message, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
-            mean = mean_watts(read_samples(session / phase / "spl.txt").samples)
+            mean = mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples)
             message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", message["reply"])
         path.write_text(json.dumps(content))
 

@@ -10,12 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
-from cm4vllm.common.files import text_of
 from cm4vllm.loadgen.logs.detail_log import time_of
 
-__all__ = ["SAMPLES", "SIMULATED", "Reading", "Sample", "Samples", "mean_watts", "read_samples", "samples_of"]
+__all__ = ["SAMPLES", "SIMULATED", "Reading", "Sample", "Samples", "mean_watts", "samples_of"]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"
@@ -79,11 +77,6 @@ def mean_watts(samples: Iterable[Sample]) -> float | None:
     """
     watts = [sample.total.watts for sample in samples if sample.total.usable]
     return sum(watts) / len(watts) if watts else None
-
-
-def read_samples(path: Path) -> Samples:
-    """Return the samples in a file. Raises OSError where it cannot be read."""
-    return samples_of(text_of(path))
 
 
 def samples_of(text: str) -> Samples:

@@ -85,10 +85,7 @@ def _require_analyzer(settings: ServerSettings) -> None:
             "the power analyzer is not described",
             remedy="give --device_type and --device_port, or --conf_file with a configuration of your own",
         )
-    _require_free(settings.listen, settings.port)
-
-
-def _require_free(host: str, port: int) -> None:
+    host, port = settings.listen, settings.port
     try:
         with socket.create_server((host, port)):
             pass

@@ -20,7 +20,7 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, json_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
-from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, read_samples
+from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
 
 __all__ = [
     "FETCHED_ONLY",
@@ -207,7 +207,7 @@ class PowerSession:
 @lru_cache(maxsize=4)
 def _samples_of_state(path: Path, changed_ns: int, size: int) -> Samples:
     """Return the samples in a file in this state: several checks ask for them, one after the other."""
-    return read_samples(path)
+    return samples_of(text_of(path))
 
 
 def unmeasured(session: PowerSession) -> tuple[str, ...]:
