@@ -214,20 +214,9 @@ class Home:
 Cases = dict[str, Callable[[], Taken]]
 
 
-def some(
-    folder: Path, engines: Mapping[str, Path], names: Sequence[str], *, count: int, rounds: int
-) -> Iterator[Figure]:
-    """Measure the cases among a few hundred scripts."""
-    scripts = some_scripts(folder / "scripts", count)
-    homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
-    yield from compared({name: CASES[name] for name in names}, homes, rounds, f"{count:,} scripts")
-
-
-def search(folder: Path, engines: Mapping[str, Path], *, count: int, rounds: int) -> Iterator[Figure]:
-    """Measure `cm find script` among many scripts."""
-    scripts = Scripts(folder / "scripts").fill(count).folder
-    homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
-    yield from compared({"search": SEARCH}, homes, rounds, f"{count:,} scripts")
+def homes_of(folder: Path, engines: Mapping[str, Path], scripts: Path) -> dict[str, Home]:
+    """Make a home with the scripts for each engine."""
+    return {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
 
 
 def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, among: str) -> Iterator[Figure]:
@@ -265,7 +254,7 @@ def compared(cases: Mapping[str, Case], homes: Mapping[str, Home], rounds: int, 
 def first(folder: Path, engines: Mapping[str, Path], *, count: int, rounds: int) -> Iterator[Figure]:
     """Measure the first command in a home of many scripts; cmind indexes them before any engine is reached."""
     scripts = Scripts(folder / "scripts").fill(count).folder
-    homes = {name: Home(folder / name, engine, scripts) for name, engine in engines.items()}
+    homes = homes_of(folder, engines, scripts)
     commands: Cases = {"indexing": functools.partial(homes["ours"].first, VERSION)}
     commands |= {name: functools.partial(home.first, SEARCH.words) for name, home in homes.items()}
     measured = interleaved(commands, rounds)
@@ -300,9 +289,11 @@ def figures_of(
     """Yield the figures of the cases named."""
     many = int(MANY_SCRIPTS * share)
     if few := [name for name in names if name in CASES]:
-        yield from some(folder / "some", engines, few, count=SCRIPTS, rounds=rounds)
+        homes = homes_of(folder / "some", engines, some_scripts(folder / "some" / "scripts", SCRIPTS))
+        yield from compared({name: CASES[name] for name in few}, homes, rounds, f"{SCRIPTS:,} scripts")
     if "search" in names:
-        yield from search(folder / "many", engines, count=many, rounds=rounds)
+        homes = homes_of(folder / "many", engines, Scripts(folder / "many" / "scripts").fill(many).folder)
+        yield from compared({"search": SEARCH}, homes, rounds, f"{many:,} scripts")
     if "first" in names:
         yield from first(folder / "first", engines, count=many, rounds=first_rounds)
 
