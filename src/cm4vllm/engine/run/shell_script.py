@@ -238,9 +238,9 @@ class Guardian:
     def telling(descriptor: int) -> str:
         """Return the line by which a shell that leads its process group has it guarded from now on.
 
-        The shell itself tells the guarding process: a word of ours could be lost to a signal or a kill that comes after
-        the shell's start. Until it has told, the shell holds the pipe open, so that the guarding process waits for its
-        word even when we are gone.
+        The shell itself reports to the guarding process: a report of this process could be lost to a signal or a kill
+        right after the shell's start. Until it has reported, the shell holds the pipe open, so that the guarding
+        process waits even when this process has gone.
         """
         return f"trap '' PIPE; echo began $$ >&{descriptor}; exec {descriptor}>&-; trap - PIPE"
 
