@@ -103,8 +103,6 @@ def pytest_collection_modifyitems(config, items):
     if not hasattr(config, "workerinput"):
         return
     groups = {item.nodeid: group for item in items if (group := _group(item))}
-    # Backwards: the longest files are of recipes and trees, late in the alphabet; begun last, one would run on alone.
-    items.sort(key=lambda item: item.path, reverse=True)
     items.sort(key=lambda item: _TURNS.index(_group(item).partition("-")[0]))
     # To the one that schedules: it sees no marks, and xdist's own way to tell it does nothing with pytest 9.2.
     path = _groups_file(os.environ[LOCK])
