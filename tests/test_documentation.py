@@ -13,7 +13,6 @@ from cmind.cli import parse
 
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.settings import read_settings
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Scope
 from recipes import recipes
@@ -136,7 +135,7 @@ def accept(words: str, folder: Path) -> None:
         raise UsageError(f"{words}: {len(meant)} recipes have these tags")
     env = Scope.of(Task.of(meant[0], request)).env
     if meant[0].path.name == MAIN:
-        Job.of(read_settings(CampaignSettings, env))
+        Job.of(CampaignSettings.of(env))
 
 
 def refused(text: str, folder: Path) -> list[str]:

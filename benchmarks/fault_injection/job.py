@@ -28,7 +28,6 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.redaction import vault
-from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, measure
@@ -50,15 +49,14 @@ def main(arguments: list[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _stopped)
-    settings = read_settings(
-        CampaignSettings,
+    settings = CampaignSettings.of(
         {
             "CM_RUN_SUBMISSION_CHECKER": "no",
             "OUTPUT_BASE_DIR": str(folder / "results"),
             "CM_MLPERF_LOADGEN_SCENARIO": "Offline",
             "CM_TEST_QUERY_COUNT": "64",
             **given,
-        },
+        }
     )
     recipes = _Recipes(folder, given)
     try:
@@ -149,7 +147,7 @@ class _Recipes:
 
     @staticmethod
     def _run(env: Env) -> dict[str, str]:
-        return {"CM_MLPERF_RUN_RECORD": str(measure(read_settings(RunInputs, env))[1])}
+        return {"CM_MLPERF_RUN_RECORD": str(measure(RunInputs.of(env))[1])}
 
     @staticmethod
     def _scores(env: Env) -> dict[str, str]:

@@ -4,11 +4,10 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.fit.advice import AdviceSettings, advice
 
     env = i["env"]
-    fit = advice(read_settings(AdviceSettings, env))
+    fit = advice(AdviceSettings.of(env))
     env["CM_VLLM_FIT_TENSOR_PARALLEL"] = str(fit.tensor_parallel)
     env["CM_VLLM_FIT_PIPELINE_PARALLEL"] = str(fit.pipeline_parallel)
     env["CM_VLLM_FIT_DATA_PARALLEL"] = str(fit.data_parallel)

@@ -4,8 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
 
-    i["state"].update(report_endpoints_checks(read_settings(EndpointsCheckSettings, i["env"])))
+    i["state"].update(report_endpoints_checks(EndpointsCheckSettings.of(i["env"])))
     return {"return": 0}

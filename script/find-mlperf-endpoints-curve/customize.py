@@ -4,11 +4,10 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
     from cm4vllm.endpoints.point import PointInputs
 
     env = i["env"]
-    _, path = find_curve(read_settings(CurveInputs, env), read_settings(PointInputs, env))
+    _, path = find_curve(CurveInputs.of(env), PointInputs.of(env))
     env["CM_MLPERF_ENDPOINTS_CURVE"] = str(path)
     return {"return": 0}

@@ -5,10 +5,9 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.endpoints.authoring import BundleInputs, author_and_build
 
-    bundle = author_and_build(read_settings(BundleInputs, i["env"]))
+    bundle = author_and_build(BundleInputs.of(i["env"]))
     say(f"bundle: {bundle}")
     i["env"]["CM_MLPERF_ENDPOINTS_BUNDLE"] = str(bundle)
     return {"return": 0}

@@ -33,11 +33,10 @@ def _file(env: dict[str, Any]) -> tuple[str, Any, dict[str, Any], dict[str, Any]
     from cmind import cli
 
     from cm4vllm.campaign.slurm_job import SlurmJobSettings, batch_text, job_words
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.engine.format.meta import load_script
     from cm4vllm.engine.run.flags import check_flags, mapped_inputs
 
-    settings = read_settings(SlurmJobSettings, env)
+    settings = SlurmJobSettings.of(env)
     typed: dict[str, Any] = cli.parse(["run", "script", *job_words(settings)])["cm_input"]
     main_job = load_script(str(Path(__file__).resolve().parents[1] / "run-mlperf-inference-app"), "cm4vllm")
     check_flags(main_job, typed)

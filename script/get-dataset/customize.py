@@ -7,9 +7,8 @@ from typing import Any
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import reads_pictures
-    from cm4vllm.common.settings import read_settings
 
-    if reads_pictures(read_settings(DatasetSettings, i["env"])):
+    if reads_pictures(DatasetSettings.of(i["env"])):
         i["env"]["CM_DATASET_NEEDS_VISION_PACKAGES"] = "yes"
     return {"return": 0}
 
@@ -17,19 +16,17 @@ def before_deps(i: dict[str, Any]) -> dict[str, Any]:
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import check
-    from cm4vllm.common.settings import read_settings
 
-    check(read_settings(DatasetSettings, i["env"]))
+    check(DatasetSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.assets.dataset_files import DatasetSettings
     from cm4vllm.assets.datasets import DATASET_FILE, provide
-    from cm4vllm.common.settings import read_settings
 
     env = i["env"]
-    settings = read_settings(DatasetSettings, env)
+    settings = DatasetSettings.of(env)
     record = provide(settings, Path.cwd())
     if settings.source == "path":
         env["CM_GET_DEPENDENT_CACHED_PATH"] = str(Path(settings.location).expanduser())

@@ -5,19 +5,17 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.loadgen.wheel import LoadGenSettings, usable
 
-    usable(read_settings(LoadGenSettings, i["env"]))
+    usable(LoadGenSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.loadgen.wheel import LoadGenSettings, provide
 
     env = i["env"]
-    wheel = provide(read_settings(LoadGenSettings, env), Path.cwd())
+    wheel = provide(LoadGenSettings.of(env), Path.cwd())
     env["CM_MLPERF_LOADGEN_VERSION"] = wheel.version
     env["CM_MLPERF_LOADGEN_PYTHONPATH"] = wheel.pythonpath
     return {"return": 0, "version": wheel.version}

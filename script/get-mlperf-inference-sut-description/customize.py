@@ -5,11 +5,10 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.submission.system_records import SystemSettings, write_system
 
     env = i["env"]
-    files = write_system(read_settings(SystemSettings, env))
+    files = write_system(SystemSettings.of(env))
     if files.not_stated:
         where = f"; {files.template} asks for them, and --system_file gives them" if files.template is not None else ""
         say(f"system description: not stated: {', '.join(files.not_stated)}{where}")

@@ -5,20 +5,18 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.install import InstallSettings, check
 
-    check(read_settings(InstallSettings, i["env"]))
+    check(InstallSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.install import VLLM_FILE, InstallSettings, install
 
     env, folder = i["env"], Path.cwd()
     lock = Path(i["artifact"].path) / "requirements-cpu.txt"
-    record = install(read_settings(InstallSettings, env), folder, lock)
+    record = install(InstallSettings.of(env), folder, lock)
     env["CM_VLLM_PYTHON_BIN_WITH_PATH"] = record.python
     env["CM_VLLM_VERSION"] = record.packages["vllm"]
     env["CM_VLLM_DEVICE"] = record.device

@@ -5,15 +5,13 @@ from typing import Any
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.power_client import ClientSettings, require_settings
-    from cm4vllm.common.settings import read_settings
 
-    require_settings(read_settings(ClientSettings, i["env"]))
+    require_settings(ClientSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.power_client import ClientSettings, make
-    from cm4vllm.common.settings import read_settings
 
-    i["env"]["CM_MLPERF_POWER_SESSION"] = str(make(read_settings(ClientSettings, i["env"])))
+    i["env"]["CM_MLPERF_POWER_SESSION"] = str(make(ClientSettings.of(i["env"])))
     return {"return": 0}

@@ -4,18 +4,16 @@ from typing import Any
 
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.power.server_config import ServerSettings
     from cm4vllm.power.server_run import require_settings
 
-    require_settings(read_settings(ServerSettings, i["env"]))
+    require_settings(ServerSettings.of(i["env"]))
     return {"return": 0}
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.power.server_config import ServerSettings
     from cm4vllm.power.server_run import serve
 
-    serve(read_settings(ServerSettings, i["env"]))
+    serve(ServerSettings.of(i["env"]))
     return {"return": 0}

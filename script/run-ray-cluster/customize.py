@@ -4,11 +4,10 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.settings import read_settings
     from cm4vllm.serving.clusters.ray_cluster import RaySettings, show, start
 
     env = i["env"]
-    settings = read_settings(RaySettings, env)
+    settings = RaySettings.of(env)
     if settings.role == "status":
         show(settings)
         return {"return": 0}

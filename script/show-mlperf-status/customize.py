@@ -5,7 +5,6 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.campaign.job_status import StatusSettings, report_status
-    from cm4vllm.common.settings import read_settings
 
-    i["state"].update(report_status(read_settings(StatusSettings, i["env"])))
+    i["state"].update(report_status(StatusSettings.of(i["env"])))
     return {"return": 0}

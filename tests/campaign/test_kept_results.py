@@ -4,7 +4,7 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.kept_results import kept_result
 from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.records import write_record
-from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.common.settings import env_keys
 from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs
@@ -32,7 +32,7 @@ def test_the_run_of_a_test_is_known_by_the_benchmarks_own_audit(tmp_path):
         write_record(tmp_path / name, record)
         inputs[name] = str(tmp_path / name)
     env = {env_keys(RunInputs)[name]: value for name, value in inputs.items()}
-    settings = run_settings_of(read_settings(RunInputs, env))
+    settings = run_settings_of(RunInputs.of(env))
     assert settings.audit_config == audit_config("TEST01", "whisper") != ""
     step = Step(name="Offline TEST01", tags="app,mlperf,inference,vllm", product=Product.RUN)
     assert kept_result(step, {}, env, "").digest == settings_sha256(settings)

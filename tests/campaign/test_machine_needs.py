@@ -5,7 +5,6 @@ import pytest
 from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import LimitTooLow
-from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.machine_limits import MachineLimits
 
 MANY = {"open_files": 20_000, "local_ports": 60_000, "shared_memory_bytes": 2**34, "memory_bytes": 2**36}
@@ -29,7 +28,7 @@ RATE, WORKERS, EXTRA = (
 
 
 def notes(env, **limits):
-    return machine_notes(env, Job.of(read_settings(CampaignSettings, env)), MachineLimits(**MANY | limits))
+    return machine_notes(env, Job.of(CampaignSettings.of(env)), MachineLimits(**MANY | limits))
 
 
 def test_a_rehearsal_needs_no_more_than_the_queries_that_it_has():

@@ -23,7 +23,6 @@ from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values
 from cm4vllm.campaign.steps import Step
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.settings import read_settings
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
 from cm4vllm.power.session import SESSION, Phase, PowerSession
@@ -135,7 +134,7 @@ def preflight_step(made: Job) -> Step:
 def test_it_is_before_a_tree_where_the_job_makes_one(tmp_path: Path) -> None:
     for power, made in (("yes", True), ("simulated", False)):
         inputs = preflight_step(job(tmp_path, power=power)).inputs
-        settings = read_settings(ClientSettings, inputs)
+        settings = ClientSettings.of(inputs)
         assert settings.before_tree is made and settings.source == "<<<CM_MLPERF_POWER_SOURCE>>>"  # taken once
 
 

@@ -9,7 +9,6 @@ import pytest
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files, require_results_folder
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import CmError, DatasetError, DiskFull, InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.settings import read_settings
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 
@@ -18,7 +17,7 @@ def checked(tmp_path, env):
     """Check an environment as the entry does."""
     env = {"CM_ML_MODEL_SOURCE": "_hf.owner/name", "OUTPUT_BASE_DIR": str(tmp_path / "out"), **env}
     require_files(env)
-    preflight(env, Job.of(read_settings(CampaignSettings, env)))
+    preflight(env, Job.of(CampaignSettings.of(env)))
 
 
 def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):

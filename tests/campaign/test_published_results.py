@@ -6,7 +6,7 @@ from cm4vllm.campaign.published_fit import LAYOUTS_DIFFER, SEQUENCES_DIFFER, fit
 from cm4vllm.campaign.published_results import published_env, published_notes, published_run, published_runs
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.common.settings import env_keys
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.arguments import ServerSettings
@@ -21,10 +21,10 @@ def test_its_settings_make_a_job_of_its_round_and_scenarios(name):
     fields = {*env_keys(CampaignSettings), *env_keys(ServerSettings)}
     assert set(run.settings) <= fields
     env |= published_env(env)
-    job = Job.of(read_settings(CampaignSettings, env))
+    job = Job.of(CampaignSettings.of(env))
     assert (job.round.name, job.benchmark.name) == (run.round, run.settings["model"])
     assert {result.scenario for result in run.results} <= set(job.scenarios)
-    server = read_settings(ServerSettings, {**env, "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"})
+    server = ServerSettings.of({**env, "CM_VLLM_SERVER_SERVED_MODEL_NAME": "m"})
     assert server.workers in (1, run.accelerators)
     for result in run.results:
         assert (result.ttft_p99_ms is None) == (result.scenario is Scenario.OFFLINE)
@@ -139,5 +139,5 @@ def test_random_weights_take_the_place_of_a_published_model():
     name = "v6.1-intel-llama3.1-8b-int8-2xxeon6980p-offline"
     given = published_env({**DEFAULTS, "CM_MLPERF_PUBLISHED": name, "CM_ML_MODEL_SOURCE": "_dummy"})
     assert not {"CM_VLLM_SERVER_MODEL_NAME", "CM_ML_MODEL_QUANTIZATION"} & set(given)
-    job = Job.of(read_settings(CampaignSettings, {**DEFAULTS, "CM_ML_MODEL_SOURCE": "_dummy", **given}))
+    job = Job.of(CampaignSettings.of({**DEFAULTS, "CM_ML_MODEL_SOURCE": "_dummy", **given}))
     assert job.sources.model == "_dummy.llama3.1-8b"

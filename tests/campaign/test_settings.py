@@ -6,7 +6,7 @@ import pytest
 
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import env_keys, read_settings
+from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import ExecutionMode, Mode, Scenario
 
 
@@ -127,7 +127,7 @@ def test_the_published_v41_command_is_understood():
         "CM_MLPERF_INFERENCE_NUM_WORKERS": "12",
         "CM_MLPERF_LOADGEN_SERVER_TARGET_QPS": "9.2",
     }
-    same = Job.of(read_settings(CampaignSettings, env))
+    same = Job.of(CampaignSettings.of(env))
     assert (same.round.name, same.benchmark.name, same.settings.num_workers) == ("v4.1", "llama2-70b-99", 12)
     assert same.scenarios == (Scenario.OFFLINE, Scenario.SERVER)
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.settings import Key, Settings, env_keys
 
 
 class Rack(StrEnum):
@@ -15,7 +14,7 @@ class Rack(StrEnum):
     LOW = "low"
 
 
-class Oven(Record, frozen=True, kw_only=True):
+class Oven(Settings, frozen=True, kw_only=True):
     name: Annotated[str, Key("CM_NAME")]
     heat: Annotated[float | None, Key("CM_HEAT")] = None
     lit: Annotated[bool, Key("CM_LIT")] = False
@@ -25,12 +24,12 @@ class Oven(Record, frozen=True, kw_only=True):
 
 
 def test_words_become_typed_values():
-    oven = read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": "9.5", "CM_LIT": "yes"})
+    oven = Oven.of({"CM_NAME": "a", "CM_HEAT": "9.5", "CM_LIT": "yes"})
     assert oven == Oven(name="a", heat=9.5, lit=True)
 
 
 def test_absent_and_empty_keys_leave_the_default():
-    assert read_settings(Oven, {"CM_NAME": "a", "CM_HEAT": ""}) == Oven(name="a")
+    assert Oven.of({"CM_NAME": "a", "CM_HEAT": ""}) == Oven(name="a")
 
 
 @pytest.mark.parametrize(
@@ -45,13 +44,13 @@ def test_absent_and_empty_keys_leave_the_default():
 )
 def test_a_value_that_does_not_fit_names_its_key_and_what_fits(key, value, fitting):
     with pytest.raises(UsageError, match=f"{key}='{value}'") as error:
-        read_settings(Oven, {"CM_NAME": "a", key: value})
+        Oven.of({"CM_NAME": "a", key: value})
     assert error.value.cause == fitting
 
 
 def test_a_missing_value_is_named():
     with pytest.raises(UsageError, match="name"):
-        read_settings(Oven, {})
+        Oven.of({})
 
 
 def test_the_keys_are_told_in_the_order_of_the_fields():

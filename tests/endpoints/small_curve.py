@@ -20,7 +20,6 @@ from cm4vllm.campaign.endpoints import job
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import write_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.endpoints import curve_plan
 from cm4vllm.endpoints.client import ClientInstallation
 from cm4vllm.endpoints.curve_search import CurveInputs, find_curve
@@ -80,7 +79,7 @@ class Recipes:
     def _started(self, env):
         folder = Path(env["CM_VLLM_SERVER_DIR"])
         if env.get("CM_MLPERF_INFERENCE_API_SERVER"):
-            _, path = launch(read_settings(LaunchSettings, env), env)
+            _, path = launch(LaunchSettings.of(env), env)
             return {"CM_VLLM_SERVER_RECORD": str(path)}
         part = ServerSettings(model=NAME, name=NAME, api=Api.COMPLETIONS, max_num_seqs=64)
         start = Path(rehearsal.__file__).with_name("start.py")
@@ -91,11 +90,11 @@ class Recipes:
         return {"CM_VLLM_SERVER_RECORD": self.server, "CM_VLLM_SERVER_ENDPOINT": record.endpoint}
 
     def _curve(self, env):
-        _, path = find_curve(read_settings(CurveInputs, env), read_settings(PointInputs, env))
+        _, path = find_curve(CurveInputs.of(env), PointInputs.of(env))
         return {"CM_MLPERF_ENDPOINTS_CURVE": str(path)}
 
     def _point(self, env):
-        _, path = measure_point(read_settings(PointInputs, env))
+        _, path = measure_point(PointInputs.of(env))
         return {"CM_MLPERF_ENDPOINTS_POINT_RECORD": str(path)}
 
 

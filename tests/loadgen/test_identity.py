@@ -14,7 +14,6 @@ from fake_vllm import FakeVllm
 
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import differences, serves_alike, settings_sha256
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, settings_of
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
@@ -83,8 +82,7 @@ class Place:
         )
         for name, record in (("model", model), ("dataset", self.dataset), ("server", server)):
             write_record(self.home / f"{name}.json", record)
-        return read_settings(
-            RunInputs,
+        return RunInputs.of(
             {
                 "CM_MLPERF_LOADGEN_SCENARIO": "offline",
                 "CM_MLPERF_LOADGEN_MODE": "accuracy",
@@ -99,7 +97,7 @@ class Place:
                 "CM_MLPERF_LOADGEN_PYTHONPATH": "",
                 "CM_MLPERF_OUTPUT_DIR": str(self.results / "accuracy"),
                 "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE": str(self.home),
-            },
+            }
         )
 
 

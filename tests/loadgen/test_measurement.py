@@ -15,7 +15,6 @@ from cm4vllm.common import progress
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
 from cm4vllm.loadgen.process.run_status import PartialScores
@@ -64,7 +63,7 @@ def by_own_conf(tmp_path_factory, dataset):
 
 
 def inputs(env, **changes):
-    return read_settings(RunInputs, {**env, **changes})
+    return RunInputs.of({**env, **changes})
 
 
 def serve(tmp_path, server):

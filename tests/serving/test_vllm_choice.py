@@ -8,7 +8,6 @@ import pynvml
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.machine_facts import gpu_env
@@ -45,7 +44,7 @@ def with_h100(monkeypatch, tmp_path):
 def test_a_device_that_is_there_is_accepted(with_h100):
     require_device("cuda", {})
     require_device("cpu", {})
-    choice = read_settings(Choice, gpu_env(detect_gpus()))
+    choice = Choice.of(gpu_env(detect_gpus()))
     assert choose(choice) == {"CM_VLLM_CHOSEN_VARIANT": "cuda"}
     assert choose(Choice(variant="cpu", cuda_devices=4)) == {}
     with pytest.raises(UsageError, match="no AMD GPU") as caught:

@@ -12,14 +12,13 @@ from cm4vllm.assets.picture_dataset import check_catalogue
 from cm4vllm.assets.published_formats import COLUMNS, read_published, require_samples
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import Audit, BenchmarkTerms, Column, Media, audit
 
 __all__ = ["DatasetSettings", "Requirements", "check_file", "checked_rows"]
 
 
-class DatasetSettings(Record, frozen=True, kw_only=True):
+class DatasetSettings(Settings, frozen=True, kw_only=True):
     """Choice of the dataset: `source` is tiny, path or mlcommons; `benchmark` names it and its number of samples.
 
     Without a source it is that of the stand-in for the stand-in and for random weights alone, and the benchmark's own

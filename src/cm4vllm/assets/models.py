@@ -21,8 +21,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.records import Record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import benchmark_names
 
 __all__ = ["MODEL_FILE", "ModelSettings", "check", "check_source", "check_unchanged", "model_env", "provide"]
@@ -33,7 +33,7 @@ MODEL_FILE = "model.json"
 _LEFT_OUT = ("*.git/*", "*.bin", "*.pth", "*.pt", "*.gguf", "*original/*", "*.pdf")
 
 
-class ModelSettings(Record, frozen=True, kw_only=True):
+class ModelSettings(Settings, frozen=True, kw_only=True):
     """Choice of the model: `source` is a stand-in's (tiny, ...), dummy, path, hf, catalogue, mlcommons or served.
 
     `location` is the folder, the hub id, the catalogue's name, the manifest, or the name that a given server has for

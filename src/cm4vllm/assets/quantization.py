@@ -22,7 +22,7 @@ from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, w
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.common.temporary_folders import scratch_folder
 
 __all__ = ["KV_FP8", "QuantizationSettings", "Scheme", "quantize", "require_scheme", "schemes"]
@@ -55,7 +55,7 @@ def schemes() -> dict[str, Scheme]:
     return msgspec.yaml.decode(_SCHEMES.read_bytes(), type=dict[str, Scheme])
 
 
-class QuantizationSettings(Record, frozen=True, kw_only=True):
+class QuantizationSettings(Settings, frozen=True, kw_only=True):
     """Scheme and model; `python` is a Python that has llm-compressor, `samples` the number of first samples used."""
 
     scheme: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION_SCHEME")] = "fp8-dynamic"

@@ -20,15 +20,14 @@ from cm4vllm.campaign.steps import Brings
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 
 __all__ = ["AssetInputs", "Sources", "asked_quantisation", "sources"]
 
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
 
-class AssetInputs(Record, frozen=True, kw_only=True):
+class AssetInputs(Settings, frozen=True, kw_only=True):
     """The inputs that say where model and datasets come from.
 
     `model` is the benchmark, `model_source` the variation that was asked for. With `api_server`, `vllm_model_name` is

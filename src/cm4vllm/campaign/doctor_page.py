@@ -21,7 +21,7 @@ from cm4vllm.common.containers import engine_version, engines, installed_engines
 from cm4vllm.common.errors import InstallError, ModelError, UsageError
 from cm4vllm.common.files import free_bytes
 from cm4vllm.common.progress import say_text
-from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.detected_summary import cpu_lines, gpu_lines, host_lines
@@ -45,7 +45,7 @@ _PROMPT_TOKENS = 2048
 _LARGER = ((1, 80), (2, 80), (4, 80), (8, 80), (8, 141), (8, 180))
 
 
-class MachineSettings(Record, frozen=True, kw_only=True):
+class MachineSettings(Settings, frozen=True, kw_only=True):
     """The round whose benchmarks are listed."""
 
     round: input_types.Round = round_names()[-1]

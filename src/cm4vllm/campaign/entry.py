@@ -25,7 +25,6 @@ from cm4vllm.campaign.steps import ALL, MeasuredTarget, Product, Recipes, Step
 from cm4vllm.common.command_lines import stored_command
 from cm4vllm.common.errors import CmError, UsageError, nearest
 from cm4vllm.common.progress import say, warn
-from cm4vllm.common.settings import read_settings
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import Mode, benchmark_terms, round_terms
@@ -52,7 +51,7 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
     env = {**env, **changed}
     require_rehearsal(env)
     require_files(env)
-    job = replace(Job.of(read_settings(CampaignSettings, env)), step_inputs=changes.inputs)
+    job = replace(Job.of(CampaignSettings.of(env)), step_inputs=changes.inputs)
     faults = division_faults(job, env)
     job = replace(job, faults=faults, notes=(*published_notes(env), *job.notes, *fault_notes(job, faults)))
     steps = schedule(job)
@@ -105,7 +104,7 @@ def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[st
 
 def input_values(env: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the values of the inputs that MLPerf's rules fix, for the round and benchmark of `env`."""
-    settings = read_settings(CampaignSettings, env)
+    settings = CampaignSettings.of(env)
     round_ = round_terms(settings.round)
     values = {"model": list(runnable_benchmarks(round_.name)), "published": list(published_runs())}
     if settings.model in values["model"]:

@@ -15,7 +15,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, translated_os_errors
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.progress import say_text, warn
-from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.rules import ExecutionMode
 
@@ -27,7 +27,7 @@ _WHY = 100
 _KILLED = "its command has ended without reporting it"
 
 
-class StatusSettings(Record, frozen=True, kw_only=True):
+class StatusSettings(Settings, frozen=True, kw_only=True):
     """Whose status is shown: that of all jobs in `output_dir`, or of the one in that very folder."""
 
     output_dir: input_types.JobOutputDir = "mlperf-results"

@@ -25,7 +25,6 @@ from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
 from cm4vllm.campaign.steps import Product, Step, key_of
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
 from cm4vllm.endpoints.curve_search import CurveInputs, curve_identity, earlier_curve
@@ -81,7 +80,7 @@ def result_folder(inputs: Mapping[str, str]) -> Path | None:
 
 
 def _run(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs = read_settings(RunInputs, env)
+    inputs = RunInputs.of(env)
     settings = run_settings_of(inputs)
     earlier = earlier_run(inputs.folder, settings)
     if earlier.record is not None and (why_not := lacks_session(inputs, env)):
@@ -91,7 +90,7 @@ def _run(env: Mapping[str, str], _known: str) -> KeptResult:
 
 
 def _search(env: Mapping[str, str], known: str) -> KeptResult:
-    inputs = read_settings(RunInputs, env)
+    inputs = RunInputs.of(env)
     path = inputs.folder / SEARCH_FILE
     digest = settings_sha256(settings_of(replace(inputs, user_conf="")))
 
@@ -135,7 +134,7 @@ def _verdict(env: Mapping[str, str], known: str) -> KeptResult:
 
 
 def _curve(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs, point = read_settings(CurveInputs, env), read_settings(PointInputs, env)
+    inputs, point = CurveInputs.of(env), PointInputs.of(env)
     earlier, why_not = earlier_curve(inputs, point)
     path = str(Path(inputs.output_dir).absolute() / CURVE_FILE)
     return KeptResult(
@@ -144,7 +143,7 @@ def _curve(env: Mapping[str, str], _known: str) -> KeptResult:
 
 
 def _point(env: Mapping[str, str], _known: str) -> KeptResult:
-    inputs = read_settings(PointInputs, env)
+    inputs = PointInputs.of(env)
     earlier, why_not = earlier_point(inputs)
     path = str(Path(inputs.output_dir).absolute() / POINT_FILE)
     exports = None if earlier is None else {"CM_MLPERF_ENDPOINTS_POINT_RECORD": path}

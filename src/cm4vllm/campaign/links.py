@@ -34,7 +34,6 @@ from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
 from cm4vllm.loadgen.records import RUN_FILE
@@ -137,11 +136,11 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     Raises CmError for settings that no server can have.
     """
     require_usable(env)
-    inputs = read_settings(LinkInputs, env)
+    inputs = LinkInputs.of(env)
     if inputs.served:
         return {}
     variant = {"CM_VLLM_VARIANT": inputs.device} if inputs.device else {}
-    settings = read_settings(LaunchSettings, env)
+    settings = LaunchSettings.of(env)
     if (media := media_of(settings)) is not None and not settings.container:  # an image has its own
         variant[_PACKAGES[media]] = "yes"
     if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
@@ -182,7 +181,7 @@ def kept_server(link: str, env: Mapping[str, Any]) -> dict[str, str]:
     if path is None:
         return {}
     server = {_SERVER_RECORD: str(path)}
-    return server if _IS_KEPT[link](read_settings(RunInputs, {**env, **server})) else {}
+    return server if _IS_KEPT[link](RunInputs.of({**env, **server})) else {}
 
 
 def make_run(env: Mapping[str, Any]) -> Path:
@@ -191,7 +190,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
     A run alone is kept where its folder holds it already, keeps others out of that folder, and prints its table; in the
     main job, that does so. Raises CmError.
     """
-    inputs = read_settings(RunInputs, env)
+    inputs = RunInputs.of(env)
     audit_text = audit_config(inputs.compliance_test, inputs.model)
     watch = partial(live_scores, nltk_data=env.get("CM_NLTK_DATA"))
     if env.get(UNDER_POWER):
@@ -221,7 +220,7 @@ def make_search(env: Mapping[str, Any]) -> dict[str, str]:
     A search alone is kept where its folder holds it already, and keeps others out of that folder; in the main job, that
     does so. Raises CmError.
     """
-    inputs = read_settings(RunInputs, env)
+    inputs = RunInputs.of(env)
     if env.get(RESULTS):
         return _search_exports(*find_target_rate(inputs))
     folder = inputs.folder
@@ -241,7 +240,7 @@ def _search_exports(record: SearchRecord, path: Path) -> dict[str, str]:
 
 def _check_server(env: Mapping[str, Any]) -> None:
     """Check that the given server is that of the model, as the main job does. Raises UsageError, ServerUnsuitable."""
-    if not read_settings(LinkInputs, {**env, "CM_ML_MODEL_RECORD": ""}).sources().named:
+    if not LinkInputs.of({**env, "CM_ML_MODEL_RECORD": ""}).sources().named:
         CHECKS[Check.NAMED_MODEL](env)
     CHECKS[Check.VOCABULARY](env)
 
@@ -253,7 +252,7 @@ def lock_of(folder: Path) -> Path:
 
 def _run_inputs(env: Mapping[str, Any]) -> RunInputs:
     """Return the inputs of a run that this version can make. Raises UsageError."""
-    inputs = read_settings(RunInputs, env)
+    inputs = RunInputs.of(env)
     round_ = round_terms(inputs.round)
     require_runnable(round_, benchmark_terms(round_.name, inputs.model), (Scenario.parse(inputs.scenario),))
     return inputs
@@ -263,7 +262,7 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     """Return the keys that the dependencies for model, dataset, LoadGen and server take their tags from."""
     paths = absolute_paths(env)
     env = {**env, **paths}
-    asked, round_, terms = read_settings(LinkInputs, env), round_terms(inputs.round), inputs.terms
+    asked, round_, terms = LinkInputs.of(env), round_terms(inputs.round), inputs.terms
     if not asked.server_record:
         require_server(env, [terms])
     sources = asked.sources()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
-from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
@@ -63,7 +63,7 @@ def require_power(env: Mapping[str, Any], *, tree: bool) -> None:
 
     Raises UsageError, ServerUnreachable.
     """
-    asked = read_settings(PowerInputs, env)
+    asked = PowerInputs.of(env)
     if asked.power == "no":
         return
     if asked.num_analyzers != 1:
@@ -103,7 +103,7 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
 
     Raises what `measure` and the session raise.
     """
-    asked, folder = read_settings(PowerInputs, env), inputs.folder
+    asked, folder = PowerInputs.of(env), inputs.folder
     session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
     kept_conf = folder.with_name("under-power.user.conf")
     if inputs.user_conf:

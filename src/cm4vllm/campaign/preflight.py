@@ -19,7 +19,6 @@ from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
 from cm4vllm.common.plain_files import require_plain_files
-from cm4vllm.common.settings import read_settings
 from cm4vllm.rules import BenchmarkTerms, Terms
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
@@ -128,7 +127,7 @@ def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
         return
     if not env.get("CM_MLPERF_REHEARSE") and not env.get("CM_VLLM_CONTAINER"):  # a container has its own
         require_shared_memory()
-    _require_room(read_settings(LaunchSettings, env).max_model_len, runs)
+    _require_room(LaunchSettings.of(env).max_model_len, runs)
 
 
 def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:

@@ -12,9 +12,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import shell_line
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder, write_text
-from cm4vllm.common.records import Record
 from cm4vllm.common.redaction import redacted_words
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 
 __all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_batch_file"]
 
@@ -26,7 +25,7 @@ _WARNING_S = 60
 _KEPT = ("CM_REPOS",)
 
 
-class SlurmJobSettings(Record, frozen=True, kw_only=True):
+class SlurmJobSettings(Settings, frozen=True, kw_only=True):
     """The batch file: `job` has the flags of the main job as a shell reads them, `options` further ones of sbatch."""
 
     job: Annotated[str, Key("CM_SLURM_JOB")] = ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.records import Record
 
-__all__ = ["GREATEST", "Key", "env_keys", "read_settings", "require_above_zero"]
-
-T = TypeVar("T")
+__all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero"]
 
 #: The greatest whole number that every program behind a setting takes.
 GREATEST = 2**31 - 1
@@ -34,35 +35,37 @@ def env_keys(cls: type[Any]) -> Mapping[str, str]:
     return {field: keys[0].name for field, keys in named.items() if keys}
 
 
-def read_settings(cls: type[T], env: Mapping[str, Any]) -> T:
-    """Make a `cls` (a msgspec.Struct whose fields have a `Key`) from environment values.
+class Settings(Record, frozen=True, kw_only=True):
+    """The base of all settings: the fields that have a `Key` are read from an environment."""
 
-    Keys that are absent or empty leave the field's default; words like yes, no, on and off are understood for booleans.
-    Raises UsageError naming the key whose value does not fit, and what would.
-    """
-    import msgspec
+    @classmethod
+    def of(cls, env: Mapping[str, Any]) -> Self:
+        """Read the settings from environment values.
 
-    keys, hints = env_keys(cls), get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for field, key in keys.items():
-        value = env.get(key)
-        if value is None or value == "":
-            continue
-        values[field] = _boolean(value) if bool in (hints[field], *get_args(hints[field])) else value
-    for field, value in values.items():
+        Keys that are absent or empty leave the field's default; words like yes, no, on and off are understood for
+        booleans. Raises UsageError naming the key whose value does not fit, and what would.
+        """
+        keys, hints = env_keys(cls), get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for field, key in keys.items():
+            value = env.get(key)
+            if value is None or value == "":
+                continue
+            values[field] = _boolean(value) if bool in (hints[field], *get_args(hints[field])) else value
+        for field, value in values.items():
+            try:
+                msgspec.convert(value, hints[field], strict=False)
+            except msgspec.ValidationError as error:
+                raise UsageError(
+                    f"{keys[field]}={value!r} is not usable",
+                    cause=_expected(hints[field]) or str(error),
+                    remedy="give a value that fits, or leave it out",
+                ) from error
         try:
-            msgspec.convert(value, hints[field], strict=False)
+            return msgspec.convert(values, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise UsageError(
-                f"{keys[field]}={value!r} is not usable",
-                cause=_expected(hints[field]) or str(error),
-                remedy="give a value that fits, or leave it out",
-            ) from error
-    try:
-        return msgspec.convert(values, cls, strict=False)
-    except msgspec.ValidationError as error:
-        given_by = ", ".join(keys.values())
-        raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
+            given_by = ", ".join(keys.values())
+            raise UsageError(f"the settings are incomplete: {error}", remedy=f"given by {given_by}") from error
 
 
 def require_above_zero(name: str, value: float | None, most: float = GREATEST) -> None:

@@ -16,8 +16,8 @@ from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, read_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import Disclosure, point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
@@ -38,7 +38,7 @@ _PARALLEL = {
 _SHORT_NAME = 20
 
 
-class BundleInputs(Record, frozen=True, kw_only=True):
+class BundleInputs(Settings, frozen=True, kw_only=True):
     """The inputs of the bundle's recipe: folders and records of other recipes."""
 
     points: Annotated[str, Key("CM_MLPERF_ENDPOINTS_POINTS")] = ""

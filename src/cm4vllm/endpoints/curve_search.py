@@ -14,8 +14,8 @@ import msgspec
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, now, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import now, read_record, write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, PointSetup, measure_point, point_setup
@@ -33,7 +33,7 @@ _FEWEST_SAMPLES = 32
 _WIDEST_GAP = 16
 
 
-class CurveInputs(Record, frozen=True, kw_only=True):
+class CurveInputs(Settings, frozen=True, kw_only=True):
     """Inputs of a curve: its ends, 0 where they are searched for, or its points; and the number of points."""
 
     c_min: input_types.CurveMin = 0

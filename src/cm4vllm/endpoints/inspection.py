@@ -13,8 +13,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import typed_path, write_json
 from cm4vllm.common.progress import say_text
-from cm4vllm.common.records import Record, read_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, OfficialReport, official_report
 from cm4vllm.endpoints.curve_checks import curve_findings
 from cm4vllm.results.curves import Curve, read_curves
@@ -26,7 +26,7 @@ __all__ = ["EndpointsCheckSettings", "bundle_root", "report_endpoints_checks"]
 _WIDTH = 120
 
 
-class EndpointsCheckSettings(Record, frozen=True, kw_only=True):
+class EndpointsCheckSettings(Settings, frozen=True, kw_only=True):
     """The inputs of the recipe check,mlperf,endpoints."""
 
     folder: Annotated[str, Key("CM_MLPERF_ENDPOINTS_CHECKED")] = ""

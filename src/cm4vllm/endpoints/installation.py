@@ -18,8 +18,8 @@ from cm4vllm.common.files import given_path, require_space
 from cm4vllm.common.git_source import fetch_checkout, git_directory
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
-from cm4vllm.common.records import Record, write_record
-from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.common.records import write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.rules import endpoints_rules
@@ -39,7 +39,7 @@ _CHECKER_VERSION = (
 _VERSION = "import sys; print(sys.executable, *sys.version_info[:2])"
 
 
-class InstallationSettings(Record, frozen=True, kw_only=True):
+class InstallationSettings(Settings, frozen=True, kw_only=True):
     """The inputs of get,mlperf,endpoints."""
 
     part: Annotated[Literal["client", "checker"], Key("CM_MLPERF_ENDPOINTS_PART")] = "client"
@@ -49,7 +49,7 @@ class InstallationSettings(Record, frozen=True, kw_only=True):
 
 def require_python(env: Mapping[str, Any]) -> None:
     """Raise InstallError where the client is wanted and no Python is new enough for it."""
-    settings = read_settings(InstallationSettings, env)
+    settings = InstallationSettings.of(env)
     if settings.part == "client":
         find_python(settings.python)
 
@@ -59,7 +59,7 @@ def provide(env: Mapping[str, Any], folder: Path, recipe: Path) -> tuple[Path, s
 
     `recipe` is the folder with the files that pin the packages.
     """
-    settings = read_settings(InstallationSettings, env)
+    settings = InstallationSettings.of(env)
     if settings.part == "checker":
         checker = install_checker(folder, recipe / "requirements-checker.txt")
         write_record(folder / CHECKER_FILE, checker)

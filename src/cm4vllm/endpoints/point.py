@@ -21,7 +21,7 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import given_path
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, SUMMARY, ClientInstallation, faults_of, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
@@ -42,7 +42,7 @@ _PROCESSORS_PER_WORKER = 4
 _NS = 1e9
 
 
-class PointInputs(Record, frozen=True, kw_only=True):
+class PointInputs(Settings, frozen=True, kw_only=True):
     """The inputs of a point's recipe. Paths are those of records that other recipes wrote.
 
     `pass_samples` are those of one pass over a stored dataset, 0 for all of it; `samples` is what a probe issues in

@@ -12,8 +12,8 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
-from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
@@ -62,7 +62,7 @@ _GIVERS = {
 _DIFFERENCES = 4
 
 
-class RunInputs(Record, frozen=True, kw_only=True):
+class RunInputs(Settings, frozen=True, kw_only=True):
     """Inputs that the recipes read from their environment. Paths are those of records that other recipes wrote."""
 
     scenario: input_types.Scenario

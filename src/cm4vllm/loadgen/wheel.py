@@ -13,8 +13,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import LoadGenWheel, Terms, round_terms
 
 __all__ = [
@@ -34,7 +33,7 @@ MLPERF_CONF = "mlperf.conf"
 _CONF_BEGIN = b"# The format of this config file"
 
 
-class LoadGenSettings(Record, frozen=True, kw_only=True):
+class LoadGenSettings(Settings, frozen=True, kw_only=True):
     """The round, and the versions that are asked for: one, or the limits of a range."""
 
     round: input_types.Round

@@ -24,6 +24,7 @@ from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
 from cm4vllm.common.files import bytes_of, staged_folder, text_of, write_bytes
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Settings
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.power.clocks import LOOPBACK, require_clock
@@ -70,7 +71,7 @@ class Site(Record, frozen=True, kw_only=True):
     debug: bool = False
 
 
-class SiteInputs(Record, frozen=True, kw_only=True):
+class SiteInputs(Settings, frozen=True, kw_only=True):
     """The inputs that name the place of a session."""
 
     source: input_types.PowerSource = ""

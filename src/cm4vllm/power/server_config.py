@@ -10,8 +10,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.rules import round_names
 
 __all__ = ["SIMULATED_DEVICE", "ServerSettings", "config_text"]
@@ -20,7 +19,7 @@ __all__ = ["SIMULATED_DEVICE", "ServerSettings", "config_text"]
 SIMULATED_DEVICE = 0
 
 
-class ServerSettings(Record, frozen=True, kw_only=True):
+class ServerSettings(Settings, frozen=True, kw_only=True):
     """The settings of the power server; `conf_file` replaces all but the programs.
 
     PTDaemon is started for an analyzer by SPEC's number of its type, the flag and the port of its interface. `channel`

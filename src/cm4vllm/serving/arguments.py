@@ -12,8 +12,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.errors import ModelError, UsageError
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
 from cm4vllm.serving.given_options import given_options
@@ -47,7 +46,7 @@ _VISION_PLUGIN = Path(__file__).with_name("vision_plugin")
 _Options = dict[str, bool | int | float | str]
 
 
-class ServerSettings(Record, frozen=True, kw_only=True):
+class ServerSettings(Settings, frozen=True, kw_only=True):
     """Settings of a server's start. `port` 0 takes a free port; `extra` are more words for `vllm serve`, as in a shell.
 
     What is not set is left to the preset, and to vLLM where the preset does not set it. `kv_cache_gib` and
@@ -125,11 +124,11 @@ def read_server_settings(env: Mapping[str, Any]) -> ServerSettings:
 
     Raises UsageError.
     """
-    settings = read_settings(ServerSettings, env)
+    settings = ServerSettings.of(env)
     said = given_options(given_words("--extra_args", settings.extra))
     keys = env_keys(ServerSettings)
     extra = {keys[field]: said[option] for option, field in _OPTION_FIELDS.items() if option in said}
-    return read_settings(ServerSettings, {**env, **extra})
+    return ServerSettings.of({**env, **extra})
 
 
 def given_settings(env: Mapping[str, Any]) -> dict[str, str]:

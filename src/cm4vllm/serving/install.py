@@ -26,7 +26,7 @@ from cm4vllm.common.files import given_path, require_space, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.serving.logs import advice, telling_lines
 from cm4vllm.serving.options import HELP_FILE
@@ -101,7 +101,7 @@ VARIANTS = {
 }
 
 
-class InstallSettings(Record, frozen=True, kw_only=True):
+class InstallSettings(Settings, frozen=True, kw_only=True):
     """Choice of the vLLM to install. `wheel` is a file or a URL that takes the place of the release.
 
     With `index_url` nothing else is asked; `extra_index_url` is asked too, before the variant's own index.

@@ -12,7 +12,6 @@ from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
@@ -60,7 +59,7 @@ def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
 
 def attend(env: Mapping[str, str]) -> None:
     """Wait in the foreground for the server that was started, unless it is for a run that goes on."""
-    settings, path = read_settings(LaunchSettings, env), env.get("CM_VLLM_SERVER_RECORD", "")
+    settings, path = LaunchSettings.of(env), env.get("CM_VLLM_SERVER_RECORD", "")
     if path and settings.action == "start" and not settings.background:
         wait_in_foreground(path, settings.benchmark)
 

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys, read_settings, require_above_zero
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
@@ -47,7 +46,7 @@ __all__ = [
 _ANY_FOLDER = str(Path(__file__).parent)
 
 
-class LaunchSettings(Record, frozen=True, kw_only=True):
+class LaunchSettings(Settings, frozen=True, kw_only=True):
     """The servers to use: those at `api_server`, or a new one for the model of `model_record` or `model_name`.
 
     `max_model_len` is used for a server at `api_server` that does not report its own. `api` auto asks a server started
@@ -124,7 +123,7 @@ def require_usable(env: Mapping[str, Any]) -> None:
 
     Of GPUs it is not known before which of them vLLM will use. Raises UsageError, PortInUse, ServerUnreachable.
     """
-    settings = read_settings(LaunchSettings, env)
+    settings = LaunchSettings.of(env)
     if settings.action != "start":
         return
     chosen = chosen_server(env)
@@ -176,7 +175,7 @@ def nodes_start(
 
 def node_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the notes of a plan on the nodes of a server that is started; none for this machine alone."""
-    settings = read_settings(LaunchSettings, env)
+    settings = LaunchSettings.of(env)
     if settings.action != "start" or settings.api_server:
         return ()
     if (nodes := nodes_start(settings, chosen_server(env), on_cpu=False)) is None:
@@ -197,7 +196,7 @@ def container_notes(env: Mapping[str, Any]) -> tuple[str, ...]:
 
     Of the model and the port what stands for them is shown.
     """
-    settings = read_settings(ImageSettings, env)
+    settings = ImageSettings.of(env)
     if not settings.image:
         return ()
     engine, device = engine_for(settings.engine), asked_device(env)
@@ -218,7 +217,7 @@ def asked_options(env: Mapping[str, Any]) -> dict[str, OptionValue]:
 
     Raises UsageError for words that cannot be given.
     """
-    settings = read_settings(LaunchSettings, env)
+    settings = LaunchSettings.of(env)
     preset = preset_named(settings.preset) if settings.preset else None
     return given_options(arguments.server_argv(Path("python"), chosen_server(env), preset=preset))
 

@@ -12,8 +12,7 @@ from typing import Annotated
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving.install import VARIANTS
@@ -30,7 +29,7 @@ VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}
 _KFD = Path("/dev/kfd")
 
 
-class Choice(Record, frozen=True, kw_only=True):
+class Choice(Settings, frozen=True, kw_only=True):
     """The request, and the detected hardware. `variant` and `version` are empty if nothing was requested."""
 
     variant: input_types.VllmVariant = ""

@@ -16,8 +16,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, write_json, write_text
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.hardware.system_description import (
@@ -58,7 +58,7 @@ _LONGEST_NAME = 100
 _CATEGORY = "datacenter"
 
 
-class SystemSettings(Record, frozen=True, kw_only=True):
+class SystemSettings(Settings, frozen=True, kw_only=True):
     """The input of a description. `folder` gets the files; `system_file` is empty where the user has none.
 
     `name` overrides the system's name. Without `server_record` the machine is described as it stands, without a server.

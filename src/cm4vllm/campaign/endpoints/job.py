@@ -19,7 +19,6 @@ from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import read_settings
 from cm4vllm.endpoints.curve_plan import placed_points
 from cm4vllm.endpoints.disclosure import missing_of_node
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines, regions_line
@@ -80,7 +79,7 @@ def _record_command(job: EndpointsJob, command: str, execution: Execution) -> bo
 
 def _prepared(env: Mapping[str, Any]) -> EndpointsJob:
     """Return the job that the environment asks for, checked. Raises CmError."""
-    job = EndpointsJob.of(read_settings(EndpointsSettings, env))
+    job = EndpointsJob.of(EndpointsSettings.of(env))
     _require_own_address(job.settings.api_server)
     path = job.settings.submitter_file
     stated = read_submitter_file(typed_path(path).absolute() if path else None)

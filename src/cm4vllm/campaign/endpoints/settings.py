@@ -13,8 +13,7 @@ from cm4vllm.campaign.steps import ScheduledJob, reruns
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import require_above_zero
+from cm4vllm.common.settings import Settings, require_above_zero
 from cm4vllm.endpoints.curve_plan import require_coverage
 from cm4vllm.endpoints.curve_search import given_points
 from cm4vllm.endpoints.point import require_dataset_file
@@ -27,7 +26,7 @@ _REHEARSAL_C_MIN, _REHEARSAL_C_MAX, _REHEARSAL_PASS = 1, 40, 64
 _FORM = "CONCURRENCY[,CONCURRENCY...]: OPTIONS[; ...], for example '23,40: --max-num-seqs=64'"
 
 
-class EndpointsSettings(Record, frozen=True, kw_only=True):
+class EndpointsSettings(Settings, frozen=True, kw_only=True):
     """The inputs of the entry recipe."""
 
     output_dir: input_types.JobOutputDir = "mlperf-results"

@@ -17,8 +17,8 @@ from cm4vllm.campaign.rehearsal.profile import Profile, read_profile
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import GREATEST, Key, env_keys, read_settings, require_above_zero
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import GREATEST, Key, Settings, env_keys, require_above_zero
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import DEFAULT_FOLDER, started
 from cm4vllm.serving.launch_settings import LaunchSettings
@@ -54,7 +54,7 @@ _REFUSED = {
 }
 
 
-class SimulatedSettings(Record, frozen=True, kw_only=True):
+class SimulatedSettings(Settings, frozen=True, kw_only=True):
     """Settings of a simulated server: its profile, the seed of its noise and answers, its faults, its options.
 
     `searched` are options by a search over server settings, which come after the others and so are used.
@@ -78,7 +78,7 @@ def act(env: Mapping[str, str]) -> dict[str, str]:
     profile = read_profile(settings.profile)
     simulation = simulation_of(env)
     folder = writable_folder(Path(settings.folder or DEFAULT_FOLDER).absolute())
-    asked = replace(read_settings(LaunchSettings, env), benchmark=profile.benchmark)
+    asked = replace(LaunchSettings.of(env), benchmark=profile.benchmark)
     planned = _planned(settings, profile, asked_api(asked, None))
     if settings.action == "describe":
         path = folder / PLANNED_FILE
@@ -102,7 +102,7 @@ def simulation_of(env: Mapping[str, str]) -> Simulation:
 
 def _settings(env: Mapping[str, Any]) -> SimulatedSettings:
     """Return the settings of a simulated server. Raises UsageError, also for numbers and faults that none can have."""
-    settings = read_settings(SimulatedSettings, env)
+    settings = SimulatedSettings.of(env)
     require_above_zero("--max_num_seqs", settings.max_num_seqs)
     require_above_zero("--max_num_batched_tokens", settings.max_num_batched_tokens)
     if not 0 <= settings.seed <= GREATEST:
@@ -163,7 +163,7 @@ def rehearsal_env(env: Mapping[str, Any]) -> dict[str, str]:
 
 def _require_simulated(benchmark: str, env: Mapping[str, Any]) -> None:
     """Raise UsageError for a benchmark whose samples carry media that no simulated server takes."""
-    media = media_of(replace(read_settings(LaunchSettings, env), benchmark=benchmark))
+    media = media_of(replace(LaunchSettings.of(env), benchmark=benchmark))
     if media and (api := MEDIA_APIS[media].api) not in _MEDIA_APIS:
         raise UsageError(
             f"{benchmark} cannot be rehearsed on a simulated server",

@@ -23,8 +23,8 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.progress import say, say_text, step
-from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key, env_keys, read_settings
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.loadgen.measurement import RunInputs, require_given
 from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
@@ -41,7 +41,7 @@ __all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_setti
 _INPUTS_FILE = "inputs.sha256"
 
 
-class SettingsInputs(Record, frozen=True, kw_only=True):
+class SettingsInputs(Settings, frozen=True, kw_only=True):
     """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
 
     search: input_types.Search
@@ -62,7 +62,7 @@ class SettingsInputs(Record, frozen=True, kw_only=True):
 
 def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     """Search; return what the recipe exports. Raises UsageError, ServerUnsuitable and the errors of a run."""
-    inputs = read_settings(SettingsInputs, env)
+    inputs = SettingsInputs.of(env)
     space = Space.parse(inputs.search)
     require_given(output_dir=inputs.output_dir)
     folder = writable_folder(Path(inputs.output_dir).absolute())
@@ -106,7 +106,7 @@ def exports_of(record: SettingsRecord) -> dict[str, str]:
 
 def inputs_digest(env: Mapping[str, str]) -> str:
     """Return a digest of a search's inputs: its space and time, the model, the dataset, the server's settings."""
-    inputs = read_settings(SettingsInputs, env)
+    inputs = SettingsInputs.of(env)
     require_given(model_record=inputs.model_record)
     model = read_record(Path(inputs.model_record), ModelRecord)
     datasets = [
@@ -197,7 +197,7 @@ def searched_envs(env: Mapping[str, Any], scenarios: Sequence[str] = ()) -> list
 
 def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
     """Return the inputs of a performance run of each scenario, and of one that LoadGen issues at once."""
-    asked = [read_settings(RunInputs, run) for run in searched_envs(env)]
+    asked = [RunInputs.of(run) for run in searched_envs(env)]
     first = asked[0]
     at_once = next(
         scenario
@@ -205,12 +205,12 @@ def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
         if terms(first.round, first.model, scenario, Mode.PERFORMANCE).at_once
     )
     ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
-    return ordered, read_settings(RunInputs, searched_envs(env, [str(at_once)])[0])
+    return ordered, RunInputs.of(searched_envs(env, [str(at_once)])[0])
 
 
 def _start_vllm(env: Mapping[str, str]) -> dict[str, str]:
     """Start vLLM, or describe it, by the settings in `env`."""
-    return act(read_settings(LaunchSettings, env), env)
+    return act(LaunchSettings.of(env), env)
 
 
 def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) -> Candidate:

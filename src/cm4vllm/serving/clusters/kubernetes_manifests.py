@@ -14,8 +14,7 @@ import yaml
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.common.records import Record
-from cm4vllm.common.settings import Key, env_keys
+from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
 from cm4vllm.serving.options import split_options
@@ -47,7 +46,7 @@ _START_TIMEOUT_S = 1800
 _Kind = Literal["deployment", "leader-worker-set", "kserve", "llm-d"]
 
 
-class PodSettings(Record, frozen=True, kw_only=True):
+class PodSettings(Settings, frozen=True, kw_only=True):
     """Settings for a cluster, beside the server's own arguments.
 
     `model` is a hub id, or `pvc://CLAIM/PATH` for a model that lies on a volume. `gpu_resource` is the name under which

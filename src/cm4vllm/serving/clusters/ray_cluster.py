@@ -22,7 +22,7 @@ from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
 from cm4vllm.serving.ports import free_port
@@ -41,7 +41,7 @@ _LOOK_S = 0.2
 _PLACEMENT_S = 10.0
 
 
-class RaySettings(Record, frozen=True, kw_only=True):
+class RaySettings(Settings, frozen=True, kw_only=True):
     """The part of this machine in a cluster.
 
     `address` is HOST:PORT of the head, `node_ip` the address under which the others reach this machine.

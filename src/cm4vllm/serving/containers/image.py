@@ -35,7 +35,7 @@ from cm4vllm.common.files import sha256_of, typed_path, user_cache, write_text
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import Record, read_record, write_record
-from cm4vllm.common.settings import Key, read_settings
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import verification
 from cm4vllm.serving.containers.server_container import container_options, removal_words, supervised_words
@@ -66,7 +66,7 @@ _LOG = "proof.log"
 _PROOF_S = 900.0
 
 
-class ImageSettings(Record, frozen=True, kw_only=True):
+class ImageSettings(Settings, frozen=True, kw_only=True):
     """The image, the engine that runs it, the user's words for the engine, and the Python in the image."""
 
     image: input_types.ContainerImage = ""
@@ -89,7 +89,7 @@ def require_container(env: Mapping[str, Any]) -> None:
 
     Raises InstallError for an engine or a hook that is missing and a daemon that does not respond, UsageError.
     """
-    settings = read_settings(ImageSettings, env)
+    settings = ImageSettings.of(env)
     if not settings.image:
         given = {"container_args": settings.options, "container_engine": settings.engine.removeprefix("auto")}
         for flag in (flag for flag, value in given.items() if value):
@@ -111,7 +111,7 @@ def require_container(env: Mapping[str, Any]) -> None:
 
 def asked_device(env: Mapping[str, Any]) -> str:
     """Return what the image is to compute on: as asked for, else as detected."""
-    choice = read_settings(Choice, env)
+    choice = Choice.of(env)
     if choice.variant and choice.variant != "system":
         return choice.variant
     if env.get("CM_MLPERF_DEVICE"):
@@ -122,7 +122,7 @@ def asked_device(env: Mapping[str, Any]) -> str:
 
 def image_env(env: Mapping[str, Any]) -> dict[str, str]:
     """Return what the recipe exports of the vLLM of an image. Raises what `vllm_image` raises."""
-    path, image = vllm_image(read_settings(ImageSettings, env), asked_device(env))
+    path, image = vllm_image(ImageSettings.of(env), asked_device(env))
     return {
         "CM_VLLM_DEVICE": image.device,
         "CM_VLLM_IMAGE_RECORD": str(path),

@@ -13,8 +13,8 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
-from cm4vllm.common.records import Record, read_record
-from cm4vllm.common.settings import Key
+from cm4vllm.common.records import read_record
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.serving.arguments import ServerSettings
@@ -30,7 +30,7 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp
 _MODEL_LEN, _BATCHED_TOKENS = 2048, 2048
 
 
-class AdviceSettings(Record, frozen=True, kw_only=True):
+class AdviceSettings(Settings, frozen=True, kw_only=True):
     """The model and the machine. `model` is a name of the catalogue, a folder or a config.json.
 
     `gpus` None takes those that NVML finds, and 0 the CPU backend; `gpu_memory_gib` is that of each. With several
