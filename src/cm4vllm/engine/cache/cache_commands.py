@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import NotFoundError, UsageError, translated_os_errors
+from cm4vllm.common.errors import NotFoundError, UsageError
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.entries import STATE_FILE
-from cm4vllm.engine.format.documents import json_mapping
+from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
+from cm4vllm.engine.format.documents import has_meta, json_mapping
 from cm4vllm.engine.run.flags import flag
 
-__all__ = ["Stored", "age_text", "find", "leftovers", "remove", "show", "size_of", "stored"]
+__all__ = ["age_text", "find", "leftovers", "remove", "show", "size_of"]
 
 Result = dict[str, Any]
 
@@ -46,8 +43,8 @@ def show(automation: Any, i: Result) -> Result:
     return {"return": 0, "list": answer["list"]}
 
 
-def _print_env(entry: Stored) -> None:
-    saved = json_mapping(entry.folder / STATE_FILE) or {}
+def _print_env(entry: Entry) -> None:
+    saved = json_mapping(os.path.join(entry.folder, STATE_FILE)) or {}
     for key, value in sorted(saved.get("new_env", {}).items()):
         page(f"    {key}={value}")
 
@@ -65,7 +62,7 @@ def find(automation: Any, i: Result) -> Result:
                 f"{entry.script} {entry.version}".rstrip()
             )
         else:
-            page(str(entry.folder))
+            page(entry.folder)
     return answer
 
 
@@ -89,11 +86,11 @@ def remove(automation: Any, i: Result) -> Result:
                 f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
                 f"{size_text(size_of(entry.folder))}) ..."
             )
-        _remove(entry.folder)
+        remove_entry(entry.folder)
         if automation.cmind.use_index:
             automation.cmind.index.add(
                 artifact.meta,
-                str(entry.folder),
+                entry.folder,
                 (artifact.repo_meta["alias"], artifact.repo_meta["uid"]),
                 update=True,
                 delete=True,
@@ -112,7 +109,7 @@ def _nothing(i: Mapping[str, Any]) -> Result:
     return {"return": 0, "deleted_list": []}
 
 
-def _confirmed(entries: Sequence[Stored]) -> bool:
+def _confirmed(entries: Sequence[Entry]) -> bool:
     for entry in entries:
         print(f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {entry.script} {entry.version}".rstrip())
     if not sys.stdin.isatty():
@@ -123,15 +120,6 @@ def _confirmed(entries: Sequence[Stored]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _remove(folder: Path) -> None:
-    """Remove an entry. Its meta is removed first: files that a kill leaves behind are then no entry."""
-    with translated_os_errors("remove", folder):
-        for name in ("_cm.json", "_cm.yaml"):
-            (folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process removes it too
-            shutil.rmtree(folder)
-
-
 def _found(automation: Any, i: Result) -> Result:
     """Return what cmind's own search finds, without its output."""
     from cmind.automation import Automation
@@ -140,17 +128,17 @@ def _found(automation: Any, i: Result) -> Result:
     return answer
 
 
-def _entries(answer: Mapping[str, Any]) -> list[Stored]:
-    return [Stored.of(Path(artifact.path), artifact.meta) for artifact in answer["list"]]
+def _entries(answer: Mapping[str, Any]) -> list[Entry]:
+    return [Entry.of(artifact.path, artifact.meta) for artifact in answer["list"]]
 
 
-def _counted(entries: Sequence[Stored], size: int) -> str:
+def _counted(entries: Sequence[Entry], size: int) -> str:
     return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_text(size)}"
 
 
-def _as_json(entry: Stored) -> dict[str, Any]:
+def _as_json(entry: Entry) -> dict[str, Any]:
     return {
-        "path": str(entry.folder),
+        "path": entry.folder,
         "tags": list(entry.tags),
         "version": entry.version,
         "script": entry.script,
@@ -160,54 +148,12 @@ def _as_json(entry: Stored) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One finished entry of the cache, made by this engine or another; `made_at` is in seconds since the epoch."""
-
-    folder: Path
-    tags: tuple[str, ...]
-    script: str
-    script_uid: str
-    version: str
-    made_at: float
-
-    @classmethod
-    def of(cls, folder: Path, meta: dict[str, Any]) -> Stored:
-        alias, _, uid = str(meta.get("associated_script_artifact") or "").partition(",")
-        try:
-            made_at = float(meta.get("made_at") or folder.stat().st_mtime)
-        except (OSError, TypeError, ValueError):  # removed or altered meanwhile
-            made_at = time.time()
-        tags = meta.get("tags")
-        words = tuple(map(str, tags)) if isinstance(tags, list) else ()
-        return cls(folder, words, alias, uid, str(meta.get("version") or ""), made_at)
-
-
-def stored(root: Path) -> Iterator[Stored]:
-    """Yield the finished entries in the cache's folder, in the order of their names."""
-    if not root.is_dir():
-        return
-    for folder in sorted(root.iterdir()):
-        if folder.name.startswith("."):
-            continue
-        if (meta := json_mapping(folder / "_cm.json")) is not None:
-            yield Stored.of(folder, meta)
-
-
 def leftovers(root: Path) -> list[Path]:
     """Return the folders that are no entries: what killed runs left, and what runs that go on now are making."""
-    if not root.is_dir():
-        return []
-    return sorted(
-        folder
-        for folder in root.iterdir()
-        if folder.is_dir()
-        and folder.name != ".locks"
-        and not any((folder / name).is_file() for name in ("_cm.json", "_cm.yaml"))
-    )
+    return sorted(folder for folder in root.glob("*/") if folder.name != ".locks" and not has_meta(folder))
 
 
-def size_of(folder: Path) -> int:
+def size_of(folder: str | Path) -> int:
     """Return the bytes of all files below a folder, links not followed."""
     total = 0
     waiting = [str(folder)]

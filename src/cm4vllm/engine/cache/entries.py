@@ -24,11 +24,11 @@ from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.common.files import sync_folder, write_json
 from cm4vllm.engine.cache import cmind_index
 from cm4vllm.engine.cache.entry_key import Identity
-from cm4vllm.engine.format.documents import json_mapping, with_texts
+from cm4vllm.engine.format.documents import META_NAMES, json_mapping, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
-__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry"]
+__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "remove_entry", "stored"]
 
 CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 STATE_FILE = "cm-cached-state.json"
@@ -48,13 +48,33 @@ Record = list[Any]
 
 
 class Entry(Value):
-    """One entry. `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own."""
+    """One entry, made by this engine or another, which knows neither `key` nor `asked`.
+
+    `asked` are the versions that were asked for when it was made, as in `==1.2`; `version` is its own; `made_at` is in
+    seconds since the epoch.
+    """
 
     folder: str
     key: str
+    tags: tuple[str, ...]
+    script: str
+    script_uid: str
     version: str
     asked: str
     made_at: float
+
+    @classmethod
+    def of(cls, folder: str, meta: Mapping[str, Any]) -> Entry:
+        """Read the meta of an entry, which somebody may have altered."""
+        alias, _, uid = str(meta.get("associated_script_artifact") or "").partition(",")
+        try:
+            made_at = float(meta.get("made_at") or os.stat(folder).st_mtime)
+        except (OSError, TypeError, ValueError):  # removed or altered meanwhile
+            made_at = time.time()
+        tags = meta.get("tags")
+        words = tuple(map(str, tags)) if isinstance(tags, list) else ()
+        key, version, asked = (str(meta.get(name) or "") for name in (_KEY, "version", "asked_version"))
+        return cls(folder, key, words, alias, uid, version, asked, made_at)
 
     def satisfies(self, wanted: Wanted) -> bool:
         """Tell whether the entry's version fits what is wanted."""
@@ -78,6 +98,27 @@ class Entry(Value):
 
 class Damaged(Exception):
     """A file of an entry is gone or altered; its text is the path."""
+
+
+def stored(root: str, beginning: str = "") -> Iterator[Entry]:
+    """Yield the finished entries in the cache's folder whose names have this beginning, in the order of their names."""
+    for name in sorted(os.listdir(root)) if os.path.isdir(root) else ():
+        if name.startswith(beginning) and not name.startswith("."):
+            folder = os.path.join(root, name)
+            if (meta := json_mapping(os.path.join(folder, _META_FILE))) is not None:
+                yield Entry.of(folder, meta)
+
+
+def remove_entry(folder: str) -> None:
+    """Remove an entry. Its meta is removed first: files that a kill leaves behind are then no entry."""
+    import shutil
+
+    with translated_os_errors("remove", folder):
+        for path in (os.path.join(folder, name) for name in META_NAMES):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            shutil.rmtree(folder)
 
 
 def _moved(path: str, old: str, new: str) -> str:
@@ -118,27 +159,8 @@ class Cache:
     def find(self, identity: Identity, wanted: Wanted) -> Entry | None:
         """Return the entry to use: of several, one that was made without asking for a version, then the newest."""
         key = identity.key()
-        fitting = [entry for entry in self._entries(key) if entry.satisfies(wanted)]
+        fitting = [entry for entry in stored(self.root, key[:_STEM]) if entry.key == key and entry.satisfies(wanted)]
         return max(fitting, key=lambda entry: (not entry.asked, entry.made_at), default=None)
-
-    def _entries(self, key: str) -> Iterator[Entry]:
-        try:
-            names = os.listdir(self.root)
-        except FileNotFoundError:
-            return
-        for folder in sorted(os.path.join(self.root, name) for name in names if name.startswith(key[:_STEM])):
-            meta = json_mapping(os.path.join(folder, _META_FILE))
-            if meta is not None and meta.get(_KEY) == key:
-                try:
-                    yield Entry(
-                        folder,
-                        key,
-                        str(meta.get("version", "")),
-                        str(meta.get("asked_version", "")),
-                        float(meta.get("made_at", 0)),
-                    )
-                except (TypeError, ValueError):
-                    continue  # its meta was altered: the entry is as good as absent
 
     @contextmanager
     def lock(self, identity: Identity, waiting: Any) -> Iterator[None]:
@@ -215,12 +237,6 @@ class Cache:
             if not os.path.exists(folder):
                 return
             number += 1
-
-    def drop(self, entry: Entry) -> None:
-        """Remove an entry whose parts vanished. With the lock held."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(entry.folder, _META_FILE))
-        _remove(entry.folder)
 
     def finish(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.cache.entries import Cache, Damaged, Entry
+from cm4vllm.engine.cache.entries import Cache, Damaged, Entry, remove_entry
 from cm4vllm.engine.cache.entry_key import Identity, cache_tags, identity_of
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
@@ -43,7 +43,7 @@ def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Ou
                 session.tell(
                     f"{task.script.title()}: its cache entry has changed since it was made ({damage}); making it again"
                 )
-                cache.drop(entry)
+                remove_entry(entry.folder)
                 entry = None
         renews = entry is not None and flag(task.request.inputs, "renew")
         with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:

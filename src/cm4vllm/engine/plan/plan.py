@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.engine.cache.cache_commands import stored
-from cm4vllm.engine.cache.entries import Cache, Damaged
+from cm4vllm.engine.cache.entries import Cache, Damaged, stored
 from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.conditions import both
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
@@ -228,7 +227,7 @@ class _Planner:
     def may_be_there(self, script: ScriptMeta) -> bool:
         """Tell whether the cache has, or will have by now, any entry of this script."""
         made = self.made_unseen | {made.script for made in self.made.values()}
-        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(Path(self.cache.root)))
+        return script.uid in made or any(entry.script_uid == script.uid for entry in stored(self.cache.root))
 
     # --- what is below -----------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cache_commands import Stored, leftovers, size_of, stored
-from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry
+from cm4vllm.engine.cache.cache_commands import leftovers, size_of
+from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, stored
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
@@ -96,7 +96,7 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
         "scripts": lambda: _scripts(catalogue, scripts),
         "packages": lambda: [_packages(checkout)],
         "disk": lambda: [_disk(home, scripts)],
-        "cache": lambda: _cache(Path(Cache(cmind).root)),
+        "cache": lambda: _cache(Cache(cmind).root),
     }
     for subject, check in checks.items():
         try:
@@ -246,23 +246,23 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     return Symptom(Level.WELL, "disk", text)
 
 
-def _cache(root: Path) -> Iterator[Symptom]:
+def _cache(root: str) -> Iterator[Symptom]:
     entries = list(stored(root))
-    faults = [*map(_fault_of_entry, entries), *map(_unfinished, leftovers(root))]
+    faults = [*map(_fault_of_entry, entries), *map(_unfinished, leftovers(Path(root)))]
     size = sum(size_of(entry.folder) for entry in entries)
     sound = Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(size)}")
     yield from list(filter(None, faults)) or [sound]
 
 
-def _fault_of_entry(entry: Stored) -> Symptom | None:
+def _fault_of_entry(entry: Entry) -> Symptom | None:
     """Return the symptom of an entry that cannot be used; None for a sound one."""
     try:
-        Entry(str(entry.folder), "", entry.version, "", entry.made_at).result()
+        entry.result()
     except Damaged as damage:
         fault = f"is damaged: {damage} is missing or was changed; the next run makes it again"
-        if not (entry.folder / STATE_FILE).exists():
+        if not Path(entry.folder, STATE_FILE).exists():
             fault = "has no result and is not used"
-        remedy = f"cm rm cache {entry.folder.name} -f"
+        remedy = f"cm rm cache {os.path.basename(entry.folder)} -f"
         return Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) {fault}", remedy)
     return None
 
