@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
@@ -31,22 +33,41 @@ SETTLED_S = 2.0
 AnyPath = str | os.PathLike[str]
 
 
+def _read(path: AnyPath, kind: str, parse: Callable[[bytes], Any], wrong: type[Exception] = ValueError) -> Any:
+    """Return what `parse` makes of a file. Raises RecipeError naming the file where that is not possible.
+
+    `wrong` is the error of `parse` where that is not a ValueError.
+    """
+    try:
+        with open(path, "rb") as file:
+            return parse(file.read())
+    except OSError as error:
+        raise RecipeError(
+            f"{path} cannot be read", cause=str(error.strerror), remedy="change its permissions"
+        ) from error
+    except (ValueError, RecursionError, wrong) as error:
+        raise RecipeError(f"{path} is not {kind}", cause=str(error)) from error
+
+
 def read_yaml(path: AnyPath) -> Any:
     """Return the content of a YAML file. Raises RecipeError naming file and line when it is not YAML."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        with open(path, "rb") as file:
-            return yaml.load(file.read(), Loader=loader)  # noqa: S506 both are safe loaders
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not YAML", cause=str(error)) from error
+    return _read(path, "YAML", partial(yaml.load, Loader=loader), yaml.YAMLError)
 
 
-def _unreadable(path: AnyPath, error: OSError) -> RecipeError:
-    return RecipeError(f"{path} cannot be read", cause=str(error.strerror), remedy="change its permissions")
+def read_json(path: AnyPath) -> Any:
+    """Return the content of a JSON file. Raises RecipeError naming the file when it is not JSON."""
+    return _read(path, "JSON", json.loads)
+
+
+def json_mapping(path: AnyPath) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file; None where there is no such file, or it holds anything else."""
+    with contextlib.suppress(RecipeError):
+        if isinstance(value := read_json(path), dict):
+            return value
+    return None
 
 
 def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
@@ -68,33 +89,10 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
                 lines.setdefault((*place, number), item.start_mark.line + 1)
                 visit(item, (*place, number))
 
-    try:
-        with open(path, "rb") as file:
-            visit(yaml.compose(file.read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ())
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
-        return {}
+    with contextlib.suppress(RecipeError, RecursionError):
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        visit(_read(path, "YAML", partial(yaml.compose, Loader=loader), yaml.YAMLError), ())
     return lines
-
-
-def read_json(path: AnyPath) -> Any:
-    """Return the content of a JSON file. Raises RecipeError naming the file when it is not JSON."""
-    try:
-        with open(path, "rb") as file:
-            return json.loads(file.read())
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not JSON", cause=str(error)) from error
-
-
-def json_mapping(path: AnyPath) -> dict[str, Any] | None:
-    """Return the mapping in a JSON file; None where there is no such file, or it holds anything else."""
-    try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def has_meta(folder: AnyPath) -> bool:
@@ -107,19 +105,15 @@ def read_meta(folder: AnyPath) -> dict[str, Any]:
 
     Raises RecipeError when there is none or it is not a mapping.
     """
+    paths = [path for path in (os.path.join(folder, name) for name in META_NAMES) if os.path.isfile(path)]
+    if not paths:
+        raise RecipeError(f"{folder} has no _cm.yaml")
     meta: dict[str, Any] = {}
-    present = False
-    for name in META_NAMES:
-        path = os.path.join(folder, name)
-        if not os.path.isfile(path):
-            continue
-        present = True
-        part = read_yaml(path) if name.endswith(".yaml") else read_json(path)
+    for path in paths:
+        part = read_yaml(path) if path.endswith(".yaml") else read_json(path)
         if not isinstance(part, Mapping):
             raise RecipeError(f"{path} is not a mapping of keys to values")
         meta.update(part)
-    if not present:
-        raise RecipeError(f"{folder} has no _cm.yaml")
     return meta
 
 
