@@ -11,6 +11,7 @@ import cm4vllm
 from cm4vllm.common.digests import content_digest, digest_of
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.common.secret_names import is_secret_name
+from cm4vllm.engine.format.dependency import split_tags
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
@@ -109,16 +110,12 @@ def identity_of(task: Task, scope: Scope, is_secret: Callable[[str], bool] = is_
 def cache_tags(task: Task, env: Env) -> list[str]:
     """Return the tags of an entry that are known before the run: the script's, its variations, name and extra tags."""
     tags = [*task.script.tags, *(f"_{name}" for name in task.variations.names)]
-    tags += [*substitute(list(task.request.extra_cache_tags), env), *_split(env.get("CM_EXTRA_CACHE_TAGS"))]
+    tags += [*substitute(list(task.request.extra_cache_tags), env), *split_tags(env.get("CM_EXTRA_CACHE_TAGS"))]
     if env.get("CM_NAME"):
         tags.append(f"name-{str(env['CM_NAME']).strip().lower()}")
     for key, prefix in task.script.cache_tags_from_env:
-        tags += [f"deps-{prefix}{value}" for value in _split(env.get(key))]
+        tags += [f"deps-{prefix}{value}" for value in split_tags(env.get(key))]
     return list(dict.fromkeys(tags))
-
-
-def _split(value: Any) -> list[str]:
-    return [part.strip() for part in str(value or "").split(",") if part.strip()]
 
 
 def recipe_digest(script: ScriptMeta, variations: Collection[str], made_by: Iterable[str] = ()) -> str:
