@@ -193,7 +193,7 @@ VARIATION_KEYS = LAYER_KEYS | {
 class ScriptMeta(Value):
     """A script: its meta, its folder and its repository.
 
-    Of hundreds of variations and versions few are ever on: each is read when it is first asked for, and then kept.
+    Of hundreds of variations and versions few are ever on: each is read when it is asked for, and variations are kept.
     """
 
     alias: str
@@ -240,24 +240,18 @@ class ScriptMeta(Value):
         return Path(self.folder)
 
     @cached_property
-    def _parts(self) -> dict[tuple[str, str | None], Variation | Layer]:
+    def _read(self) -> dict[tuple[str, str | None], Variation]:
         return {}
 
     def variation(self, key: str, name: str, value: str | None = None) -> Variation:
         """Return the variation defined as `key`, by the name that it goes by; `value` replaces its `#`."""
-        part = self._parts.get((name, value))
-        if not isinstance(part, Variation):
-            part = self._parts[name, value] = Variation.of(name, self.variations[key], value)
-        return part
+        if (name, value) not in self._read:
+            self._read[name, value] = Variation.of(name, self.variations[key], value)
+        return self._read[name, value]
 
     def version(self, version: str) -> Layer | None:
         """Return the meta's entry of a version; None where it lists none."""
-        if version not in self.versions:
-            return None
-        part = self._parts.get(("", version))
-        if not isinstance(part, Layer):
-            part = self._parts["", version] = Layer.of(self.versions[version])
-        return part
+        return Layer.of(self.versions[version]) if version in self.versions else None
 
     def title(self) -> str:
         """Return the script's name for people: its tags_help without the command, or its alias."""
