@@ -261,21 +261,17 @@ def print_plan(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     protect(automation.cmind)
     session = Session(automation, i)
     with session.vault.guarded_output():
-        return _printed(session, i)
-
-
-def _printed(session: Session, i: dict[str, Any]) -> dict[str, Any]:
-    try:
-        root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
-    except CmError as error:
-        return {"return": error.exit_code, "error": session.explained(error)}
-    data: dict[str, Any] = session.vault.cleaned(as_json(root))
-    if flag(i, "j", "json"):
-        page(json.dumps(data, indent=2))
-    elif flag(i, "graph"):
-        page(as_mermaid(root))
-    elif not session.as_json:
-        page(as_tree(root))
+        try:
+            root = plan(session, Request.of(i, working_folder(), from_person=bool(i.get("cmd"))))
+        except CmError as error:
+            return {"return": error.exit_code, "error": session.explained(error)}
+        data: dict[str, Any] = session.vault.cleaned(as_json(root))
+        if flag(i, "j", "json"):
+            page(json.dumps(data, indent=2))
+        elif flag(i, "graph"):
+            page(as_mermaid(root))
+        elif not session.as_json:
+            page(as_tree(root))
     if (failure := root.failure()) is not None:
         return {"return": failure.exit_code, "error": f"the run would fail\n{failure}", **data}
     return {"return": 0, **data}

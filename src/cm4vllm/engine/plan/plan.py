@@ -270,32 +270,26 @@ class _Planner:
     def before_deps(self, frame: PlannedTask) -> list[str]:
         """Let a script refuse and complete its inputs, where their values are known; return its notes on the run.
 
-        Raises what the run would raise.
-
         Of a step of a larger job that gets what earlier steps export, that job has checked the inputs.
         """
         if facts_in([frame.env.get(key) for key in frame.script.input_mapping.values()]):
             return []
-        hooks, env = self.session.hooks_of(frame.script), frame.known_env
-        with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            result = hooks.call("before_deps", self.given_to_hooks(frame, env))
+        env = frame.known_env
+        result = self.called(frame, "before_deps", env)
         frame.env.update(env)
         completed(frame.scope)
         frame.learn(frame.vocabulary)
         return list(map(str, result.get("notes") or ()))
 
-    def given_to_hooks(self, frame: PlannedTask, env: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the argument of a hook in a plan."""
-        return {"env": env, "input": dict(frame.request.inputs), "automation": self.session.automation}
+    def called(self, frame: PlannedTask, hook: str, env: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Call a hook of a script as a run would. Raises what the run would raise there."""
+        with working_in(frame.request.folder), reworded(frame.script, frame.request):
+            given = {"env": env, "input": dict(frame.request.inputs), "automation": self.session.automation}
+            return self.session.hooks_of(frame.script).call(hook, given)
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
-        """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes.
-
-        Raises what the run would raise there.
-        """
-        hooks = self.session.hooks_of(frame.script)
-        with working_in(frame.request.folder), reworded(frame.script, frame.request):
-            said = CodePlan.of(hooks.call("plan", self.given_to_hooks(frame, frame.known_env)))
+        """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes."""
+        said = CodePlan.of(self.called(frame, "plan", frame.known_env))
         merge_into(frame.env, said.env)
         if said.adr is not None:
             frame.request = frame.request.but(adr=said.adr)
