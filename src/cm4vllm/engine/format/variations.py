@@ -35,9 +35,6 @@ class Resolution(Value):
         return tuple(v.name for v in self.active if v.group not in without_groups or not v.group)
 
 
-_NONE = Resolution((), (), {})
-
-
 def definition(variations: Mapping[str, Any], name: str) -> str:
     """Return the key under which `name` is defined: itself, or `stem.#`; empty when it is not defined."""
     if name.endswith(".#"):
@@ -82,15 +79,14 @@ def resolve(script: ScriptMeta, chosen: Sequence[str], excluded: Collection[str]
 
     Raises UsageError for one that is not defined, two of one group, a forbidden base and a forbidden combination.
     """
-    if not script.variations and not chosen:
-        return _NONE
     resolver = _Resolver(script, frozenset(excluded))
     for name in chosen:
         resolver.add(name)
     if not chosen and script.default_variation and script.default_variation not in excluded:
         resolver.add(script.default_variation)
     resolver.expand()
-    resolver.add_group_defaults()
+    defaults = [name for name, raw in script.variations.items() if raw.get("default") and "#" not in name]
+    resolver.add_choices((group, name) for name in reversed(defaults) if (group := _group(script, name)))
     resolver.expand()
     return resolver.result()
 
@@ -139,7 +135,7 @@ class _Resolver:
                 for base in variation.base:
                     self.add_base(variation, base, before=self.order[0])
             for variation in [*map(self.variation, list(self.order)), *self.combinations()]:
-                self.add_group_choices(variation)
+                self.add_choices(variation.default_variations.items())
 
     def add_bases(self, name: str) -> None:
         if name in self.expanding:
@@ -161,19 +157,12 @@ class _Resolver:
         self.add(base, before=before)
         self.add_bases(base)
 
-    def add_group_choices(self, variation: Variation) -> None:
+    def add_choices(self, choices: Iterable[tuple[str, str]]) -> None:
+        """Turn on the variation that is named beside each group of which none was on before."""
         on = {self.variation(name).group for name in self.order}
-        for group, name in variation.default_variations.items():
+        for group, name in choices:
             if group not in on and name not in self.excluded:
                 self.add(name, before=self.order[0] if self.order else None)
-                on.add(group)
-
-    def add_group_defaults(self) -> None:
-        on = {self.variation(name).group for name in self.order}
-        for key, raw in reversed(list(self.script.variations.items())):
-            group = raw.get("group")
-            if group and raw.get("default") and group not in on and key not in self.excluded and "#" not in key:
-                self.add(key, before=self.order[0] if self.order else None)
 
     def combinations(self) -> list[Variation]:
         """Return the combined variations whose parts are all on, shorter ones first."""
