@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
+from cm4vllm.engine.format.conditions import CONDITION_KEYS
+from cm4vllm.engine.format.dependency import PHASES
 
 __all__ = ["Place", "require_shapes", "wrong_shapes"]
 
@@ -19,7 +21,6 @@ WrongShapes = Iterator[tuple[Place, str]]
 #: Yields the faults in a mapping that stands at a place.
 Inner = Callable[[Mapping[str, Any], Place], WrongShapes]
 
-_PHASES = ("deps", "prehook_deps", "posthook_deps", "post_deps")
 _MAPPINGS = frozenset(
     {
         "env",
@@ -46,11 +47,12 @@ _MAPPINGS = frozenset(
         "variations_of",
         "input_changes",
         "update_tags_from_env_with_prefix",
+        *CONDITION_KEYS,
     }
 )
 _LISTS = frozenset(
     {
-        *_PHASES,
+        *PHASES,
         "brings",
         "update_meta_if_env",
         "invalid_variation_combinations",
@@ -100,9 +102,8 @@ _WORDS = frozenset(
         "examples",
     }
 )
-_CONDITIONS = frozenset({"enable_if_env", "skip_if_env", "enable_if_any_env", "skip_if_any_env"})
 #: Mappings whose keys become environment keys or flags, and whose values are plain.
-_ENVIRONMENTS = frozenset({"env", "default_env", "const", "input_mapping"})
+_ENVIRONMENTS = frozenset({"env", "default_env", "const", "input_mapping", *CONDITION_KEYS})
 
 
 def require_shapes(path: str, raw: Mapping[str, Any]) -> None:
@@ -165,31 +166,10 @@ def _part(raw: Mapping[str, Any], place: Place) -> WrongShapes:
             continue
         if key in _ENVIRONMENTS:
             yield from _environment(value, (*place, key), plain=key == "input_mapping")
-        elif key in _CONDITIONS:
-            yield from _environment(value, (*place, key))
-        elif key in _PHASES or key == "update_meta_if_env" or key == "brings":
+        elif key in PHASES or key == "update_meta_if_env" or key == "brings":
             yield from _entries(value, (*place, key), _part)
         elif key == "extra_cache_tags_from_env":
             yield from _entries(value, (*place, key), _cache_tag)
-
-
-def _wanted(key: str, value: Any) -> str:
-    """Return the words for the value that a key must have; empty when it has it."""
-    if key in _MAPPINGS or key in _CONDITIONS:
-        return "" if isinstance(value, Mapping) else "a mapping"
-    if key in _LISTS:
-        return "" if isinstance(value, list) else "a list"
-    if key in _TEXTS:
-        return "" if _is_plain(value) else "a text"
-    if key in _WORDS:
-        return (
-            ""
-            if isinstance(value, str) or (isinstance(value, list) and all(map(_is_plain, value)))
-            else ("a text or a list of texts")
-        )
-    if key in _NUMBERS:
-        return "" if _is_number(value) else "a number"
-    return ""
 
 
 def _is_plain(value: Any) -> bool:
@@ -202,6 +182,25 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(map(_is_plain, value)))
+
+
+#: Keys, the test of their values, and the words for those that pass.
+_KINDS: tuple[tuple[frozenset[str], Callable[[Any], bool], str], ...] = (
+    (_MAPPINGS, lambda value: isinstance(value, Mapping), "a mapping"),
+    (_LISTS, lambda value: isinstance(value, list), "a list"),
+    (_TEXTS, _is_plain, "a text"),
+    (_WORDS, _is_words, "a text or a list of texts"),
+    (_NUMBERS, _is_number, "a number"),
+)
+
+
+def _wanted(key: str, value: Any) -> str:
+    """Return the words for the value that a key must have; empty when it has it."""
+    return next((words for keys, fits, words in _KINDS if key in keys and not fits(value)), "")
 
 
 def _environment(value: Any, place: Place, *, plain: bool = False) -> WrongShapes:
