@@ -55,8 +55,6 @@ class Wanted(Value):
 
     def or_else(self, other: Wanted) -> Wanted:
         """Return these requirements on a version; those that are not set come from `other`."""
-        if other is ANY or self is ANY:
-            return self if other is ANY else other
         return Wanted(
             self.version or other.version,
             self.minimum or other.minimum,
@@ -89,8 +87,6 @@ class Wanted(Value):
 
     def environment(self) -> dict[str, str]:
         """Return the CM_VERSION* keys and the limits in pip's notation."""
-        if self is ANY:
-            return {}
         env = {
             key: value
             for key, value in zip(_ENV_KEYS, (self.version, self.minimum, self.maximum, self.max_usable), strict=True)
