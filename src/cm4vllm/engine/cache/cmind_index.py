@@ -19,11 +19,11 @@ from cm4vllm.engine.format.documents import json_mapping
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["add", "protect", "slim"]
+__all__ = ["CACHE_AUTOMATION", "add", "protect", "slim"]
 
 _INDENTED = b"{\n"
 _LOCAL = ("local", "9a3280b14a4285c9")
-_CACHE = ("541d6f712a6b464e", "cache")  # the index has every automation under its UID and its alias
+CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 
 
 def protect(cmind: Any) -> None:
@@ -81,7 +81,7 @@ def _lock_of(path: Path) -> Path:
 
 def _take_over(own: dict[str, Any], on_disk: Mapping[str, Any]) -> None:
     """Add the entries that another run made since this one read the index; those that it removed have no folder."""
-    for automation in _CACHE:
+    for automation in CACHE_AUTOMATION:  # the index has every automation under its UID and its alias
         known = own.setdefault(automation, {})
         for name, artifact in on_disk.get(automation, {}).items():
             if name not in known and os.path.isdir(artifact["path"]):

@@ -28,9 +28,8 @@ from cm4vllm.engine.format.documents import META_NAMES, json_mapping, with_texts
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.versions import Wanted
 
-__all__ = ["CACHE_AUTOMATION", "Cache", "Damaged", "Entry", "remove_entry", "stored"]
+__all__ = ["Cache", "Damaged", "Entry", "remove_entry", "stored"]
 
-CACHE_AUTOMATION = ("cache", "541d6f712a6b464e")
 STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
 _META_ASIDE = "_cm.json.aside"
@@ -371,8 +370,8 @@ def _meta(folder: str, tags: Sequence[str], script: tuple[str, str]) -> dict[str
     return {
         "alias": "",
         "uid": os.path.basename(folder),
-        "automation_alias": CACHE_AUTOMATION[0],
-        "automation_uid": CACHE_AUTOMATION[1],
+        "automation_alias": cmind_index.CACHE_AUTOMATION[0],
+        "automation_uid": cmind_index.CACHE_AUTOMATION[1],
         "tags": list(dict.fromkeys(tags)),
         "associated_script_artifact": f"{script[0]},{script[1]}",
         "associated_script_artifact_uid": script[1],
