@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.cache_commands import age_text, size_of
-from cm4vllm.engine.plan.costs import size_text
 
 KEPT = (
     "def preprocess(i): __import__('pathlib').Path('made').write_bytes(bytes(5000)); "

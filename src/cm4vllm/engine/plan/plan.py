@@ -23,8 +23,7 @@ from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.chain import unmatched_names
-from cm4vllm.engine.plan.costs import Brought, brought_by
-from cm4vllm.engine.plan.node import Node, Status
+from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
 from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
