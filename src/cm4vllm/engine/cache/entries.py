@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,8 @@ __all__ = ["Cache", "Damaged", "Entry", "remove_entry", "stored"]
 
 STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
-_META_ASIDE = "_cm.json.aside"
+#: A folder that cmind does not take for an entry: locks, and entries that a renewal has set aside.
+_LOCKS = ".locks"
 _KEY = "cm4vllm_key"
 # An entry's name is a UID of CM, 16 hexadecimal digits: the beginning of its key, and a number.
 _UID, _STEM = 16, 12
@@ -131,7 +133,7 @@ def _is_finished(folder: str) -> bool:
 
 def _aside(folder: str) -> str:
     parent, name = os.path.split(folder)
-    return os.path.join(parent, f".{name}.old")
+    return os.path.join(parent, _LOCKS, f"{name}.old")
 
 
 def _restore(folder: str) -> None:
@@ -140,11 +142,9 @@ def _restore(folder: str) -> None:
     if _is_finished(folder):
         _remove(old)
         return
+    _remove(folder)
     if os.path.exists(old):
-        _remove(folder)
         os.rename(old, folder)
-    if os.path.exists(aside := os.path.join(folder, _META_ASIDE)):
-        os.rename(aside, os.path.join(folder, _META_FILE))
 
 
 class Cache:
@@ -170,7 +170,7 @@ class Cache:
         key = identity.key()
         if key in self._held:
             raise RecipeError("a cached script depends on itself", remedy="remove it from its own dependencies")
-        locks = os.path.join(self.root, ".locks")
+        locks = os.path.join(self.root, _LOCKS)
         with translated_os_errors("lock the cache in", locks, "CM_REPOS"):
             os.makedirs(locks, exist_ok=True)
             handle = os.open(os.path.join(locks, key[:16]), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -190,52 +190,30 @@ class Cache:
             self._held.discard(key)
             os.close(handle)
 
-    @contextmanager
-    def new_folder(self, identity: Identity) -> Iterator[str]:
-        """Give the empty folder of a further entry. To be called with the lock held."""
-        number = 0
-        while _is_finished(folder := self._folder(identity, number)):
-            number += 1
-        with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
-            _remove(folder)
-            os.makedirs(folder)
-        with self._removed_unless_finished(folder):
-            yield folder
+    def free_folder(self, identity: Identity) -> str:
+        """Return the folder of a further entry. To be called with the lock held."""
+        return next(folder for folder in self._folders(identity) if not _is_finished(folder))
 
     @contextmanager
-    def renewed_folder(self, entry: Entry) -> Iterator[str]:
-        """Give the emptied folder of an entry; its files come back when the block fails. The caller holds the lock."""
-        folder, old = entry.folder, _aside(entry.folder)
-        with translated_os_errors("renew a cache entry in", self.root, "CM_REPOS"):
-            _remove(old)
-            # Without its meta it is no artifact, and is not found under the other name.
-            os.rename(os.path.join(folder, _META_FILE), os.path.join(folder, _META_ASIDE))
-            os.rename(folder, old)
-            os.mkdir(folder)
+    def emptied(self, folder: str) -> Iterator[str]:
+        """Give the emptied folder of an entry; what was there comes back when the block fails. With the lock held."""
+        with translated_os_errors("make a cache entry in", self.root, "CM_REPOS"):
+            if _is_finished(folder):
+                os.rename(folder, _aside(folder))
+            _remove(folder)
+            os.makedirs(folder)
         try:
-            with self._removed_unless_finished(folder):
-                yield folder
+            yield folder
         finally:
             with contextlib.suppress(OSError):  # the next run restores it; whatever failed first is what is reported
                 _restore(folder)
 
-    @contextmanager
-    def _removed_unless_finished(self, folder: str) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if not _is_finished(folder):
-                _remove(folder)
-
     def recover(self, identity: Identity) -> None:
         """Bring back an entry that a killed renewal had set aside. With the lock held."""
-        number = 0
-        while True:
-            folder = self._folder(identity, number)
+        for folder in self._folders(identity):
             _restore(folder)
             if not os.path.exists(folder):
                 return
-            number += 1
 
     def finish(
         self,
@@ -278,8 +256,10 @@ class Cache:
         sync_folder(folder)
         cmind_index.add(self._cmind, meta, folder)
 
-    def _folder(self, identity: Identity, number: int) -> str:
-        return os.path.join(self.root, f"{identity.key()[:_STEM]}{number:0{_UID - _STEM}x}")
+    def _folders(self, identity: Identity) -> Iterator[str]:
+        """Yield the folders that the entries of a key may have, in their order, without end."""
+        stem = os.path.join(self.root, identity.key()[:_STEM])
+        return (f"{stem}{number:0{_UID - _STEM}x}" for number in itertools.count())
 
 
 def _remove(folder: str) -> None:

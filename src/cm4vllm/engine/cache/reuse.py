@@ -46,7 +46,7 @@ def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Ou
                 remove_entry(entry.folder)
                 entry = None
         renews = entry is not None and flag(task.request.inputs, "renew")
-        with cache.renewed_folder(entry) if entry and renews else cache.new_folder(identity) as folder:
+        with cache.emptied(entry.folder if entry and renews else cache.free_folder(identity)) as folder:
             try:
                 return _made(session, task, identity, scope.but(folder=folder), cache)
             except CmError as error:
