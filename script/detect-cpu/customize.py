@@ -5,9 +5,8 @@ from typing import Any
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.hardware.cpu import detect_cpu
-    from cm4vllm.hardware.detected_summary import cpu_lines
     from cm4vllm.hardware.host import detect_host
-    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, give_facts
+    from cm4vllm.hardware.machine_facts import capacity_env, cpu_env, cpu_lines, give_facts
 
     cpu, host = detect_cpu(), detect_host()
     env = cpu_env(cpu, host) | capacity_env()

@@ -13,9 +13,8 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
-    from cm4vllm.hardware.detected_summary import gpu_lines
     from cm4vllm.hardware.gpu import detect_gpus, record_gpus
-    from cm4vllm.hardware.machine_facts import give_facts, gpu_env
+    from cm4vllm.hardware.machine_facts import give_facts, gpu_env, gpu_lines
 
     gpus = detect_gpus()
     given = give_facts(i, "GPU", gpu_lines(gpus), gpu_env(gpus), host_gpu_raw_info=gpus)

@@ -4,8 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.detected_summary import memory_lines
-    from cm4vllm.hardware.machine_facts import give_facts, memory_env
+    from cm4vllm.hardware.machine_facts import give_facts, memory_env, memory_lines
     from cm4vllm.hardware.memory import detect_memory
 
     memory = detect_memory()

@@ -4,8 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.detected_summary import network_lines
-    from cm4vllm.hardware.machine_facts import give_facts, network_env
+    from cm4vllm.hardware.machine_facts import give_facts, network_env, network_lines
     from cm4vllm.hardware.network import detect_network
 
     cards = detect_network()

@@ -4,8 +4,7 @@ from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.hardware.detected_summary import storage_lines
-    from cm4vllm.hardware.machine_facts import give_facts, storage_env
+    from cm4vllm.hardware.machine_facts import give_facts, storage_env, storage_lines
     from cm4vllm.hardware.storage import detect_disks, root_bytes
 
     disks, size = detect_disks(), root_bytes()

@@ -5,7 +5,7 @@ import socket
 import psutil
 from machines import put
 
-from cm4vllm.hardware.detected_summary import network_lines
+from cm4vllm.hardware.machine_facts import network_lines
 from cm4vllm.hardware.network import detect_network
 
 

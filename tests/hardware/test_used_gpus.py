@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware.detected_summary import gpu_lines
 from cm4vllm.hardware.interconnect import interconnect
+from cm4vllm.hardware.machine_facts import gpu_lines
 from cm4vllm.hardware.nvml import nvidia_gpus
 from cm4vllm.hardware.used_gpus import visible_gpus
 from gpu_replay import Replay

@@ -24,9 +24,9 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.detected_summary import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, round_names, round_terms

@@ -1,7 +1,11 @@
-"""The whole machine, and the environment keys that the detection recipes give."""
+"""The whole machine, the environment keys that the detection recipes give, and lines for a person.
+
+The lines end with all that was not detected.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,24 +14,32 @@ from msgspec import to_builtins
 
 from cm4vllm.common.progress import say_facts
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.detected_summary import modules
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.host import detect_host
+from cm4vllm.hardware.interconnect import interconnect
+from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
 from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, MachineFacts, MemoryFacts, NetworkCard
-from cm4vllm.hardware.size_texts import disk_size, memory_size
+from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
 from cm4vllm.hardware.storage import detect_disks, root_bytes
 
 __all__ = [
     "capacity_env",
     "cpu_env",
+    "cpu_lines",
     "detect_machine",
     "give_facts",
     "gpu_env",
+    "gpu_lines",
+    "host_lines",
     "memory_env",
+    "memory_lines",
+    "modules",
     "network_env",
+    "network_lines",
     "storage_env",
+    "storage_lines",
 ]
 
 
@@ -143,3 +155,129 @@ def _yes_no(value: bool | None) -> str:
 
 def _known(env: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in env.items() if value}
+
+
+# --- lines for a person ----------------------------------------------------------------------------------------------
+
+
+def host_lines(host: HostFacts) -> list[str]:
+    """Return the operating system and what it runs on."""
+    below = {True: f"virtual machine{f' ({host.hypervisor})' if host.hypervisor else ''}", False: "physical machine"}
+    kind = below.get(host.virtualised, "") if host.virtualised is not None else ""
+    lines = [
+        f"{host.os_name} {host.os_version}, Linux {host.kernel}, {host.machine}",
+        ", ".join(word for word in (kind, "in a container" if host.container else "", host.product) if word),
+    ]
+    return [line for line in lines if line] + _missing(
+        {"whether the machine is virtual": host.virtualised is None, "the machine's make": not host.product}
+    )
+
+
+def cpu_lines(cpu: CpuFacts, host: HostFacts) -> list[str]:
+    """Return the processors; those of a virtual machine are called so."""
+    count = f"{cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads = {cpu.logical_cpus} CPUs"
+    nodes = f", {cpu.numa_nodes} NUMA node{'s' if cpu.numa_nodes > 1 else ''}" if cpu.numa_nodes else ""
+    whose = " as given to this virtual machine, not the host's" if host.virtualised else ""
+    clocks = [
+        f"base {frequency(cpu.base_mhz)}" if cpu.base_mhz else "",
+        f"up to {frequency(cpu.max_mhz)}" if cpu.max_mhz else "",
+    ]
+    caches = ", ".join(f"{name} {size}" for name, size in cpu.caches.items())
+    lines = [cpu.model_name, f"{count}{nodes}{whose}", ", ".join(clock for clock in clocks if clock), caches]
+    return [line for line in lines if line] + _missing(
+        {
+            "frequency": not (cpu.base_mhz or cpu.max_mhz),
+            "caches": not cpu.caches,
+            "NUMA nodes": not cpu.numa_nodes,
+            "whether the processors are virtual": host.virtualised is None,
+        }
+    )
+
+
+def memory_lines(memory: MemoryFacts) -> list[str]:
+    """Return the memory, its modules and its limit."""
+    lines = [f"{memory_size(memory.total_bytes)}, by {memory.source}", modules(memory)]
+    if memory.limit_bytes:
+        lines.append(f"this program may use {memory_size(memory.limit_bytes)} of it (control group)")
+    if memory.ecc is not None:
+        lines.append("ECC" if memory.ecc else "without ECC")
+    return [line for line in lines if line] + _missing(
+        {"modules (DMI: readable by root on physical machines)": not memory.modules, "ECC": memory.ecc is None}
+    )
+
+
+def modules(memory: MemoryFacts) -> str:
+    """Return the memory modules, for example '12x 64 GB DDR5-4800'; empty where the firmware does not show them."""
+    kinds = Counter((module.size_bytes, module.kind, module.mega_transfers) for module in memory.modules)
+    return ", ".join(
+        f"{count}x {memory_size(size)} {kind}{f'-{rate}' if rate else ''}".strip()
+        for (size, kind, rate), count in kinds.items()
+    )
+
+
+def storage_lines(disks: list[DiskFacts], root_size: int) -> list[str]:
+    """Return the disks, or the root file system's size where none is shown."""
+    kinds = Counter((disk.size_bytes, disk.kind, disk.model) for disk in disks)
+    lines = [
+        f"{count}x {disk_size(size)} {kind}{f', {model}' if model else ''}"
+        for (size, kind, model), count in kinds.items()
+    ]
+    return [*lines, f"root file system: {disk_size(root_size)}", *_missing({"disks": not disks})]
+
+
+def network_lines(cards: list[NetworkCard]) -> list[str]:
+    """Return the network cards, without their addresses and names."""
+    lines = []
+    for card in cards:
+        rate = f", {card.megabits / 1000:g} Gbit/s" if card.megabits else ""
+        ports = f", {card.ports} ports" if card.ports > 1 else ""
+        lines.append(f"{card.kind} card{f' ({card.driver})' if card.driver else ''}{ports}{rate}")
+    return lines + _missing(
+        {"network cards": not cards, "their rate": bool(cards) and not any(card.megabits for card in cards)}
+    )
+
+
+def gpu_lines(gpus: list[GpuFacts]) -> list[str]:
+    """Return the GPUs, alike ones together, and how they reach each other."""
+    if not gpus:
+        return ["none: no driver of NVIDIA (NVML) or AMD (amdsmi) answers"]
+    alike: dict[tuple[str, ...], int] = Counter(tuple(_gpu_lines(gpu)) for gpu in gpus)
+    lines = []
+    for (name, *rest), count in alike.items():
+        lines += [f"{count}x {name}", *rest]
+    if len(gpus) > 1:
+        between, topology = interconnect(gpus)
+        lines.append(f"among them: {between}, {topology}" if between else "among them: not detected")
+    return lines
+
+
+def _gpu_lines(gpu: GpuFacts) -> list[str]:
+    row = accelerator(gpu.name)
+    marketed = f"{row.memory_gb[0]} GB {row.memory_type} as marketed, " if row else ""
+    modes = [
+        f"ECC {'on' if gpu.ecc else 'off'}" if gpu.ecc is not None else "",
+        f"MIG {'on' if gpu.mig else 'off'}" if gpu.mig is not None else "",
+        f"power limit {gpu.power_limit_w:g} W" if gpu.power_limit_w else "",
+        gpu.virtualisation,
+    ]
+    cuda = f", CUDA up to {gpu.cuda}" if gpu.cuda else ""
+    clocks = [
+        f"up to {frequency(gpu.max_sm_mhz)}" if gpu.max_sm_mhz else "",
+        f"memory {frequency(gpu.max_memory_mhz)}" if gpu.max_memory_mhz else "",
+        gpu.pcie,
+    ]
+    parts = ", ".join(f"{count}x {part}" for part, count in Counter(part.profile for part in gpu.mig_devices).items())
+    lines = [
+        gpu.name,
+        f"{marketed}{gpu.memory_bytes / 2**30:.2f} GiB as reported",
+        ", ".join(word for word in clocks if word),
+        ", ".join(word for word in modes if word),
+        f"MIG parts: {parts}" if parts else "",
+        f"driver {gpu.driver}{cuda}",
+    ]
+    return [line for line in lines if line]
+
+
+def _missing(parts: dict[str, bool]) -> list[str]:
+    missing = [name for name, is_missing in parts.items() if is_missing]
+    return [f"not detected: {', '.join(missing)}"] if missing else []

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.accelerators import accelerator_keys, accelerator_notes, serving
-from cm4vllm.hardware.detected_summary import modules, network_lines
 from cm4vllm.hardware.known_hardware import Processor, contradictions, processor
-from cm4vllm.hardware.machine_facts import memory_env, network_env, storage_env
+from cm4vllm.hardware.machine_facts import memory_env, modules, network_env, network_lines, storage_env
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu

@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.hardware.detected_summary import (
+from cm4vllm.hardware.machine_facts import (
     cpu_lines,
+    detect_machine,
     gpu_lines,
     host_lines,
     memory_lines,
     network_lines,
     storage_lines,
 )
-from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.records import MemoryModule, NetworkCard
 
 
