@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.errors import NotFoundError, UsageError
+from cm4vllm.common.errors import CmError, NotFoundError, UsageError
 from cm4vllm.common.progress import page
 from cm4vllm.common.units import size_text
 from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
@@ -23,10 +23,8 @@ Result = dict[str, Any]
 
 def show(automation: Any, i: Result) -> Result:
     """Print tags, path, version, size and age of the entries found and, with --env, what they export."""
-    answer = _found(automation, i)
-    if answer["return"]:
-        return answer
-    entries = _entries(answer)
+    found = _found(automation, i)
+    entries = _entries(found)
     if i.get("out") == "json":
         return {"return": 0, "entries": [_as_json(entry) for entry in entries]}
     total = 0
@@ -40,7 +38,7 @@ def show(automation: Any, i: Result) -> Result:
         if flag(i, "env"):
             _print_env(entry)
     page(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
-    return {"return": 0, "list": answer["list"]}
+    return {"return": 0, "list": found}
 
 
 def _print_env(entry: Entry) -> None:
@@ -51,11 +49,8 @@ def _print_env(entry: Entry) -> None:
 
 def find(automation: Any, i: Result) -> Result:
     """Print the paths of the entries found, on a terminal with size, age and what made them."""
-    console = i.get("out") == "con"
-    answer = _found(automation, i)
-    if answer["return"] or not console:
-        return answer
-    for entry in _entries(answer):
+    found = _found(automation, i)
+    for entry in _entries(found) if i.get("out") == "con" else ():
         if sys.stdout.isatty():
             print(
                 f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
@@ -63,7 +58,7 @@ def find(automation: Any, i: Result) -> Result:
             )
         else:
             page(entry.folder)
-    return answer
+    return {"return": 0, "list": found}
 
 
 def remove(automation: Any, i: Result) -> Result:
@@ -72,15 +67,19 @@ def remove(automation: Any, i: Result) -> Result:
     The result is 16 where tags or a name match nothing, and 20 where there is no terminal for the question.
     """
     force, console = flag(i, "f", "force"), i.get("out") == "con"
-    answer = _found(automation, i)
-    if answer["return"]:
-        return answer
-    entries = _entries(answer)
+    found = _found(automation, i)
+    entries = _entries(found)
+    if not entries and (i.get("tags") or i.get("artifact")):
+        raise NotFoundError(
+            "artifact(s) not found",
+            cause=f"no cache entry matches {i.get('tags') or i['artifact']}",
+            remedy="list the entries with: cm show cache",
+        )
     if not entries:
-        return _nothing(i)
-    if not force and not (console and _confirmed(entries)):
+        print("nothing is cached")
+    elif not force and not (console and _confirmed(entries)):
         return {"return": 0, "deleted_list": []}
-    for entry, artifact in zip(entries, answer["list"], strict=True):
+    for entry, artifact in zip(entries, found, strict=True):
         if console:
             print(
                 f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
@@ -95,18 +94,7 @@ def remove(automation: Any, i: Result) -> Result:
                 update=True,
                 delete=True,
             )
-    return {"return": 0, "deleted_list": answer["list"]}
-
-
-def _nothing(i: Mapping[str, Any]) -> Result:
-    if i.get("tags") or i.get("artifact"):
-        raise NotFoundError(
-            "artifact(s) not found",
-            cause=f"no cache entry matches {i.get('tags') or i['artifact']}",
-            remedy="list the entries with: cm show cache",
-        )
-    print("nothing is cached")
-    return {"return": 0, "deleted_list": []}
+    return {"return": 0, "deleted_list": found}
 
 
 def _confirmed(entries: Sequence[Entry]) -> bool:
@@ -120,16 +108,18 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _found(automation: Any, i: Result) -> Result:
-    """Return what cmind's own search finds, without its output."""
+def _found(automation: Any, i: Result) -> list[Any]:
+    """Return the artifacts that cmind's own search finds, without its output. Raises CmError where it fails."""
     from cmind.automation import Automation
 
-    answer: Result = Automation.search(automation, {**i, "out": None})
-    return answer
+    answer = Automation.search(automation, {**i, "out": None})
+    if answer["return"]:
+        raise CmError.again(answer["return"], answer["error"])
+    return list(answer["list"])
 
 
-def _entries(answer: Mapping[str, Any]) -> list[Entry]:
-    return [Entry.of(artifact.path, artifact.meta) for artifact in answer["list"]]
+def _entries(found: Sequence[Any]) -> list[Entry]:
+    return [Entry.of(artifact.path, artifact.meta) for artifact in found]
 
 
 def _counted(entries: Sequence[Entry], size: int) -> str:
