@@ -96,23 +96,19 @@ class _Resolver:
         self.script = script
         self.excluded = excluded
         self.order: list[str] = []
-        self.read: dict[str, Variation] = {}
         self.expanding: list[str] = []
 
     def variation(self, name: str) -> Variation:
-        if name not in self.read:
-            key = definition(self.script.variations, name)
-            if not key:
-                raise UsageError(
-                    f"{self.script.title()} has no variation {name!r}",
-                    cause=f"asked for as _{name}",
-                    remedy=nearest(
-                        name, as_typed(self.script.variations), f"list them with: cm show script {self.script.alias}"
-                    ),
-                )
-            value = name[len(key) - 1 :] if key.endswith(".#") else None
-            self.read[name] = self.script.variation(key, name, value)
-        return self.read[name]
+        key = definition(self.script.variations, name)
+        if not key:
+            raise UsageError(
+                f"{self.script.title()} has no variation {name!r}",
+                cause=f"asked for as _{name}",
+                remedy=nearest(
+                    name, as_typed(self.script.variations), f"list them with: cm show script {self.script.alias}"
+                ),
+            )
+        return self.script.variation(key, name, name[len(key) - 1 :] if key.endswith(".#") else None)
 
     def add(self, name: str, before: str | None = None) -> None:
         """Turn `name` on, before another one where its own layer shall come first; its alias' target precedes it."""
