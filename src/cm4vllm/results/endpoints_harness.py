@@ -66,8 +66,6 @@ def endpoints_performance(
         loadgen_version=f"{ENDPOINTS} {summary.get('version', '')}".strip(),
         loadgen_valid=not reasons,
         loadgen_reasons=reasons,
-        errors=(),
-        warnings=(),
         figures=figures,
         settings=_settings(config),
         harness=ENDPOINTS,

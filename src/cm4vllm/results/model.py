@@ -76,12 +76,25 @@ class Conditions:
     answers: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The facts that performance and accuracy runs derive in the same way."""
+    """What performance and accuracy runs have in common: the logs of a run, and our record of it where there is one.
+
+    `folder` holds the logs, `log` is the path of the detail log as sources name it. `settings` are those that LoadGen
+    used, without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `detail` has
+    the entries of the log. `conditions` are filled in a capsule, whose results have no `run`.
+    """
 
     log: str
-    settings: Mapping[str, Any]
-    run: RunRecord | None
+    loadgen_version: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures
+    folder: Path = Path()
+    errors: tuple[str, ...] = ()
+    conditions: Conditions = Conditions()
+    terms: Terms | None = None
+    run: RunRecord | None = None
+    detail: DetailLog | None = None
 
     def beside(self, name: str) -> str:
         """Return the path of a file beside the log, as sources and findings name it."""
@@ -98,34 +111,21 @@ class _Run:
         return tuple(self.settings.get(f"{name}_rng_seed") for name in ("qsl", "sample_index", "schedule"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Performance(_Run):
-    """One performance run: what LoadGen's detail log says of it, and our record of it where there is one.
+    """One performance run: what LoadGen's detail log says of it, and our record of it.
 
-    `folder` holds the logs, `log` is the path of the detail log as sources name it. `loadgen_valid` is LoadGen's own
-    verdict, with nothing in its log against it; `loadgen_reasons` says what is. `settings` are those that LoadGen used,
-    without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `harness` says which
-    one measured; that of endpoints has no log, and its `log` is the summary. `detail` has the entries of the log.
-    `conditions` are filled in a capsule, whose results have no `run`.
+    `loadgen_valid` is LoadGen's own verdict, with nothing in its log against it; `loadgen_reasons` says what is.
+    `harness` says which one measured; that of endpoints has no log, and its `log` is the summary.
     """
 
     mode: ClassVar[Mode] = Mode.PERFORMANCE
 
-    log: str
     loadgen_scenario: str
-    loadgen_version: str
     loadgen_valid: bool
     loadgen_reasons: tuple[str, ...]
-    figures: Figures
-    settings: Mapping[str, Any]
-    folder: Path = Path()
-    errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    conditions: Conditions = Conditions()
-    terms: Terms | None = None
-    run: RunRecord | None = None
     harness: str = "LoadGen"
-    detail: DetailLog | None = None
 
     @property
     def valid(self) -> bool:
@@ -218,30 +218,20 @@ class Performance(_Run):
         return None if value is None else kind(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Accuracy(_Run):
     """One accuracy run and its scores.
 
     `figures` are those of accuracy.txt, by the label there, the last of each; `stated` are all, in their order. `hash`
     is the digest of the log before truncation, which that file names. `record` is ours of the scores, None while the
-    log has not been scored, `run` ours of the run. `detail` has the entries of the detail log.
+    log has not been scored.
     """
 
     mode: ClassVar[Mode] = Mode.ACCURACY
 
-    log: str
-    figures: Figures
-    folder: Path = Path()
     hash: str = ""
-    errors: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    loadgen_version: str = ""
-    terms: Terms | None = None
-    conditions: Conditions = Conditions()
-    run: RunRecord | None = None
     record: AccuracyRecord | None = None
     stated: tuple[Figure, ...] = ()
-    detail: DetailLog | None = None
 
 
 @dataclass(frozen=True)
@@ -328,7 +318,7 @@ class Result:
     @property
     def runs(self) -> tuple[RunRecord, ...]:
         """Our records of the runs."""
-        return tuple(part.run for part in (self.performance, self.accuracy) if part is not None and part.run)
+        return tuple(part.run for part in self.parts.values() if part.run)
 
     @property
     def run(self) -> RunRecord:
