@@ -8,26 +8,27 @@ import pytest
 
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.log_folders import Reader
-from cm4vllm.results.recorded_power import measured_power, power_metric
+from cm4vllm.results.recorded_power import recorded_power
 
 
-def figures(root: Path, name: str) -> tuple[Figure | None, Figure | None]:
+def figures(root: Path, name: str) -> tuple[Figure, Figure]:
     part = Reader(root).performance(root / name / "run_1", None)
-    assert part is not None
-    return measured_power(part), power_metric(part)
+    power = recorded_power(part) if part else None
+    assert power is not None
+    return power.mean, power.metric
 
 
 def test_a_rate_has_watts_and_a_latency_has_energy(published_power: Path) -> None:
     """The figures are those that mlcommons/cm4mlperf-results has as Result_Power."""
     power, metric = figures(published_power, "v4.1-untether-r760-resnet50-offline")
-    assert power == metric and power is not None and power.unit == "W" and power.value == pytest.approx(1021.358974)
+    assert power == metric and power.unit == "W" and power.value == pytest.approx(1021.358974)
     power, metric = figures(published_power, "v4.1-untether-h13-resnet50-singlestream")
-    assert power is not None and (power.unit, power.value) == ("W", pytest.approx(231.1185))
-    assert metric is not None and (metric.unit, metric.value) == ("mJ/query", pytest.approx(29.238987, abs=5e-7))
+    assert (power.unit, power.value) == ("W", pytest.approx(231.1185))
+    assert (metric.unit, metric.value) == ("mJ/query", pytest.approx(29.238987, abs=5e-7))
     assert metric.source.file == "v4.1-untether-h13-resnet50-singlestream/run_1/spl.txt"
 
 
 def test_a_run_without_an_analyzer_has_no_power(neural_magic: Path) -> None:
     folder = next(neural_magic.glob("results/*/*/*/performance/run_1"))
     part = Reader(neural_magic).performance(folder, None)
-    assert part is not None and measured_power(part) is None and power_metric(part) is None
+    assert part is not None and recorded_power(part) is None

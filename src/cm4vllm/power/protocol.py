@@ -58,7 +58,7 @@ def identity_of(reply: str) -> Identity | None:
     named = dict(word.split("=", 1) for word in words if "=" in word)
     # model,1000,...,version=V,OS=S,mode=power,1,1,CHANNELS,0,0,CALIBRATED,MAKER;MODEL;SERIAL;FIRMWARE
     mode = next((at for at, word in enumerate(words) if word.startswith("mode=")), None)
-    if "version" not in named or mode is None or len(words) < mode + 8 or not words[mode + 3].isdigit():
+    if "version" not in named or mode is None or len(words) < mode + 8 or not words[mode + 3].isdecimal():
         return None
     rest = words[mode + 1 :]
     return Identity(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -18,7 +17,7 @@ from typing import Any
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, json_of, text_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
 
@@ -28,7 +27,6 @@ __all__ = [
     "SESSION",
     "Phase",
     "PowerSession",
-    "Window",
     "is_power_session",
     "session_beside",
     "unmeasured",
@@ -57,18 +55,6 @@ SESSION = "power-session"
 FETCHED_ONLY = "run_1/ptd_out.txt"
 
 _GO = re.compile(r"^ptd-server (\S+ [\d:]+,\d+) \[INFO\] .*(?:sending|Sending) to ptd: 'Go,\d+,\d+,([^']*)'", re.M)
-
-
-@dataclass(frozen=True)
-class Window:
-    """The measured window of a run in UTC: power_begin and power_end of LoadGen's log."""
-
-    begin: datetime
-    end: datetime
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.begin).total_seconds()
 
 
 def session_beside(run: Path) -> PowerSession | None:
@@ -153,14 +139,10 @@ class PowerSession:
 
     def window(self, phase: Phase) -> Window | None:
         """Return the measured window of a phase; None where LoadGen's log does not state it."""
-        path = self.folder / phase / DETAIL_LOG
-        if not path.is_file():
-            return None
         try:
-            window = read_detail_log(path).window
+            return read_detail_log(self.folder / phase / DETAIL_LOG).window
         except RunFailed:
             return None
-        return Window(*window) if window else None
 
     def started(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""

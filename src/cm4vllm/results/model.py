@@ -16,7 +16,7 @@ from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
 from cm4vllm.loadgen.client.client_doubts import client_doubts
-from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.loadgen.logs.detail_log import DetailLog, Window
 from cm4vllm.loadgen.logs.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results.campaign_record import CampaignRecord
@@ -78,7 +78,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What performance and accuracy runs have in common: the logs of a run, and our record of it where there is one.
+    """The facts that both kinds of runs have: the logs of a run, and our record of it where there is one.
 
     `folder` holds the logs, `log` is the path of the detail log as sources name it. `settings` are those that LoadGen
     used, without `effective_`. `terms` is what the rules say of the run, None where they do not know it. `detail` has
@@ -99,6 +99,11 @@ class _Run:
     def beside(self, name: str) -> str:
         """Return the path of a file beside the log, as sources and findings name it."""
         return str(PurePosixPath(self.log).parent / name)
+
+    @property
+    def window(self) -> Window | None:
+        """The measured window; None where the log does not state it."""
+        return self.detail.window if self.detail else None
 
     @property
     def faults(self) -> tuple[str, ...]:

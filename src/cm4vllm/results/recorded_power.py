@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import time_of
+from cm4vllm.loadgen.logs.detail_log import Window
 from cm4vllm.power.protocol import totals_of
 from cm4vllm.power.samples import SAMPLES, mean_watts
-from cm4vllm.power.session import SESSION, Phase, PowerSession, Window, session_beside
+from cm4vllm.power.session import SESSION, Phase, PowerSession, session_beside
 from cm4vllm.results.figures import Figure, Source
 from cm4vllm.results.model import Performance
 
-__all__ = ["POWER_FIGURES", "RecordedPower", "measured_power", "power_figures", "power_metric", "recorded_power"]
-
+__all__ = ["POWER_FIGURES", "RecordedPower", "power_figures", "recorded_power"]
 
 #: The names of the figures of power.
 POWER_FIGURES = ("power", "energy_per_query", "efficiency")
@@ -48,13 +47,24 @@ class RecordedPower:
 
 
 def recorded_power(part: Performance) -> RecordedPower | None:
-    """Return the power of a performance run's session; None where there is no session, or no sample in its window."""
-    session = session_beside(part.folder)
-    window, mean, metric = _window(part), measured_power(part), power_metric(part)
-    if session is None or window is None or mean is None or metric is None:
+    """Return the power of a performance run; None where no analyzer's samples lie in its window beside LoadGen's log.
+
+    None also where a run that is compared by a latency states no number of queries.
+    """
+    window = part.window
+    session = session_beside(part.folder) if window else None
+    if window is None or session is None:
         return None
     samples = session.samples(Phase.TESTING)
     inside = samples.within(window.begin, window.end)
+    watts, one_by_one = mean_watts(inside), part.metric is not None and isinstance(part.metric.value, Milliseconds)
+    if watts is None or (one_by_one and not part.queries):
+        return None
+    mean = metric = Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
+    if one_by_one:
+        field = "Watts, mean of the run; power_begin, power_end, result_query_count of LoadGen's log"
+        energy = watts * window.seconds * 1000 / part.queries
+        metric = Figure("energy_per_query", energy, "mJ/query", _source(part, field))
     outside = [sample for sample in samples.samples if not window.begin < sample.at < window.end]
     before = session.window(Phase.RANGING)
     said = [
@@ -94,35 +104,8 @@ def _efficiency(part: Performance, mean: Figure, metric: Figure) -> Figure | Non
     return Figure("efficiency", rate.value / mean.value, f"{rate.unit.removesuffix('/s')}/J", source)
 
 
-def measured_power(part: Performance) -> Figure | None:
-    """Return the mean power of a performance run in W; None where no analyzer's samples lie beside LoadGen's log."""
-    window = _window(part)
-    session = session_beside(part.folder) if window else None
-    if window is None or session is None:
-        return None
-    watts = mean_watts(session.samples(Phase.TESTING).within(window.begin, window.end))
-    return None if watts is None else Figure("power", watts, "W", _source(part, "Watts, mean of the run"))
-
-
-def power_metric(part: Performance) -> Figure | None:
-    """Return the figure of power that is published with a result: W, or mJ/query where queries come one by one."""
-    power, window = measured_power(part), _window(part)
-    if power is None or window is None or part.metric is None or not isinstance(part.metric.value, Milliseconds):
-        return power
-    if not part.queries:
-        return None
-    energy = power.value * window.seconds * 1000 / part.queries
-    field = "Watts, mean of the run; power_begin, power_end, result_query_count of LoadGen's log"
-    return Figure("energy_per_query", energy, "mJ/query", _source(part, field))
-
-
 def _source(part: Performance, field: str) -> Source:
     folder = part.log.rpartition("/")[0]
     if not (part.folder / SAMPLES).is_file():  # our own runs have their session beside them
         folder = f"{folder.rpartition('/')[0]}/{SESSION}/{Phase.TESTING}"
     return Source(f"{folder}/{SAMPLES}", field)
-
-
-def _window(part: Performance) -> Window | None:
-    begin, end = (time_of(part.settings.get(name)) for name in ("power_begin", "power_end"))
-    return None if begin is None or end is None else Window(begin, end)

@@ -30,7 +30,7 @@ from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.kept_findings import package_digest
 from cm4vllm.results.model import Result, Submission
-from cm4vllm.results.recorded_power import measured_power, power_metric
+from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division
@@ -283,8 +283,8 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
     description: Mapping[str, Any] = described.description if described else {}
     part = result.performance
     metric, unit, value, file, field = cell_of(part.metric if part else None)
-    _, _, power, power_file, power_field = cell_of(measured_power(part) if part else None)
-    published = power_metric(part) if part else None
+    power = recorded_power(part) if part else None
+    _, _, power_w, power_file, power_field = cell_of(power.mean if power else None)
     row = IndexRow(
         round=result.round,
         division=result.division,
@@ -305,10 +305,10 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
         ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
         tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
         weights=str(result.measurements.get("weight_data_types", "")),
-        power_w=power,
+        power_w=power_w,
         power_file=power_file,
         power_field=power_field,
-        energy_mj=published.value if published and published.unit == "mJ/query" else None,
+        energy_mj=power.metric.value if power and power.metric.unit == "mJ/query" else None,
         file=file,
         field=field,
         codes=_code_counts(result, findings),

@@ -20,7 +20,7 @@ import msgspec
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import opened
 
-__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "read_detail_log", "time_of"]
+__all__ = ["DETAIL_LOG", "KEPT_TEXTS", "DetailLog", "Window", "read_detail_log", "time_of"]
 
 DETAIL_LOG = "mlperf_log_detail.txt"
 
@@ -65,6 +65,18 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(_Entry)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured window of a run in UTC: power_begin and power_end of LoadGen's log."""
+
+    begin: datetime
+    end: datetime
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.begin).total_seconds()
 
 
 @dataclass(frozen=True)
@@ -130,10 +142,10 @@ class DetailLog:
         return max(self.count_or_none("num_errors") or 0, self.error_entries)
 
     @property
-    def window(self) -> tuple[datetime, datetime] | None:
-        """The measured window in UTC, from power_begin to power_end; None where the log does not state it."""
+    def window(self) -> Window | None:
+        """The measured window; None where the log does not state it."""
         begin, end = (time_of(self.values.get(name)) for name in ("power_begin", "power_end"))
-        return None if begin is None or end is None else (begin, end)
+        return None if begin is None or end is None else Window(begin, end)
 
     def require_end(self, key: str) -> None:
         """Raise RunFailed unless the log goes on to `key`, and to the number of errors where its version logs one."""

@@ -177,7 +177,7 @@ def _energy(settings: RunSettings, folder: Path, counters: EnergyWatch) -> RunEn
     if window is None:
         return None
     pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
-    return counters.energy(*window, pids)
+    return counters.energy(window.begin, window.end, pids)
 
 
 def _unwatched() -> None:

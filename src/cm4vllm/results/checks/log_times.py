@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, results, with_tests
 from cm4vllm.results.findings import Severity
@@ -66,54 +65,49 @@ def times(result: Result) -> Iterator[Fault]:
 
 
 def _times(part: Performance) -> Iterator[Fault]:
-    begin, end = (time_of(part.settings.get(key)) for key in ("power_begin", "power_end"))
-    if begin is None or end is None:
+    if (window := part.window) is None:
         return
-    lasted = (end - begin).total_seconds()
-    if end < begin:
-        yield Fault(
-            "the run ends before it begins", part.log, "power_end", end.isoformat(), f"after {begin.isoformat()}"
-        )
+    begin, end = window.begin.isoformat(), window.end.isoformat()
+    if window.seconds < 0:
+        yield Fault("the run ends before it begins", part.log, "power_end", end, f"after {begin}")
         return
-    if part.duration and lasted + _SLACK_S < part.duration * (1 - _DIGITS):
+    if part.duration and window.seconds + _SLACK_S < part.duration * (1 - _DIGITS):
         yield Fault(
             "the run was shorter than its result says",
             part.log,
             "power_begin, power_end",
-            f"{lasted:.0f} s",
+            f"{window.seconds:.0f} s",
             f"{part.duration:.0f} s or more",
         )
     else:
         yield from _clock(part)
     start = _day(part.settings.get("test_datetime"))
-    if start and abs(start - begin) > _ZONES:
+    if start and abs(start - window.begin) > _ZONES:
         yield Fault(
             "the log names two different days",
             part.log,
             "test_datetime",
             start.isoformat(),
-            begin.isoformat(),
+            begin,
             severity=Severity.WARNING,
         )
 
 
 def _clock(part: Part) -> Iterator[Fault]:
     """Compare the time that each entry has, in ms since LoadGen started, with the local times in the log."""
-    begin, end = (time_of(part.settings.get(key)) for key in ("power_begin", "power_end"))
-    stamps = part.detail.times_ms if part.detail else {}
-    logged = stamps.get("power_end")
-    if begin is None or end is None or logged is None:
+    window, stamps = part.window, part.detail.times_ms if part.detail else {}
+    if window is None or "power_end" not in stamps:
         return
-    lasted, elapsed = (end - begin).total_seconds(), logged / 1e3
+    elapsed = stamps["power_end"] / 1e3
     results = [stamp for key, stamp in stamps.items() if key.startswith("result_")]
     duration = part.duration if isinstance(part, Performance) else None
-    if elapsed + _SLACK_S < lasted:
+    if elapsed + _SLACK_S < window.seconds:
         yield Fault(
             "the entries of the log span less time than the run",
             part.log,
             "time_ms",
             f"{elapsed:.1f} s",
-            f"{lasted:.1f} s",
+            f"{window.seconds:.1f} s",
         )
     elif duration and results and min(results) / 1e3 + _SLACK_S < duration * (1 - _DIGITS):
         yield Fault(
@@ -124,7 +118,7 @@ def _clock(part: Part) -> Iterator[Fault]:
             f"{duration:.1f} s or more",
         )
     elif start := _day(part.settings.get("test_datetime")):
-        apart = (end - start).total_seconds() - elapsed
+        apart = (window.end - start).total_seconds() - elapsed
         apart = (apart + _BEFORE_S) % _ZONE_S - _BEFORE_S
         if apart > _AFTER_S:
             yield Fault(
