@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import CheckBase, Fault
 from cm4vllm.results.findings import Finding, Rule, Severity
+from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
 
@@ -123,17 +123,8 @@ def _latencies(values: Mapping[str, object]) -> Iterator[str]:
 
 def _answers(path: Path) -> str:
     """Return a digest of the answers that a compliance test logged; empty if there are none or too few."""
-    try:
-        with opened(path) as file:
-            size = path.stat().st_size
-            if size < _LEAST_ANSWERS:
-                return ""
-            digest = hashlib.sha256(file.read(_BLOCK))
-            file.seek(max(0, size - _BLOCK))
-            digest.update(file.read(_BLOCK))
-            return f"{digest.hexdigest()} {size}"
-    except OSError:
-        return ""
+    text = head_and_tail(path, _BLOCK)
+    return f"{hashlib.sha256(text).hexdigest()} {path.stat().st_size}" if len(text) >= _LEAST_ANSWERS else ""
 
 
 def copied(logs: Iterable[LogMarks]) -> Iterator[Finding]:

@@ -25,7 +25,17 @@ from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
 
-__all__ = ["PROBLEMS", "SCORE_UNITS", "Reader", "reason_of", "scores_of", "terms_of", "text_at", "uncovered"]
+__all__ = [
+    "PROBLEMS",
+    "SCORE_UNITS",
+    "Reader",
+    "head_and_tail",
+    "reason_of",
+    "scores_of",
+    "terms_of",
+    "text_at",
+    "uncovered",
+]
 
 #: An accuracy.txt holds a scorer's whole output; the scores are its last lines.
 _MAX_TEXT = 4 * 2**20
@@ -237,6 +247,20 @@ def text_at(path: Path, most: int) -> str:
         return text_of(path, most)
     except OSError:
         return ""
+
+
+def head_and_tail(path: Path, most: int) -> bytes:
+    """Return the first and the last `most` bytes of a file on two lines, all of a shorter one; nothing of no file."""
+    try:
+        with opened(path) as file:
+            head = file.read(most)
+            size = path.stat().st_size
+            if size > len(head):
+                file.seek(max(len(head), size - most))
+                head += b"\n" + file.read(most)
+            return head
+    except OSError:
+        return b""
 
 
 def scores_of(path: Path) -> dict[str, float]:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
-from cm4vllm.common.files import opened, text_of
+from cm4vllm.common.files import text_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Accuracy, Result
 from cm4vllm.rules import benchmark_terms
 
@@ -24,7 +25,7 @@ MAX_LOG = 10 * 1024
 _DOUBLED = (1.8, 2.2)
 _TOKENS = "tokens_per_sample"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_DATA = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
+_DATA = re.compile(r'"data"\s*:\s*"([0-9A-Fa-f]{64,})')
 #: A score as numpy 2 prints it, by its label; the official checkers look only for the labels that have a target.
 _NUMPY = re.compile(r"""["']([\w-]+)["']:\s*(np\.\w+\()""")
 
@@ -131,13 +132,9 @@ def served_tokens(result: Result) -> float | None:
 
 def _is_int64(part: Accuracy) -> bool:
     """Return True if the answers in the log, complete or truncated, have zero in every second 32-bit word."""
-    try:
-        with opened(part.folder / ACCURACY_LOG) as file:
-            head = file.read(MAX_LOG)
-    except OSError:
-        return False
+    head = text_at(part.folder / ACCURACY_LOG, MAX_LOG)
     words = [data[at : at + 8] for data in _DATA.findall(head) for at in range(8, len(data) - 7, 16)]
-    return len(words) > 8 and sum(word == b"00000000" for word in words) > 0.9 * len(words)
+    return len(words) > 8 and words.count("00000000") > 0.9 * len(words)
 
 
 @check(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
-from cm4vllm.common.files import opened
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.accuracy_runs import MAX_LOG, served_tokens
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import head_and_tail
 from cm4vllm.results.model import Accuracy, Result
 
 __all__: list[str] = []
@@ -174,7 +173,7 @@ def _same_dataset(result: Result) -> bool:
 )
 def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
     name = part.beside(ACCURACY_LOG)
-    text = _head_and_tail(part.folder / ACCURACY_LOG)
+    text = head_and_tail(part.folder / ACCURACY_LOG, MAX_LOG)
     pairs = [(int(match[1]), int(match[2])) for match in _whole(_ENTRY, text)]
     total = part.settings.get("qsl_reported_total_count")
     for key, values in (("seq_id", [pair[0] for pair in pairs]), ("qsl_idx", [pair[1] for pair in pairs])):
@@ -197,7 +196,7 @@ def entries(_: Result, part: Accuracy) -> Iterator[Fault]:
 )
 def lengths(_: Result, part: Accuracy) -> Iterator[Fault]:
     path = part.folder / ACCURACY_LOG
-    name, text = part.beside(ACCURACY_LOG), _head_and_tail(path)
+    name, text = part.beside(ACCURACY_LOG), head_and_tail(path, MAX_LOG)
     if path.is_file() and b'"qsl_idx"' not in text:
         yield Fault("the accuracy log has no answers", name, "data", "nothing", "the answers of the run")
     answers = [(len(match[1]), int(match[2])) for match in _whole(_ANSWER, text)]
@@ -214,17 +213,3 @@ def _whole(pattern: re.Pattern[bytes], text: bytes) -> Iterator[re.Match[bytes]]
     """Give the matches that do not lie where truncation joined the beginning of a log and its end, as much of each."""
     cut = len(text) // 2
     yield from (match for match in pattern.finditer(text) if not match.start() - _JOINED < cut < match.end() + _JOINED)
-
-
-def _head_and_tail(path: Path) -> bytes:
-    """Return the part of an accuracy log that truncation leaves; for a whole log, the same part of it."""
-    try:
-        with opened(path) as file:
-            head = file.read(MAX_LOG)
-            rest = path.stat().st_size - len(head)
-            if rest > 0:
-                file.seek(max(len(head), path.stat().st_size - MAX_LOG))
-                head += b"\n" + file.read(MAX_LOG)
-            return head
-    except OSError:
-        return b""
