@@ -11,7 +11,7 @@ import msgspec
 
 from cm4vllm.results.findings import Finding, Severity
 
-__all__ = ["as_objects", "as_sarif", "coverage", "ordered", "summary"]
+__all__ = ["as_objects", "as_sarif", "ordered", "summary"]
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _ORDER = list(Severity)
@@ -31,11 +31,6 @@ def summary(findings: Sequence[Finding]) -> str:
     return ", ".join(
         f"{counted[severity]:,} {severity}{'' if counted[severity] == 1 else 's'}" for severity in Severity
     )
-
-
-def coverage(applied: int, results: int) -> str:
-    """Return to how many results the rules of a benchmark were applied."""
-    return f"rules applied to {applied:,} of {results:,} results"
 
 
 def as_objects(findings: Iterable[Finding]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from cm4vllm.results.copied_logs import copied, marks_of
 from cm4vllm.results.file_listing import list_files
 from cm4vllm.results.finding_filters import Filters, submission_name
 from cm4vllm.results.findings import Finding, Severity
-from cm4vllm.results.findings_output import as_objects, as_sarif, coverage, ordered, summary
+from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
 from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
 from cm4vllm.results.log_folders import PROBLEMS
 from cm4vllm.results.model import Submission
@@ -264,8 +264,8 @@ def _rehearsal_words(checked: CheckedTree) -> str:
 
 
 def _heading(checked: CheckedTree) -> str:
-    submissions, results = checked.submissions, sum(submission.results for submission in checked.submissions)
+    submissions, covered = checked.submissions, checked.coverage
     rounds = " and ".join(sorted({submission.round or "round unknown" for submission in submissions}))
     where = submissions[0].name if len(submissions) == 1 else f"{len(submissions)} submissions"
-    applied = coverage(checked.coverage["rules_applied"], results)
+    applied = f"rules applied to {covered['rules_applied']:,} of {covered['results']:,} results"
     return f"{summary(checked.findings)} in {where} ({rounds}); {applied}"
