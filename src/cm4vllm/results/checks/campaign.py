@@ -36,18 +36,14 @@ def one_campaign(submission: Submission) -> Iterator[Fault]:
             yield Fault(f"{title} is {value}, that of {CAMPAIGN_FILE} is {expected}", CAMPAIGN_FILE)
 
 
-def _own_models_alone(submission: Submission) -> bool:
-    """Return True if the division of a submission has the rule MODEL, in any category."""
-    return any(
+def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
+    """Give each of our runs with its record, where the division has the rule MODEL in any category."""
+    if any(
         submission.division == division and "MODEL" in rules.division_rules(division, category)
         for division in rules.Division
         for category in rules.Category
-    )
-
-
-def _own_models(submission: Submission) -> Iterator[tuple[Part, RunRecord]]:
-    """Give each of our runs with its record, where the division takes a benchmark's own model alone."""
-    yield from recorded(submission) if _own_models_alone(submission) else ()
+    ):
+        yield from recorded(submission)
 
 
 @check(

@@ -73,11 +73,6 @@ def one_round(submission: Submission) -> Iterator[Fault]:
         )
 
 
-def _of_a_round(submission: Submission) -> Iterator[tuple[Result]]:
-    """Give each result of a submission whose round is known."""
-    yield from results(submission) if submission.round else ()
-
-
 @check(
     "RULES-UNKNOWN",
     "the rules of a result's benchmark and scenario are known, and are applied",
@@ -85,10 +80,10 @@ def _of_a_round(submission: Submission) -> Iterator[tuple[Result]]:
     remedy="name the folder as the benchmark is called, or map it in model_mapping.json (open division)",
     severity=Severity.WARNING,
     stage=Stage.TREE,
-    each=_of_a_round,
+    each=results,
 )
 def covered(result: Result) -> Iterator[Fault]:
-    if result.uncovered:
+    if result.round and result.uncovered:  # without a round: ROUND-UNKNOWN
         yield Fault(
             f"no rule of a benchmark is applied: {result.uncovered}",
             result.folder,

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import performance_runs
+from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.model import Performance
 
 __all__ = ["UNSUCCESSFUL"]
@@ -59,10 +59,14 @@ _DEVIATIONS, _OF_TARGET = 6.0, 0.002
     source="loadgen/results.cc, PerformanceSummary",
     remedy="publish the log as LoadGen wrote it",
     stage=Stage.TREE,
-    each=performance_runs,
+    each=with_tests,
 )
-def agree(part: Performance) -> Iterator[Fault]:
-    if part.detail is not None and (apart := list(_contradictions(_Log(part.detail, part.log)))):
+def agree(part: Part) -> Iterator[Fault]:
+    if (
+        isinstance(part, Performance)
+        and part.detail is not None
+        and (apart := list(_contradictions(_Log(part.detail, part.log))))
+    ):
         more = f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
         yield replace(apart[0], what=f"{apart[0].what}{more}")
 

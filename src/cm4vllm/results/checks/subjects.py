@@ -18,7 +18,6 @@ __all__ = [
     "is_strict",
     "measured",
     "parts",
-    "performance_runs",
     "recorded",
     "results",
     "scored",
@@ -81,13 +80,6 @@ def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
     for result in submission.results:
         if result.accuracy is not None:
             yield result, result.accuracy
-
-
-def performance_runs(submission: Submission) -> Iterator[tuple[Performance]]:
-    """Give the performance runs of the results and those of their compliance tests."""
-    for (part,) in with_tests(submission):
-        if isinstance(part, Performance):
-            yield (part,)
 
 
 def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
