@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cm4vllm.common.files import bytes_of
 
 __all__ = ["LARGEST_TEXT", "TextFile", "TextFiles"]
 
@@ -58,28 +59,15 @@ class TextFiles:
 
     def _content(self, path: str) -> bytes | None:
         try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno != errno.ELOOP:  # a link
-                self.unreadable.append(path)
-            return None
-        try:
-            state = os.fstat(file)
-            return self._text(file, path, state.st_size) if stat.S_ISREG(state.st_mode) else None
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                return None  # a link or a pipe
+            content = bytes_of(Path(path), LARGEST_TEXT + 1)
         except OSError:
             self.unreadable.append(path)
             return None
-        finally:
-            os.close(file)
-
-    def _text(self, file: int, path: str, size: int) -> bytes | None:
-        content = os.read(file, _FIRST)
-        if b"\0" in content:
+        if b"\0" in content[:_FIRST]:
             self.binary.append(path)
             return None
-        wanted = min(size, LARGEST_TEXT)
-        while len(content) < wanted and (more := os.read(file, wanted - len(content))):
-            content += more
-        if size > LARGEST_TEXT:
+        if len(content) > LARGEST_TEXT:
             self.cut.append(path)
-        return content
+        return content[:LARGEST_TEXT]
