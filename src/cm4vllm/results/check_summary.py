@@ -90,23 +90,20 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
 
 def listed(findings: Mapping[str, Sequence[Finding]], levels: Sequence[Severity]) -> Iterator[str]:
     """Give a line for each code of these severities: how many findings it has, and in how many submissions."""
-    number: Counter[tuple[Severity, str]] = Counter()
-    places: dict[tuple[Severity, str], set[str]] = defaultdict(set)
-    rules: dict[str, str] = {}
+    rules = {finding.code: finding.rule.text for own in findings.values() for finding in own}
+    places: dict[tuple[Severity, str], list[str]] = defaultdict(list)
     for name, own_findings in findings.items():
         for finding in own_findings:
             if finding.severity in levels:
-                number[finding.severity, finding.code] += 1
-                places[finding.severity, finding.code].add(name)
-                rules[finding.code] = finding.rule.text
-    if not number:
+                places[finding.severity, finding.code].append(name)
+    if not places:
         return
     yield from ("", f"{' and '.join(f'{level}s' for level in levels).capitalize()} by code:")
-    order = sorted(number, key=lambda key: (list(Severity).index(key[0]), -number[key], key[1]))
-    rows = [(code, str(level), f"{number[level, code]:,}", str(len(places[level, code]))) for level, code in order]
+    order = sorted(places.items(), key=lambda row: (list(Severity).index(row[0][0]), -len(row[1]), row[0][1]))
+    rows = [(code, str(level), f"{len(names):,}", str(len(set(names)))) for (level, code), names in order]
     head, *table = columns([("code", "severity", "findings", "submissions"), *rows], numbers=(2, 3))
     yield f"{head}  rule"
-    for line, (_, code) in zip(table, order, strict=True):
+    for line, ((_, code), _) in zip(table, order, strict=True):
         text = f"{line}  {rules[code]}"
         yield text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
 

@@ -25,24 +25,19 @@ _LARGE = 400
 
 
 class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of one check of a submission, and its number of results. `round` is empty for an unknown round.
+    """The findings of one check of a submission, `name` as findings spell it. `round` is empty for an unknown round.
 
-    `covered` is the number of results to which rules were applied, `files` that of the files; `logs` are the marks that
+    `covered` is the number of its `results` to which rules were applied; `files` counts files, `logs` are the marks that
     tells its runs from those of other submissions.
     """
 
-    division: str
-    submitter: str
+    name: str
     round: str
     results: int
     covered: int
     files: int
     findings: tuple[Finding, ...]
     logs: tuple[LogMarks, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.division}/{self.submitter}"
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ import cm4vllm
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of, user_cache, write_json
 from cm4vllm.common.progress import say_text
-from cm4vllm.common.terminal_text import spelled_out
 from cm4vllm.results import check_summary
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
 from cm4vllm.results.copied_logs import copied, marks_of
@@ -167,8 +166,7 @@ def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) ->
 def _checked(submission: Submission) -> CheckedSubmission:
     own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
     return CheckedSubmission(
-        division=submission.division,
-        submitter=spelled_out(submission.submitter),
+        name=submission_name(submission.home),
         round=submission.round,
         results=len(submission.results),
         covered=sum(result.covered for result in submission.results),
