@@ -7,7 +7,7 @@ compared instead (create_accuracy_baseline.sh, then the benchmark's accuracy scr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.accuracy.metric_families import Samples
@@ -125,8 +125,7 @@ def _scores(run: LoggedRun, entries: Entries) -> dict[str, float | int]:
     rows = rows_of_samples(run.settings.dataset, [index for index, _ in entries])
     texts, rows = texts_of_labels([data for _, data in entries], rows, terms.labels)
     samples = Samples(texts, rows, NO_SENTENCES, speech_packages=run.speech_packages)
-    values: Mapping[str, float | int] = scorer_of(terms).compute(samples).values
-    return dict(values)
+    return dict(scorer_of(terms).compute(samples).values)
 
 
 def _speed(result: PerformanceResult, test: PerformanceResult) -> tuple[str, CheckResult]:

@@ -28,15 +28,7 @@ FIRST_TOKEN, EOS, SAMPLE_LENGTH = "First token check pass", "EOS check pass", "S
 def verify(run: LoggedRun) -> Verdict:
     """Return the verdict on a run. Raises RunFailed for too few answers, ModelError where no end tokens are known."""
     run.require_answers(run.test.samples)
-    if not run.settings.model.path:
-        raise ModelError(
-            "the end tokens of the model are not known",
-            cause="its files are not on this machine",
-            remedy="name the model with its files: --vllm_model_name",
-        )
-    return verdict(
-        run.answers, eos=end_tokens(Path(run.settings.model.path)), first_token=run.settings.terms.first_token
-    )
+    return verdict(run.answers, eos=end_tokens(run.settings.model.path), first_token=run.settings.terms.first_token)
 
 
 def verdict(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool) -> Verdict:
@@ -55,20 +47,21 @@ def verdict(answers: Sequence[LoggedAnswer], *, eos: Set[int], first_token: bool
     )
 
 
-def end_tokens(model: Path) -> frozenset[int]:
-    """Return the tokens that end an answer of a model, by its generation_config.json or config.json.
+def end_tokens(model: str) -> frozenset[int]:
+    """Return the tokens that end an answer of the model in a folder, by its generation_config.json or config.json.
 
-    Raises ModelError where neither file names any.
+    Raises ModelError where neither file names any, and where the folder is not given.
     """
-    for name in ("generation_config.json", "config.json"):
-        if (model / name).is_file():
-            stated = json_object(model / name).get("eos_token_id")
+    files = [Path(model) / name for name in ("generation_config.json", "config.json")] if model else []
+    for file in files:
+        if file.is_file():
+            stated = json_object(file).get("eos_token_id")
             ids = stated if isinstance(stated, list) else [stated]
             if ids and all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
                 return frozenset(ids)
     raise ModelError(
         "the end tokens of the model are not known",
-        cause=f"no eos_token_id in the files of {model}",
+        cause=f"no eos_token_id in the files of {model}" if model else "its files are not on this machine",
         remedy="name the model with its files: --vllm_model_name",
     )
 
