@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
-from cm4vllm.assets.checkpoint import Weights, read_weights
+from cm4vllm.assets.checkpoint import read_weights
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.results.model import Result, ServedWeights, Submission
 
@@ -39,9 +39,12 @@ def with_weights(submissions: Sequence[Submission], folder: Path, pattern: str =
             cause=", ".join(models),
             remedy="name its results: --tags=check,mlperf,results --weights_of=SYSTEM/MODEL",
         )
-    weights, problem, cause = _read(folder)
+    try:
+        served = ServedWeights(folder, (), read_weights(folder))
+    except CmError as error:
+        served = ServedWeights(folder, (), None, error.what, error.cause)
     return tuple(
-        replace(submission, weights=(ServedWeights(folder, tuple(named[id(submission)]), weights, problem, cause),))
+        replace(submission, weights=(replace(served, results=tuple(named[id(submission)])),))
         if named[id(submission)]
         else submission
         for submission in submissions
@@ -58,10 +61,3 @@ def published_model(result: Result) -> tuple[CatalogueModel, dict[str, str]] | N
 
 def _is_named(result: Result, pattern: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern or "*") for name in (result.model, f"{result.system}/{result.model}"))
-
-
-def _read(folder: Path) -> tuple[Weights | None, str, str]:
-    try:
-        return read_weights(folder), "", ""
-    except CmError as error:
-        return None, error.what, error.cause
