@@ -27,8 +27,8 @@ _LARGE = 400
 class CheckedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """The findings of one check of a submission, `name` as findings spell it. `round` is empty for an unknown round.
 
-    `covered` is the number of its `results` to which rules were applied; `files` counts files, `logs` are the marks that
-    tells its runs from those of other submissions.
+    `covered` is the number of its `results` to which rules were applied, `files` that of the files; `logs` are the
+    marks that tell its runs from those of other submissions.
     """
 
     name: str

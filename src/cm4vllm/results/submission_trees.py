@@ -19,7 +19,7 @@ from cm4vllm.results.endpoints_harness import is_endpoints, read_endpoints_accur
 from cm4vllm.results.file_listing import Listing, list_files
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.log_folders import Reader, reason_of, terms_of, uncovered
-from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
+from cm4vllm.results.model import Performance, Result, Submission, System
 from cm4vllm.rules import Division, Mode, Scenario, TreeLayout, tree_layouts
 
 __all__ = ["compliance_folders", "read_submission", "read_tree", "round_of", "submission_folders"]
@@ -167,7 +167,9 @@ class _Folder:
             scenario=self.scenario,
             folder=self.reader.name(self.folder),
             performance=performance,
-            accuracy=self._accuracy(terms[Mode.ACCURACY]),
+            accuracy=read_endpoints_accuracy(self.reader, self.folder, terms[Mode.ACCURACY])
+            if self.by_endpoints
+            else self.reader.accuracy(self.folder / "accuracy", terms[Mode.ACCURACY]),
             measurements=self.reader.json(stated),
             user_conf=self.reader.text(conf) if conf else "",
             readme=self.reader.text(readme) if readme else "",
@@ -176,11 +178,6 @@ class _Folder:
             test_runs=dict(self._test_runs()),
             uncovered=uncovered(round_name, benchmark, self.scenario),
         )
-
-    def _accuracy(self, terms: rules.Terms | None) -> Accuracy | None:
-        if self.by_endpoints:
-            return read_endpoints_accuracy(self.reader, self.folder, terms)
-        return self.reader.accuracy(self.folder / "accuracy", terms)
 
     def _settings(self) -> Iterator[tuple[TreeLayout, Path]]:
         """Give the folder of this result's settings in each layout."""

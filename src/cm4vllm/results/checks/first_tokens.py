@@ -41,8 +41,7 @@ _SOURCE = "loadgen/logging.cc, TPOT is the time after the first token divided by
 )
 def shape(_: Result, part: Performance) -> Iterator[Fault]:
     figures, field = part.figures, "result_first_token_*_latency_ns"
-    ttft = {name: figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99")}
-    low, p50, p90, p95, p99 = (ttft[name] for name in ("min", "p50", "p90", "p95", "p99"))
+    low, p50, p90, p95, p99 = (figures.value(f"ttft_{name}") for name in ("min", "p50", "p90", "p95", "p99"))
     if low is None or p50 is None or p90 is None or p95 is None or p99 is None or not (p50 and low):
         return
     tpot = _spread(figures, "tpot")

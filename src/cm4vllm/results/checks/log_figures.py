@@ -99,11 +99,8 @@ class _Log:
 
 
 def _contradictions(log: _Log) -> Iterator[Fault]:
-    yield from _ordered(log)
-    yield from _counts(log)
-    yield from _rates(log)
-    yield from _tokens(log)
-    yield from _verdicts(log)
+    for contradictions in (_ordered, _counts, _rates, _tokens, _verdicts):
+        yield from contradictions(log)
 
 
 def _ordered(log: _Log) -> Iterator[Fault]:

@@ -98,14 +98,11 @@ def one_result_a_log(submission: Submission, group: list[Result]) -> Iterator[Fa
 def both_variants(submission: Submission, group: list[Result]) -> Iterator[Fault]:
     variants = sorted(_variants(submission, group), key=_part)
     for result in variants[1:]:
-        missed = list(_missed(result))
-        if missed:
+        if missed := next(_missed(result), None):
             yield Fault(
-                f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0][0]}",
+                f"one run stands under both variants, and misses the {_part(result):g} % target: {missed[0]}",
                 result.accuracy.log if result.accuracy else "",
-                missed[0][0],
-                missed[0][1],
-                missed[0][2],
+                *missed,
                 severity=Severity.ERROR,
             )
         else:
