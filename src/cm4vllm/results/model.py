@@ -321,6 +321,11 @@ class Result:
         return {part.mode: part for part in (self.performance, self.accuracy) if part is not None}
 
     @property
+    def logged(self) -> tuple[Performance | Accuracy, ...]:
+        """The runs that were read, and those of its compliance tests in a tree."""
+        return (*self.parts.values(), *self.test_runs.values())
+
+    @property
     def runs(self) -> tuple[RunRecord, ...]:
         """Our records of the runs."""
         return tuple(part.run for part in self.parts.values() if part.run)

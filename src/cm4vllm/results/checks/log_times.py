@@ -60,8 +60,8 @@ def in_order(part: Part) -> Iterator[Fault]:
 def times(result: Result) -> Iterator[Fault]:
     if result.performance is not None:
         yield from _times(result.performance)
-    for run in (*result.test_runs.values(), *((result.accuracy,) if result.accuracy else ())):
-        yield from _clock(run)
+    for part in (part for part in result.logged if part is not result.performance):
+        yield from _clock(part)
 
 
 def _times(part: Performance) -> Iterator[Fault]:
@@ -139,8 +139,7 @@ def _clock(part: Part) -> Iterator[Fault]:
     each=results,
 )
 def dates(result: Result) -> Iterator[Fault]:
-    now, runs = datetime.now(UTC), (*result.parts.values(), *result.test_runs.values())
-    dated = [(run, _day(run.settings.get("test_datetime"))) for run in runs]
+    now, dated = datetime.now(UTC), [(run, _day(run.settings.get("test_datetime"))) for run in result.logged]
     first = dated[0][1] if dated else None
     for part, day in dated:
         if day is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.results.checks.check import Fault, Stage, check
-from cm4vllm.results.checks.subjects import Part, measured
+from cm4vllm.results.checks.subjects import measured
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.model import Performance, Result
 
@@ -27,7 +27,7 @@ _SCENARIO = "effective_scenario"
     each=measured,
 )
 def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
-    for part in _others(result):
+    for part in result.logged:
         if part.detail is None or performance.detail is None:
             continue
         for key in (*_SHARED, *((_SCENARIO,) if isinstance(part, Performance) else ())):
@@ -43,12 +43,6 @@ def one_system(result: Result, performance: Performance) -> Iterator[Fault]:
                 break
 
 
-def _others(result: Result) -> Iterator[Part]:
-    if result.accuracy is not None:
-        yield result.accuracy
-    yield from result.test_runs.values()
-
-
 @check(
     "LOADGEN-VERSIONS",
     "the runs of a result were made by one LoadGen, of a version that has the round's seeds",
@@ -61,7 +55,7 @@ def _others(result: Result) -> Iterator[Part]:
 def loadgen_versions(result: Result, part: Performance) -> Iterator[Fault]:
     if part.detail is not None and (known := _known(result.round)) and not _fits(part.loadgen_version, result.round):
         yield Fault("the LoadGen is not one of the round", part.log, "loadgen_version", part.loadgen_version, known)
-    for other in _others(result):
+    for other in result.logged:
         if other.loadgen_version and _number(other.loadgen_version) != _number(part.loadgen_version):
             yield Fault(
                 "the runs of a result were made by different versions of LoadGen",

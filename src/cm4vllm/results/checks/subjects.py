@@ -85,7 +85,7 @@ def scored(submission: Submission) -> Iterator[tuple[Result, Accuracy]]:
 def with_tests(submission: Submission) -> Iterator[tuple[Part]]:
     """Give the runs of the results and those of their compliance tests."""
     for result in submission.results:
-        for part in (*result.parts.values(), *result.test_runs.values()):
+        for part in result.logged:
             yield (part,)
 
 
