@@ -32,7 +32,7 @@ from cm4vllm.results.kept_findings import package_digest
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.submission_processes import each_submission
-from cm4vllm.results.submission_trees import read_tree
+from cm4vllm.results.submission_trees import read_submission
 from cm4vllm.rules import Division
 
 __all__ = [
@@ -241,12 +241,8 @@ def _below(part: IndexPart, home: Path, root: Path) -> Iterator[IndexRow]:
     """Give the rows with files named from `root`."""
     above = home.parents[1].relative_to(root).as_posix()
     for row in part.rows:
-        yield row if above == "." else replace(row, **{name: f"{above}/{path}" for name, path in _files(row).items()})
-
-
-def _files(row: IndexRow) -> dict[str, str]:
-    """Return the files that a row names, by the field that names each."""
-    return {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
+        files = {name: path for name in ("file", "power_file") if (path := getattr(row, name))}
+        yield row if above == "." else replace(row, **{name: f"{above}/{path}" for name, path in files.items()})
 
 
 def _state(home: Path) -> str:
@@ -256,11 +252,9 @@ def _state(home: Path) -> str:
 
 
 def _read(home: Path) -> IndexPart:
-    rows = []
-    for submission in read_tree(home):
-        own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
-        rows += [row_of(submission, result, own_findings) for result in submission.results]
-    return IndexPart(rows=tuple(rows))
+    submission = read_submission(home.parents[1], home)
+    own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+    return IndexPart(rows=tuple(row_of(submission, result, own_findings) for result in submission.results))
 
 
 def _code_counts(result: Result, findings: Iterable[Finding]) -> dict[str, int]:
