@@ -229,17 +229,13 @@ def _weights(parts: int, seed: int) -> Values:
 
 
 def _interval(value: float, centre: float, drawn: Values) -> Interval | None:
-    """Return the interval about LoadGen's own figure that is as wide as `drawn` scatter about `centre`."""
+    """Return the interval about LoadGen's own figure that is as wide as `drawn` scatter about `centre`.
+
+    It reaches as far to either side, by the farther end of the bootstrap ratios, raised as Student's t is above the
+    normal quantile for so few parts.
+    """
     if centre <= 0 or value <= 0 or drawn.min() <= 0:
         return None
-    reach = _reach(drawn / centre)
+    ends = np.abs(np.quantile(np.log(drawn / centre), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    reach = float(np.exp(_STUDENT * ends.max()))
     return Interval(value / reach, value * reach, Basis.SAMPLES)
-
-
-def _reach(ratios: Values) -> float:
-    """Return the factor by which a figure may be off, to either side alike: the farther end of its bootstrap ratios.
-
-    It is raised as Student's t is above the normal quantile for so few parts.
-    """
-    ends = np.abs(np.quantile(np.log(ratios), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-    return float(np.exp(_STUDENT * ends.max()))

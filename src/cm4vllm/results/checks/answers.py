@@ -142,8 +142,10 @@ def _answered(part: Accuracy) -> int | None:
 )
 def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
     each, served, run = part.figures.value(_EACH), served_tokens(result), result.performance
-    if not each or not served or run is None or not _same_dataset(result):
+    if not each or not served or run is None or run.terms is None or part.terms is None:
         return
+    if run.terms.samples != part.terms.samples:
+        return  # each has a dataset of its own
     apart = served / each - 1
     # About twice or half as many is TOKENS-DOUBLED.
     if abs(apart) > _TOLERANCE and not 1.8 < each / served < 2.2:
@@ -154,13 +156,6 @@ def tokens(result: Result, part: Accuracy) -> Iterator[Fault]:
             f"{served:.1f} a sample",
             f"{each:g}, {_EACH} in {part.beside(ACCURACY_TEXT)}",
         )
-
-
-def _same_dataset(result: Result) -> bool:
-    run, part = result.performance, result.accuracy
-    if run is None or part is None or run.terms is None or part.terms is None:
-        return False
-    return run.terms.samples == part.terms.samples
 
 
 @check(

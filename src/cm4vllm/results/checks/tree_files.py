@@ -229,15 +229,10 @@ def _calibration_pages(home: Path) -> Iterator[Path]:
 def spelled(result: Result) -> Iterator[Fault]:
     if (name := result.folder.rpartition("/")[2]) != result.scenario:
         fault = "the folder of a scenario is spelled in another way"
-        if marking := _marking_checker(result.round):
+        checkers = rules.round_terms(result.round).checkers if result.round else ()
+        if marking := next((checker for checker in checkers if checker.respelled_is_inferred), None):
             fault += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
         yield Fault(fault, result.folder, "", name, result.scenario)
-
-
-def _marking_checker(round_name: str) -> rules.Checker | None:
-    """Return the official checker of a round that marks a result in a folder of another spelling as inferred."""
-    checkers = rules.round_terms(round_name).checkers if round_name else ()
-    return next((checker for checker in checkers if checker.respelled_is_inferred), None)
 
 
 def _by_benchmark(submission: Submission) -> Iterator[tuple[Submission, list[Result]]]:

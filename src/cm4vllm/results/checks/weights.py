@@ -83,7 +83,8 @@ def of_the_model(result: Result) -> Iterator[Fault]:
 
 def _other_model(weights: str, result: Result) -> str:
     """Return the model of the rules that the text names instead of the result's; empty where it names none of them."""
-    model = result.model if result.mapped else _model_of(result)
+    known = rules.if_known(rules.benchmark_terms, result.round, result.benchmark)
+    model = result.model if result.mapped else known.model if known else ""
     family = _family(model.lower())
     if family not in _families().values():
         return ""  # not a model of the rules, or one that its submitter made from others
@@ -92,12 +93,6 @@ def _other_model(weights: str, result: Result) -> str:
         return named[0] if named else ""
     stated, expected = (_versions(family, text) for text in (weights, model.lower()))
     return f"{family} {min(stated)}" if stated and expected and not stated & expected else ""
-
-
-def _model_of(result: Result) -> str:
-    """Return the benchmark's model; empty where the rules do not know it."""
-    known = rules.if_known(rules.benchmark_terms, result.round, result.benchmark)
-    return known.model if known else ""
 
 
 @cache
