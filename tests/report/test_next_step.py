@@ -13,7 +13,7 @@ from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.report.next_step import next_step
+from cm4vllm.report.final_table import next_step
 from cm4vllm.report.report_contents import load
 from cm4vllm.serving.records import Simulation
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord

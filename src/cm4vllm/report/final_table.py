@@ -6,6 +6,7 @@ On a terminal it has colour, elsewhere it is aligned plain text.
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -24,14 +25,13 @@ from cm4vllm.report.campaign_verdict import (
 )
 from cm4vllm.report.energy_words import energy_words
 from cm4vllm.report.formatting import counting_words, headroom, ms, number, rate, result_figure
-from cm4vllm.report.next_step import next_step
 from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report
 from cm4vllm.results.energy_figures import energy_figures
 from cm4vllm.results.model import Performance, Result
 from cm4vllm.results.recorded_power import recorded_power
 
-__all__ = ["aligned", "final_table", "one_line", "performance_cells", "score_lines"]
+__all__ = ["aligned", "final_table", "next_step", "one_line", "performance_cells", "score_lines"]
 
 _COLUMNS = ("scenario", "metric", "samples/s", "result", "TTFT p99", "TPOT p99", "accuracy")
 _COLOURS = {"valid": "green", "INVALID": "bold red"}
@@ -156,6 +156,25 @@ def _below(report: Report) -> list[str]:
         one_line(line)
         for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
     ]
+
+
+def next_step(report: Report) -> str:
+    """Return the next step from this job to a submission; empty where the error that follows names it."""
+    settings = report.run.settings
+    if settings.server.simulated is not None:
+        return "on the machine of the profile, the same command without --rehearse"
+    if settings.model.is_stand_in or settings.model.is_dummy:
+        return (
+            "name a model (--vllm_model_name=ORGANISATION/MODEL) or a server (--api_server=URL); --plan shows the job"
+        )
+    if report.rehearsal:
+        return "the same command with --execution_mode=valid measures a result; --plan shows how long it takes"
+    if report.invalid_results or report.tree is None:
+        return ""
+    tree, checker = shlex.quote(str(report.tree.parent.parent)), report.checker
+    if checker is None or checker.unavailable:
+        return f"cm run script --tags=check,mlperf,results --input={tree}"
+    return f"cm run script --tags=pack,mlperf,submission --submission_dir={tree}" if checker.passed else ""
 
 
 def one_line(text: str) -> str:

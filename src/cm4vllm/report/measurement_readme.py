@@ -14,8 +14,7 @@ from cm4vllm.report import formatting
 from cm4vllm.report.campaign_verdict import missing
 from cm4vllm.report.page_templates import environment
 from cm4vllm.report.report_contents import Report, load
-from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
-from cm4vllm.report.run_versions import versions
+from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.campaign_software import read_software

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.report_contents import Report
 from cm4vllm.rules import tree_layout
 from cm4vllm.submission.campaign_software import SoftwareRecord
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 
-__all__ = ["platform_rows", "published_recipe", "setup_lines"]
+__all__ = ["platform_rows", "published_recipe", "setup_lines", "versions"]
 
 #: The keys of a record's recipe that only cm4vllm uses: sizes and times of files, by which a change of them is seen.
 _INTERNAL = frozenset({"files"})
@@ -63,3 +64,27 @@ def platform_rows(software: SoftwareRecord | None) -> dict[str, str]:
     if software.server_python:
         rows["Python version of the server"] = software.server_python
     return rows
+
+
+def versions(report: Report, run: RunRecord) -> dict[str, dict[str, str]]:
+    """Return versions by where they worked: the harness (cm4vllm, CM, LoadGen, its packages) and the server.
+
+    A server that names neither itself nor its packages is left out.
+    """
+    harness: dict[str, str] = {}
+    if report.campaign:
+        harness["cm4vllm"] = report.campaign.cm4vllm_version
+        if report.campaign.commit:
+            harness["cm4vllm commit"] = report.campaign.commit
+        harness["Collective Mind (cmind)"] = report.campaign.cm_version
+    harness["MLPerf LoadGen"] = run.loadgen_version
+    harness |= dict(sorted(run.versions.items()))
+    software, version = run.settings.server.software, run.settings.server.version
+    server = {software: version} if software and version else {}
+    server |= {name: version for name, version in sorted(run.settings.server.packages.items()) if name != "vllm"}
+    if (container := run.settings.server.container) is not None:
+        server |= {
+            "container image": f"{container.image} ({container.digest})",
+            container.engine: container.engine_version,
+        }
+    return {where: known for where, known in (("Harness", harness), ("Server", server)) if known}

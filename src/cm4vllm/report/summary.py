@@ -15,8 +15,7 @@ from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report, load
-from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines
-from cm4vllm.report.run_versions import versions
+from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.scenario_pictures import pictures
 from cm4vllm.report.search_curve import search_curves
 from cm4vllm.report.server_settings import tried_settings
