@@ -21,7 +21,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.command_lines import stored_command
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
-    from cm4vllm.report.verification_text import report_environment, report_verification
+    from cm4vllm.report.comparison_texts import report_environment, report_verification
     from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
     from cm4vllm.submission.capsule.comparison import compare_environment

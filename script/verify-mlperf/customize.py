@@ -7,7 +7,7 @@ from typing import Any
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
-    from cm4vllm.report.verification_text import report_verification
+    from cm4vllm.report.comparison_texts import report_verification
     from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_at
 

@@ -6,8 +6,7 @@ from made_points import change_json, change_yaml, write_points
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.records import write_record
-from cm4vllm.report.comparison_texts import report_comparison
-from cm4vllm.report.verification_text import report_verification
+from cm4vllm.report.comparison_texts import report_comparison, report_verification
 from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.verification import Judgement, refuse_differences
 from cm4vllm.rules import ExecutionMode

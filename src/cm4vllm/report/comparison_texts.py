@@ -1,13 +1,14 @@
-"""A comparison as lines for a terminal, as an object for programs, and as a page."""
+"""A comparison as lines for a terminal, as an object for programs, and as a page; and the judgement on it, as lines."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import typed_paths, write_text
-from cm4vllm.common.progress import say_text
+from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report import formatting
 from cm4vllm.report.curve_comparison import compare_curves
@@ -15,17 +16,20 @@ from cm4vllm.report.final_table import aligned
 from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
-from cm4vllm.results.compared_settings import ComparedSetting, Group
-from cm4vllm.results.comparison import Block, Cell, Comparison, Row
+from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.compared_settings import NOT_STATED, ComparedSetting, Group
+from cm4vllm.results.comparison import Block, Cell, Comparison, Row, compare
 from cm4vllm.results.curves import curves_at
 from cm4vllm.results.figures import Basis
 from cm4vllm.results.uncertainty import Shift, Verdict
+from cm4vllm.results.verification import Judged, Judgement, judge_settings, verify
+from cm4vllm.results.verification import short as shortened
 from cm4vllm.submission.capsule.comparison import compare_paths
 
-__all__ = ["INSTALLED", "as_object", "as_page", "as_text", "package_lines", "report_comparison"]
+__all__ = ["as_object", "as_page", "as_text", "report_comparison", "report_environment", "report_verification"]
 
 #: The groups of packages by name, each with the name of its files.
-INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}
+_INSTALLED = {Group.PACKAGES: Group.CONTENTS, Group.SERVER_PACKAGES: Group.SERVER_CONTENTS}
 #: Names of packages in a line.
 _NAMED = 6
 
@@ -137,17 +141,17 @@ def as_text(comparison: Comparison) -> Iterator[str]:
 def _settings(comparison: Comparison) -> Iterator[str]:
     yield ""
     yield f"Settings that differ ({comparison.alike} are the same, {comparison.unstated} not stated by all):"
-    packages = {group for groups in INSTALLED.items() for group in groups}
+    packages = {group for groups in _INSTALLED.items() for group in groups}
     rows = [difference for difference in comparison.differences if difference.group not in packages]
     if rows:
         named = ((row.title, *map(_cut, row.values)) for row in rows)
         yield from aligned([("setting", *(side.name for side in comparison.sides)), *named])
-    yield from package_lines(comparison.settings)
+    yield from _package_lines(comparison.settings)
 
 
-def package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
+def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
     """Give a line for each environment whose packages differ: other versions, some in one result alone, other files."""
-    for versions, contents in INSTALLED.items():
+    for versions, contents in _INSTALLED.items():
         rows = {row.name: row for row in settings if row.group is versions and row.differs}
         files = {row.name for row in settings if row.group is contents and row.differs and all(row.values)}
         words = {name: f"{name} {' | '.join(text or '-' for text in row.values)}" for name, row in rows.items()}
@@ -283,3 +287,37 @@ def as_page(comparison: Comparison) -> str:
             dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)
         ),
     )
+
+
+def report_verification(capsules: Sequence[tuple[Path, Capsule]], accuracy_tolerance: float) -> list[Judged]:
+    """Compare two results, each with the path that it was read from; print and return the judgement on each field."""
+    comparison = compare(capsules)
+    rows = verify(comparison, accuracy_tolerance)
+    _print_judgement(rows, comparison.settings)
+    return rows
+
+
+def report_environment(settings: Sequence[ComparedSetting]) -> None:
+    """Print the settings of an environment that differ from those of a capsule."""
+    _print_judgement(judge_settings(settings), settings)
+
+
+def _print_judgement(rows: Sequence[Judged], settings: Sequence[ComparedSetting]) -> None:
+    """Print each field that is not equal, one line for all packages of an environment, and how many are equal."""
+    installed = tuple(f"{group}: " for groups in _INSTALLED.items() for group in groups)
+    for row in rows:
+        if row.judgement is Judgement.EQUAL or row.first == row.second == NOT_STATED or row.field.startswith(installed):
+            continue
+        tolerance = f" ({row.tolerance})" if row.tolerance else ""
+        same = row.judgement is Judgement.SHOWN and row.first == row.second
+        said = f"in both: {shortened(row.first)}" if same else f"{shortened(row.first)} | {shortened(row.second)}"
+        say(f"{row.field}: {'not judged' if same else row.judgement}: {said}{tolerance}")
+    for line in _package_lines(settings):
+        say(line)
+    count = Counter(row.judgement for row in rows)
+    say(
+        f"{count[Judgement.EQUAL]} of {len(rows)} fields are equal, {count[Judgement.DIFFERS]} differ and should not, "
+        f"{count[Judgement.UNKNOWN]} are known of one result only"
+    )
+    if doubtful := [row.field for row in rows if row.judgement is Judgement.DOUBTFUL]:
+        say(f"WARNING: the performance is not confirmed: {len(doubtful)} figures agree, but are doubtful (see above)")

@@ -14,7 +14,7 @@ from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.report.verification_text import report_environment, report_verification
+from cm4vllm.report.comparison_texts import report_environment, report_verification
 from cm4vllm.results.comparison import compare
 from cm4vllm.results.figures import Basis, Figure, Figures, Interval, Source
 from cm4vllm.results.verification import Judgement, judge_settings, refuse_differences, verify
