@@ -5,7 +5,7 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.submission.results_folders import submission_inputs
+    from cm4vllm.submission.tree_inputs import submission_inputs
 
     i["env"].update(submission_inputs(i["env"]))
     return {"return": 0}
@@ -22,8 +22,8 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.submission.campaign_software import SCRIPTS_FILE, scripts_that_ran
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE
     from cm4vllm.submission.result_removal import remove_results
-    from cm4vllm.submission.results_folders import results_folders
     from cm4vllm.submission.tree import build_tree
+    from cm4vllm.submission.tree_inputs import results_folders
 
     env = i["env"]
     submitter, tree = env.get("CM_MLPERF_SUBMITTER", ""), Path(env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]).absolute()
