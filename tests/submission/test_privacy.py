@@ -243,7 +243,7 @@ def test_a_whole_tree_holds_nothing_of_this_machine(campaign, rewrite, monkeypat
         asked,
         command=f"cm run script --output_dir={ours}",
         readmes=dict.fromkeys((Scenario.OFFLINE, Scenario.SERVER), f"# measured\n{ours}\n"),
-        extra_files=dict.fromkeys(asked.extra_files, f"<p>{ours}</p>"),
+        page=f"<p>{ours}</p>",
     )
     tree = build_tree(asked)
     inspect_tree(tree)

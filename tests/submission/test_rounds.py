@@ -29,7 +29,7 @@ def test_a_tree_of_two_systems_has_the_layout_of_the_round_and_only_its_shortnes
     runs = other.out / "runs" / system_folder(other.out)
     rewrite(other.out / "system" / "system.json", lambda system: system.update(system_name="other-system"))
     runs.rename(runs.with_name("other-system"))
-    tree = build_tree(asked, dataclasses.replace(other, extra_files={}), tree=tmp_path / "submission")
+    tree = build_tree(asked, dataclasses.replace(other, page=""), tree=tmp_path / "submission")
     truncate_tree(tree)
     home = tree / "open" / "Nobody"
     for system in (system_folder(asked.out), "other-system"):

@@ -43,7 +43,7 @@ def two(lay_out):
             runs = asked.out / "runs" / system_folder(asked.out)
             runs.rename(runs.with_name(folder_name(described)))
             path.write_text(json.dumps(described))
-            asked = dataclasses.replace(asked, extra_files={f"results/{system}/summary.html": page(asked.model)})
+            asked = dataclasses.replace(asked, page=page(asked.model))
         return dataclasses.replace(asked, server_command=f"vllm serve '${{MODEL:?}}' --name={name}")
 
     return results("one"), results("two", "other-system")

@@ -22,8 +22,7 @@ from cm4vllm.results.comparison import Block, Cell, Comparison, Row, compare
 from cm4vllm.results.curves import curves_at
 from cm4vllm.results.figures import Basis
 from cm4vllm.results.uncertainty import Shift, Verdict
-from cm4vllm.results.verification import Judged, Judgement, judge_settings, verify
-from cm4vllm.results.verification import short as shortened
+from cm4vllm.results.verification import Judged, Judgement, judge_settings, short, verify
 from cm4vllm.submission.capsule.comparison import compare_paths
 
 __all__ = ["as_object", "as_page", "as_text", "report_comparison", "report_environment", "report_verification"]
@@ -310,7 +309,7 @@ def _print_judgement(rows: Sequence[Judged], settings: Sequence[ComparedSetting]
             continue
         tolerance = f" ({row.tolerance})" if row.tolerance else ""
         same = row.judgement is Judgement.SHOWN and row.first == row.second
-        said = f"in both: {shortened(row.first)}" if same else f"{shortened(row.first)} | {shortened(row.second)}"
+        said = f"in both: {short(row.first)}" if same else f"{short(row.first)} | {short(row.second)}"
         say(f"{row.field}: {'not judged' if same else row.judgement}: {said}{tolerance}")
     for line in _package_lines(settings):
         say(line)

@@ -13,7 +13,7 @@ from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
-from cm4vllm.submission.tree import TreeAsked, system_folder
+from cm4vllm.submission.tree import TreeAsked
 
 __all__ = ["tree_asked"]
 
@@ -32,7 +32,7 @@ def tree_asked(
         command=campaign.command,
         commit=campaign.commit,
         division=Division.parse(division or campaign.division),
-        extra_files={f"results/{system_folder(out)}/summary.html": summary_html(out, published=True)},
+        page=summary_html(out, published=True),
         server_command=formatting.server_command(report.server, report.model.path),
         introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),

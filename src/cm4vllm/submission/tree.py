@@ -41,7 +41,6 @@ from cm4vllm.submission.tree_writer import (
     TreeWriter,
     changed_tree,
     new_tree,
-    place_below,
     read_object,
     recover,
     refuse_other,
@@ -58,9 +57,9 @@ class TreeAsked:
     """The results that go into a tree.
 
     `out` holds runs/ and system/; `model` names the folder below runs/<system>. `readmes` gives the scenarios and their
-    README texts, `extra_files` other texts by their path below the submitter's folder. `command` is the line that
-    started the campaign, `server_command` the one that started the server, where it is known. `introduction` begins the
-    submitter's page, `capsule` is the text of rerun.yaml; both may be empty.
+    README texts, `page` is summary.html of the results. `command` is the line that started the campaign,
+    `server_command` the one that started the server, where it is known. `introduction` begins the submitter's page,
+    `capsule` is the text of rerun.yaml; these and the page may be empty.
     """
 
     out: Path
@@ -70,7 +69,7 @@ class TreeAsked:
     command: str
     commit: str = ""
     division: Division = Division.OPEN
-    extra_files: Mapping[str, str] | None = None
+    page: str = ""
     server_command: str = ""
     introduction: str = ""
     capsule: str = ""
@@ -227,8 +226,11 @@ def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], ver
         heading_of(f"{asked.model} on {results.system}", results.scenarios),
         scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
     )
-    for path, text in (asked.extra_files or {}).items():
-        _extra(writer, home / place_below(path), scrubbed(text, private), results)
+    if asked.page:
+        path = home / "results" / results.system / "summary.html"
+        if path.exists():  # that of another campaign on the same system
+            path = path.with_name(f"{path.stem}-{asked.model}-{'-'.join(results.scenarios)}{path.suffix}")
+        writer.text(path, scrubbed(asked.page, private))
 
 
 def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWord]) -> None:
@@ -279,13 +281,6 @@ def _require_free(writer: TreeWriter, folder: Path) -> None:
             f"the tree has a result of {system}, {model}, {scenario} already",
             remedy=f"remove it first: --tags={GENERATE} --remove={system}/{model}/{scenario}",
         )
-
-
-def _extra(writer: TreeWriter, path: Path, text: str, results: Results) -> None:
-    """Write a page; where another campaign has one of that name, under a name that says whose it is."""
-    if path.exists():
-        path = path.with_name(f"{path.stem}-{results.asked.model}-{'-'.join(results.scenarios)}{path.suffix}")
-    writer.text(path, text)
 
 
 def _system(out: Path) -> dict[str, str]:

@@ -11,24 +11,14 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, sha256_of, staged_folder, write_bytes, write_json, write_text
 from cm4vllm.submission.shared_pages import sections, with_section
 
-__all__ = [
-    "GENERATE",
-    "TreeWriter",
-    "changed_tree",
-    "digests",
-    "new_tree",
-    "place_below",
-    "read_object",
-    "recover",
-    "refuse_other",
-]
+__all__ = ["GENERATE", "TreeWriter", "changed_tree", "digests", "new_tree", "read_object", "recover", "refuse_other"]
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"
@@ -62,15 +52,6 @@ class TreeWriter:
         if not path.exists():
             write_bytes(path, content)
         elif not path.is_file() or bytes_of(path) != content:
-            raise self._apart(path)
-
-    def copy(self, source: Path, path: Path) -> None:
-        """Copy a file with its mode. Raises SubmissionError where the tree has another one in its place."""
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, path)
-            shutil.copymode(source, path)
-        elif not path.is_file() or sha256_of(path) != sha256_of(source):
             raise self._apart(path)
 
     def section(self, path: Path, title: str, heading: str, body: str, *, renew: bool = False) -> None:
@@ -112,14 +93,6 @@ def refuse_other(name: str, there: Mapping[str, Any], given: Mapping[str, Any]) 
     if keys:
         apart = "\n".join(f"{key}: {there.get(key)!r} in the tree, {given.get(key)!r} in the results" for key in keys)
         raise SubmissionError(f"the results contradict what the tree has in {name}", cause=apart, remedy=_APART)
-
-
-def place_below(path: str) -> PurePosixPath:
-    """Return a path below the submitter's folder. Raises SubmissionError for one that leaves it."""
-    inside = PurePosixPath(path)
-    if inside.is_absolute() or ".." in inside.parts or not inside.parts:
-        raise SubmissionError(f"{path} is not a path below the submitter's folder")
-    return inside
 
 
 def read_object(path: Path) -> dict[str, Any]:
