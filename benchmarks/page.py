@@ -35,9 +35,10 @@ LIMIT_S = 5.0
 PAGE = """
 import sys, time
 from pathlib import Path
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.report_contents import load
+from cm4vllm.report.summary import render
 wall, cpu = time.monotonic(), time.process_time()
-page = summary_html(Path(sys.argv[1]))
+page = render(load(Path(sys.argv[1])))
 print(time.monotonic() - wall, time.process_time() - cpu, len(page.encode()))
 """
 

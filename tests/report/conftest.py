@@ -45,7 +45,8 @@ from cm4vllm.loadgen.process.runner import run as measure_run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.settings import RunOptions, run_settings
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.report_contents import load
+from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
@@ -350,4 +351,4 @@ def _replaced(record: object, names: list[str], value: object) -> object:
 
 @pytest.fixture(scope="session")
 def page(real_runs: Path) -> Page:
-    return Page(summary_html(real_runs))
+    return Page(render(load(real_runs)))

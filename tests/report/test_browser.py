@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from browser import chromium
 from cm4vllm.report import summary
 from cm4vllm.report.explorer import explorer_page
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.report_contents import load
+from cm4vllm.report.summary import render
 from cm4vllm.results.result_index import Index, read_index
 from screenshot import MAX_BYTES as PICTURE_BYTES
 
@@ -78,7 +79,7 @@ def page(measured_runs: Path, searched: Path, tmp_path: Path) -> Path:
     out = Path(shutil.copytree(measured_runs, tmp_path / "measured"))
     shutil.copytree(searched / "search", out / "search")
     path = tmp_path / "page.html"
-    path.write_text(summary_html(out), encoding="utf-8")
+    path.write_text(render(load(out)), encoding="utf-8")
     return path
 
 

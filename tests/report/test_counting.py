@@ -15,7 +15,7 @@ from cm4vllm.report.campaign_verdict import findings
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.serving.records import Dialect, Prompts, ServerRecord
 
 Change = Callable[..., None]
@@ -53,8 +53,8 @@ def runs(out: Path) -> list[Path]:
 
 
 def test_every_page_says_it(counted: Path) -> None:
-    readmes = measurement_readmes(counted)
-    pages = [*readmes.values(), unescape(summary_html(counted)), final_table(load(counted), stream=io.StringIO())]
+    readmes = measurement_readmes(load(counted))
+    pages = [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]
     for page in pages:
         text = " ".join(page.replace("\\", "").split())
         assert "The server gives text and no token ids." in text
@@ -70,14 +70,14 @@ def test_what_the_server_could_not_be_asked_stands_on_every_page(counted: Path, 
     for run in runs(counted):
         change(run, RunRecord, **{f"settings__server__{name}": value for name, value in unknown.items()})
     change(counted / "server" / "server.json", ServerRecord, **unknown)
-    readmes = measurement_readmes(counted)
-    for page in [*readmes.values(), unescape(summary_html(counted)), final_table(load(counted), stream=io.StringIO())]:
+    readmes = measurement_readmes(load(counted))
+    for page in [*readmes.values(), unescape(render(load(counted))), final_table(load(counted), stream=io.StringIO())]:
         assert "not checked: whether it caches prompt prefixes" in " ".join(page.split())
     assert not any(line.strip() == "- Server:" for page in readmes.values() for line in page.splitlines())
 
 
 def test_a_server_that_lists_ids_is_said_to(real_runs: Path) -> None:
-    for page in (*measurement_readmes(real_runs).values(), summary_html(real_runs)):
+    for page in (*measurement_readmes(load(real_runs)).values(), render(load(real_runs))):
         assert "Token ids are those that the server lists" in page
     assert "Token counts" not in {finding.subject for finding in findings(load(real_runs))}
 
@@ -86,7 +86,7 @@ def test_without_usage_it_says_so_and_no_difference(counted: Path, change: Chang
     uncounted = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
     for path in runs(counted):
         change(path, RunRecord, client__text=uncounted, settings__server__dialect__usage=False)
-    page = unescape(summary_html(counted))
+    page = unescape(render(load(counted)))
     assert "does not count them either" in page and "open division alone" in page
     assert "both counts differ" not in page
 

@@ -15,7 +15,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import render, summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.results.energy_figures import ENERGY_LABELS, energy_figures
 from cm4vllm.results.model import Performance
 from cm4vllm.submission.capsule.comparison import compare_paths
@@ -74,7 +74,7 @@ def test_pages_and_the_table_name_it_and_a_published_page_has_none(runs: Path) -
     assert f"Offline {LABEL}: 2,001.0 J" in final_table(report, stream=io.StringIO())
     page = render(report)
     assert page.count(f"{LABEL}: 2,001.0 J") == 2 and "energy by counters, not MLPerf power" in page
-    published = summary_html(runs, published=True)
+    published = render(load(runs), published=True)
     assert "MLPerf power" not in published and "2,001.0 J" not in published
 
 

@@ -107,7 +107,7 @@ def test_a_metric_that_is_not_scored_is_named_with_the_reason_on_every_page(out:
     assert "ROUGE1 is not scored: its &lt;words&gt; cannot be counted" in page
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["results"][0]["unscored"] == {"ROUGE1": "its <words> cannot be counted"}
-    assert "ROUGE1 | not scored" in measurement_readmes(out)[Scenario.OFFLINE]
+    assert "ROUGE1 | not scored" in measurement_readmes(load(out))[Scenario.OFFLINE]
 
 
 def test_a_terminal_gets_colour_and_the_same_words(real_runs: Path) -> None:

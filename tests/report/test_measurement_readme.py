@@ -14,7 +14,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.formatting import number, rate
 from cm4vllm.report.measurement_readme import block, code, measurement_readmes, plain
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.rules import Scenario
 from cm4vllm.submission.campaign_software import SoftwareRecord
 
@@ -22,7 +22,7 @@ Change = Callable[..., None]
 
 
 def test_a_rehearsal_says_so_first_and_last(real_runs: Path) -> None:
-    texts = measurement_readmes(real_runs)
+    texts = measurement_readmes(load(real_runs))
     assert list(texts) == [Scenario.OFFLINE, Scenario.SERVER]
     for text in texts.values():
         lines = text.splitlines()
@@ -31,13 +31,13 @@ def test_a_rehearsal_says_so_first_and_last(real_runs: Path) -> None:
 
 
 def test_a_result_does_not_call_itself_a_rehearsal(published: Path) -> None:
-    for text in measurement_readmes(published).values():
+    for text in measurement_readmes(load(published)).values():
         assert text.startswith("# ") and "REHEARSAL" not in text.upper()
 
 
 def test_rates_carry_their_own_units(published: Path) -> None:
     """The published README of this run says: `Samples per second`: `1871.84`."""
-    offline, server = measurement_readmes(published).values()
+    offline, server = measurement_readmes(load(published)).values()
     assert "**1,871.84 tokens/s**" in offline and "| 6.31 samples/s |" in offline
     assert "**1,954.36 tokens/s**" in server and "| 6.89 samples/s |" in server
     assert "1,871.84 samples" not in offline and "1,954.36 samples" not in server
@@ -45,26 +45,26 @@ def test_rates_carry_their_own_units(published: Path) -> None:
 
 def test_targets_are_those_of_the_variant_with_both_bounds(published: Path) -> None:
     """The published README held a 99.9 entry against the targets of 99, and left out that it misses them."""
-    text = measurement_readmes(published)[Scenario.OFFLINE]
+    text = measurement_readmes(load(published))[Scenario.OFFLINE]
     assert "| ROUGE1 | 41.6468 | ≥ 44.3867688 | **not met** |" in text
     assert "| TOKENS_PER_SAMPLE | 296.5 | ≥ 265.005 and ≤ 323.895 | met |" in text
 
 
 def test_latencies_stand_against_their_limits(published: Path) -> None:
-    offline, server = measurement_readmes(published).values()
+    offline, server = measurement_readmes(load(published)).values()
     assert "| TTFT, 99th percentile | 319.5 ms; limit 2,000 ms, 84.0% left |" in server
     assert "| TPOT, 99th percentile | 76.9 ms; limit 200 ms, 61.6% left |" in server
     assert "no limit in the Offline scenario" in offline
 
 
 def test_a_mapped_model_is_not_called_the_benchmarks(real_runs: Path) -> None:
-    for text in measurement_readmes(real_runs).values():
+    for text in measurement_readmes(load(real_runs)).values():
         assert "`tiny-llama`, **not** the benchmark's own model" in text
         assert "mapped to\n> the benchmark `llama3.1-8b`" in text
 
 
 def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
-    text = measurement_readmes(real_runs)[Scenario.SERVER]
+    text = measurement_readmes(load(real_runs))[Scenario.SERVER]
     assert "cm run script \\\n    --tags=run-mlperf,inference,_vllm,_r6.1 \\\n" in text
     assert 'python -m vllm.entrypoints.openai.api_server \\\n    --model="${MODEL:?}" \\\n' in text
     assert "VLLM_CPU_KVCACHE_SPACE=1" in text and "/srv/" not in text
@@ -76,7 +76,7 @@ def test_it_tells_how_to_run_it_again(real_runs: Path) -> None:
 
 
 def test_every_number_of_the_run_is_there(real_runs: Path) -> None:
-    texts = measurement_readmes(real_runs)
+    texts = measurement_readmes(load(real_runs))
     for m in load(real_runs).results:
         assert m.performance and m.accuracy and m.accuracy.record
         result, client = m.performance, m.performance.run.client
@@ -96,7 +96,7 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
     root = next(out.glob("runs/*/*"))
     shutil.rmtree(root / "Offline" / "performance")
     shutil.rmtree(root / "Server" / "accuracy")
-    offline, server = measurement_readmes(out).values()
+    offline, server = measurement_readmes(load(out)).values()
     assert re.search(r"### Performance\n\nNot measured\.", offline)
     assert re.search(r"### Accuracy\n\nNot measured\.", server)
     assert "The system is not described." in server and "the command that started the runs" in server
@@ -105,7 +105,7 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
 def test_an_invalid_result_says_why(out: Path, change: Change) -> None:
     path = next(out.glob("runs/*/*/Server/performance")) / RUN_FILE
     change(path, RunRecord, client__failed=2, client__failures={"HTTP 500: `oops` | <b>": 2})
-    text = measurement_readmes(out)[Scenario.SERVER]
+    text = measurement_readmes(load(out))[Scenario.SERVER]
     assert "Why it is not valid:" in text and "requests failed" in text
     assert "- 2 times HTTP 500: \\`oops\\` \\| &lt;b&gt;" in text
 
@@ -114,7 +114,7 @@ def test_a_hostile_name_stays_a_name(out: Path, change: Change) -> None:
     name = "x<script>alert(1)</script>`|`\n# heading"
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(path, RunRecord, settings__model__name=name)
-    text = measurement_readmes(out)[Scenario.SERVER]
+    text = measurement_readmes(load(out))[Scenario.SERVER]
     outside_code = re.sub(r"(`+).*?[^`]\1(?!`)", "", text)
     assert "<script>" not in outside_code and "\n# heading" not in text
 
@@ -160,21 +160,21 @@ SOFTWARE = SoftwareRecord(
 
 
 def test_a_reader_gets_what_helps_to_reproduce_and_nothing_internal(noted: Path) -> None:
-    page = re.sub(r'<span class="whole">(.*?)</span>', r"\1", html.unescape(summary_html(noted, published=True)))
-    for text in (*measurement_readmes(noted).values(), page):
+    page = re.sub(r'<span class="whole">(.*?)</span>', r"\1", html.unescape(render(load(noted), published=True)))
+    for text in (*measurement_readmes(load(noted)).values(), page):
         assert (
             "pip install cmind==4.2.0\ncm pull repo --url=https://github.com/example/cm4vllm --checkout=0123abcd\n"
         ) in text
         for word in ("Linux-6.1.0-x86", "with-glibc2.36", "3.11.7 (main, Jan 1 2026)", "owner/m", "Hub id"):
             assert word in text, word
         assert "1795371058303" not in text and "Recipe" not in text
-    page = html.unescape(summary_html(noted))
+    page = html.unescape(render(load(noted)))
     assert "cmind==4.2.0" in page and "vllm==0.32.0" in page
 
 
 @pytest.mark.parametrize("record", [{"url": ""}, {"commit": "0123abcd+changes"}, {"commit": ""}])
 def test_a_program_that_nobody_can_pull_is_taken_from_the_submission(noted: Path, record: dict[str, str]) -> None:
     write_record(noted / "system" / "software.json", msgspec.structs.replace(SOFTWARE, **record))
-    text = measurement_readmes(noted)[Scenario.OFFLINE]
+    text = measurement_readmes(load(noted))[Scenario.OFFLINE]
     assert 'cm add repo --path="${SUBMISSION:?}/open/not-stated/src/cm4vllm"\n' in text
     assert "`$SUBMISSION` is the folder of the submission" in text and "cm pull" not in text

@@ -164,7 +164,7 @@ def test_answers_that_came_in_pieces_are_of_the_open_division(out: Path, change:
     closed = dataclasses.replace(submission, division=Division.CLOSED)
     (finding,) = [candidate for candidate in findings(closed) if candidate.code == "ANSWERS-IN-PIECES"]
     assert finding.severity is Severity.ERROR
-    text = measurement_readmes(out)[Scenario.SERVER]
+    text = measurement_readmes(load(out))[Scenario.SERVER]
     assert "its answers came in 2 pieces" in text and "| 1 | 2026-11-20T10:00:00+00:00 | 40 |" in text
 
 

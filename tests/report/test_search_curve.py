@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from cm4vllm.report.report_contents import load
 from cm4vllm.report.search_curve import search_curves
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.results.rate_search_record import SEARCH_FILE
 
 
@@ -19,7 +20,7 @@ def test_p99_is_drawn_over_the_rate_with_the_rate_that_was_found(searched: Path)
     lines = [shape.attributes["points"] for shape in picture.shapes if shape.tag == "polyline"]
     assert [len(str(line).split()) for line in lines] == [3, 4]  # a probe without an answer has no TTFT
     assert [row[0] for row in picture.tables[0].rows] == ["4", "4", "8", "8", "16", "16", "32"]
-    assert "4 probes found 8 queries/s" in summary_html(searched)
+    assert "4 probes found 8 queries/s" in render(load(searched))
 
 
 def test_a_server_whose_speed_changed_is_told(searched: Path) -> None:

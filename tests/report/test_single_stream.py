@@ -37,7 +37,7 @@ def test_its_figure_is_the_90th_percentile_of_the_latency(report: Report) -> Non
 def test_its_pages_name_the_expected_latency_and_no_target_rate(report: Report) -> None:
     write_summary(report)
     words = "1.33 x the mean latency of SingleStream latency, 18.75 ms"
-    for page in (report.page.read_text(), measurement_readmes(report.out)[Scenario.SINGLE_STREAM]):
+    for page in (report.page.read_text(), measurement_readmes(report)[Scenario.SINGLE_STREAM]):
         assert "Expected latency" in page and f"25.0 ms, {words}" in page
         assert "Target QPS" not in page
         assert "no limit" in page

@@ -20,7 +20,7 @@ from cm4vllm.report.formatting import ms, number, rate
 from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.published_rank import place, places_of
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import MAX_BYTES, render, summary_html
+from cm4vllm.report.summary import MAX_BYTES, render
 from cm4vllm.report.summary_exports import summary_record
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.result_index import Index, row_of
@@ -52,7 +52,7 @@ def test_it_is_well_formed_and_accessible(page: Page) -> None:
 
 
 def test_it_loads_and_runs_nothing(real_runs: Path, page: Page) -> None:
-    text = summary_html(real_runs)
+    text = render(load(real_runs))
     assert not re.search(r"url\(|@import|expression\(|javascript:", text)
     for tag, attrs in page.elements:
         assert tag not in ("script", "iframe", "object", "embed", "img", "link", "base", "form")
@@ -92,7 +92,7 @@ def test_the_first_screen_has_figure_validity_reason_and_headroom_of_each_scenar
 
 def test_an_invalid_result_says_so_and_why_on_the_first_screen(out: Path, change: Change) -> None:
     change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, client__failed=3)
-    shown = Page(summary_html(out))
+    shown = Page(render(load(out)))
     tiles = [
         str(a["class"]) for tag, a in shown.elements if tag == "section" and str(a.get("class")).startswith("tile")
     ]
@@ -113,7 +113,7 @@ def test_the_results_table_has_a_row_for_each_scenario(page: Page, real_runs: Pa
 
 
 def test_a_page_with_pictures_is_well_formed_small_and_loads_nothing(measured_runs: Path) -> None:
-    html = summary_html(measured_runs)
+    html = render(load(measured_runs))
     page = Page(html)
     test_it_is_well_formed_and_accessible(page)
     assert not re.search(r"url\(|@import|javascript:", html) and not [a for _, a in page.elements if LOADING & set(a)]
@@ -145,27 +145,27 @@ def test_what_the_server_did_is_shown_where_its_metrics_were_recorded(
         generation_tokens=0,
     )
     (folder / METRICS_FILE).write_bytes(msgspec.json.encode(sample) + b"\n")
-    shown = Page(summary_html(out))
+    shown = Page(render(load(out)))
     assert "Server performance 10.00, 20 13.33, 40 41.0% 7 0 12.5 ms 3.25 ms" in shown.text
     assert "up to 20 running, 40 waiting" in " ".join(str(a.get("aria-label")) for _, a in shown.elements)
 
 
 def test_who_used_the_machine_is_shown_where_it_was_measured(out: Path, page: Page, change: Change) -> None:
     assert "Who used this machine" not in page.text
-    load = MachineLoad(processors=2, wall_s=100, busy_s=180, stolen_s=4, own_s=120)
-    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=load)
-    shown = Page(summary_html(out)).text
+    used = MachineLoad(processors=2, wall_s=100, busy_s=180, stolen_s=4, own_s=120)
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=used)
+    shown = Page(render(load(out))).text
     assert "Server performance 2 90.0% 60.0% 30.0% 2.0%" in shown
     assert "other processes used 30% of this machine's 2 processors" in shown
-    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=replace(load, own_s=None))
-    assert "Server performance 2 90.0% not known not known 2.0%" in Page(summary_html(out)).text
+    change(next(out.glob("runs/*/*/Server/performance")) / RUN_FILE, RunRecord, machine_load=replace(used, own_s=None))
+    assert "Server performance 2 90.0% not known not known 2.0%" in Page(render(load(out))).text
 
 
 def test_a_rehearsal_is_loud_on_screen_and_on_paper(real_runs: Path, published: Path, page: Page) -> None:
     assert ("div", {"class": "notice", "role": "note"}) in page.elements
     assert ("body", {"class": "rehearsal"}) in page.elements
     assert page.text.startswith("REHEARSAL, NOT A RESULT")
-    result = Page(summary_html(published))
+    result = Page(render(load(published)))
     assert ("body", {}) in result.elements and not any(a.get("class") == "notice" for _, a in result.elements)
 
 
@@ -174,7 +174,7 @@ def test_stand_in_weights_are_loud_on_the_page_of_a_result(published: Path, chan
         change(path, RunRecord, settings__model__source=STAND_IN_SOURCE, notice=STAND_IN_NOTICE)
     for path in published.glob("runs/*/*/*/*/accuracy.json"):
         change(path, AccuracyRecord, notice=STAND_IN_NOTICE)
-    page = Page(summary_html(published))
+    page = Page(render(load(published)))
     assert page.text.startswith("STAND-IN WEIGHTS")
     assert "the tiny model that cm4vllm trains" in page.text and "REHEARSAL" not in page.text.upper()
     assert "\n*** STAND-IN WEIGHTS ***\n" in final_table(load(published))
@@ -194,7 +194,7 @@ def test_hostile_input_stays_text(out: Path, change: Change) -> None:
         )
     change(out / CHECKER_FILE, CheckerRecord, unavailable=evil)
     change(out / CAMPAIGN_FILE, CampaignRecord, command=f"cm run {evil!r}")
-    page = Page(summary_html(out))
+    page = Page(render(load(out)))
     assert not [tag for tag, _ in page.elements if tag in ("script", "img")]
     assert "<script>alert(1)</script>" in page.text
 
@@ -211,13 +211,13 @@ def test_it_stays_small_whatever_the_checker_says(out: Path, change: Change) -> 
     )
     for path in out.glob(f"runs/*/*/*/*/{RUN_FILE}"):
         change(path, RunRecord, client__failures=dict.fromkeys(noise, 1))
-    html = summary_html(out)
+    html = render(load(out))
     assert len(html.encode()) < MAX_BYTES
     assert "460 more in the checker's log" in Page(html).text
 
 
 def test_a_usual_page_is_a_fraction_of_that(real_runs: Path) -> None:
-    assert len(summary_html(real_runs).encode()) < 90_000
+    assert len(render(load(real_runs)).encode()) < 90_000
 
 
 def test_what_was_not_measured_says_so(out: Path) -> None:
@@ -227,7 +227,7 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
     shutil.rmtree(root / "Offline")
     shutil.rmtree(root / "Server" / "performance")
     (root / "Server" / "accuracy" / ACCURACY_FILE).unlink()
-    text = Page(summary_html(out)).text
+    text = Page(render(load(out))).text
     assert "Offline Not measured." in text and "Performance was not measured." in text
     assert "Accuracy was measured, but not scored." in text
     assert "The system is not described." in text and "The command that started the runs is not stated." in text
@@ -235,13 +235,13 @@ def test_what_was_not_measured_says_so(out: Path) -> None:
 
 
 def test_the_published_page_leaves_the_checkers_to_its_reader_and_says_how_to_run_them(real_runs: Path) -> None:
-    page = Page(summary_html(real_runs, published=True))
+    page = Page(render(load(real_runs), published=True))
     assert "checker passed" not in page.text and "submission_checker: passed" not in page.text
     assert (
         'python -m submission_checker.main --input="${SUBMISSION:?}" --version=v6.1 --submitter=not-stated '
         "# at commit b66003e1"
     ) in page.text
-    assert "Official checker" in Page(summary_html(real_runs)).text.partition("Results")[0]
+    assert "Official checker" in Page(render(load(real_runs))).text.partition("Results")[0]
     assert "Official checker" not in page.text.partition("Results")[0]
 
 
@@ -254,22 +254,22 @@ def test_a_checker_finding_in_a_rehearsal_that_its_shortness_does_not_explain(ou
         passed=False,
         runs=[replace(checker.runs[0], errors=["systems/x.json is no JSON"], passed=False, status=1)],
     )
-    text = Page(summary_html(out)).text
+    text = Page(render(load(out))).text
     assert "1 finding that a rehearsal does not explain" in text and "systems/x.json is no JSON" in text
 
 
 def test_scores_of_a_part_of_the_dataset_say_so(out: Path, change: Change) -> None:
     for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
         change(path, AccuracyRecord, sentences="punkt_tab")
-    assert "64 of 13,368 samples" in Page(summary_html(out)).text
+    assert "64 of 13,368 samples" in Page(render(load(out))).text
 
 
 @pytest.mark.parametrize("name", ["punkt_tab", ""])
 def test_pages_name_how_sentences_are_split_where_a_score_is_of_sentences(out: Path, change: Change, name: str) -> None:
     for path in out.glob(f"runs/*/*/*/*/{ACCURACY_FILE}"):
         change(path, AccuracyRecord, sentences=name)
-    assert ("sentences: punkt_tab" in Page(summary_html(out)).text) is bool(name)
-    for text in (Page(summary_html(out)).text, *measurement_readmes(out).values()):
+    assert ("sentences: punkt_tab" in Page(render(load(out))).text) is bool(name)
+    for text in (Page(render(load(out))).text, *measurement_readmes(load(out)).values()):
         assert ("sentences:" in text) is bool(name)
 
 

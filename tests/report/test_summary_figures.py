@@ -13,13 +13,13 @@ from tests.report.parsed_page import Page, traced
 from cm4vllm.report.formatting import ms, number, rate, when
 from cm4vllm.report.published_rank import places_of
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import render, summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.results.result_index import Index, read_index, row_of
 
 
 def test_each_figure_of_a_page_is_that_of_loadgens_log(real_runs: Path, page: Page, published: Path) -> None:
     assert traced(page, real_runs) >= 20
-    assert traced(Page(summary_html(published)), published) >= 20
+    assert traced(Page(render(load(published))), published) >= 20
 
 
 def test_each_place_is_computed_from_the_logs_of_published_results(
@@ -37,7 +37,7 @@ def test_each_place_is_computed_from_the_logs_of_published_results(
     given = dataclasses.replace(report, places=tuple(places_of(report.submission, Index(tuple(rows), 1, 0))))
     page = Page(render(given))
     root = neural_magic.parents[1]
-    assert traced(page, published, root) >= traced(Page(summary_html(published)), published) + 6
+    assert traced(page, published, root) >= traced(Page(render(load(published))), published) + 6
     titles = [str(a["title"]) for tag, a in page.elements if tag == "data" and "per accelerator" in str(a["data-unit"])]
     assert any(title.startswith("mean of ") for title in titles) and any(
         "divided by 4 acc" in title for title in titles
@@ -47,7 +47,7 @@ def test_each_place_is_computed_from_the_logs_of_published_results(
 
 
 def test_a_figure_that_was_changed_is_found(real_runs: Path) -> None:
-    html = summary_html(real_runs)
+    html = render(load(real_runs))
     value = re.search(r'<data value="([\d.]+)" data-unit="tokens/s"', html)
     assert value
     with pytest.raises(AssertionError):
@@ -98,14 +98,14 @@ def test_every_key_of_the_system_is_there(real_runs: Path, page: Page) -> None:
 
 def test_real_accelerators_are_shown_with_all_their_keys(published: Path) -> None:
     report = load(published)
-    text = Page(summary_html(published)).text
+    text = Page(render(load(published))).text
     assert [v for v in report.system.values() if v and " ".join(v.split()) not in text] == []
     assert "NVIDIA GeForce RTX 4090" in text and "onpremise" in text
 
 
 def test_a_published_result_gets_its_own_unit_and_variant(published: Path) -> None:
     """The page made of these logs: 1954.36 Queries/s in the row of llama2-70b, Closed, accuracy targets blank."""
-    text = Page(summary_html(published)).text
+    text = Page(render(load(published))).text
     assert "1,954.36 tokens/s" in text and "6.89 samples/s" in text and "1,871.84 tokens/s" in text
     assert "neuralmagic_Llama-2-7b-chat-hf-FP8 , not the benchmark's own model" in text
     assert "open division" in text and "≥ 44.3867688" in text and "≤ 323.895" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -13,7 +12,7 @@ from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.report import formatting
 from cm4vllm.report.campaign_verdict import missing
 from cm4vllm.report.page_templates import environment
-from cm4vllm.report.report_contents import Report, load
+from cm4vllm.report.report_contents import Report
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Scenario
@@ -22,12 +21,8 @@ from cm4vllm.submission.campaign_software import read_software
 __all__ = ["measurement_readmes"]
 
 
-def measurement_readmes(out: Path, *, system: str = "", model: str = "") -> dict[Scenario, str]:
-    """Return the README of each measured scenario, as Markdown.
-
-    Raises what report.model.load raises.
-    """
-    report = load(out, system=system, model=model)
+def measurement_readmes(report: Report) -> dict[Scenario, str]:
+    """Return the README of each measured scenario, as Markdown."""
     return {Scenario(measurement.scenario): _text(report, measurement) for measurement in report.results}
 
 

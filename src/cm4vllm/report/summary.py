@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
@@ -14,7 +13,7 @@ from cm4vllm.report.campaign_verdict import findings, headline, missing, missing
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.report.power_pictures import power_words
-from cm4vllm.report.report_contents import Report, load
+from cm4vllm.report.report_contents import Report
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.scenario_pictures import pictures
 from cm4vllm.report.search_curve import search_curves
@@ -27,21 +26,13 @@ from cm4vllm.rules import round_terms
 from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples
 from cm4vllm.submission.campaign_software import read_software
 
-__all__ = ["MAX_BYTES", "render", "summary_html", "write_summary"]
+__all__ = ["MAX_BYTES", "render", "write_summary"]
 
 #: The page stays below this, whatever a checker has to say.
 MAX_BYTES = 300_000
 
 #: The number of findings of a checker that are shown; the rest is counted, and is in the checker's own log.
 MAX_FINDINGS = 40
-
-
-def summary_html(out: Path, *, system: str = "", model: str = "", published: bool = False) -> str:
-    """Return the page of the campaign whose results are in `out`. Raises what report.model.load raises.
-
-    `published` makes the page that goes into a submission, before anybody has checked that.
-    """
-    return render(load(out, system=system, model=model), published=published)
 
 
 def write_summary(report: Report) -> None:
@@ -52,7 +43,10 @@ def write_summary(report: Report) -> None:
 
 
 def render(report: Report, *, published: bool = False) -> str:
-    """Return the page of a report: HTML without scripts and without anything to load."""
+    """Return the page of a report: HTML without scripts and without anything to load.
+
+    `published` makes the page that goes into a submission, before anybody has checked that.
+    """
     if published:
         report = dataclasses.replace(report, checker=None)
     software = read_software(report.out)

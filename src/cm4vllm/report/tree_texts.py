@@ -8,7 +8,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.report import formatting
 from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.summary import summary_html
+from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Division
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
@@ -28,11 +28,11 @@ def tree_asked(
         out=out,
         submitter=submitter or campaign.submitter,
         model=campaign.model or model,
-        readmes=measurement_readmes(out),
+        readmes=measurement_readmes(report),
         command=campaign.command,
         commit=campaign.commit,
         division=Division.parse(division or campaign.division),
-        page=summary_html(out, published=True),
+        page=render(report, published=True),
         server_command=formatting.server_command(report.server, report.model.path),
         introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),
