@@ -16,7 +16,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.redaction import vault
 
-__all__ = ["OtherSchema", "Record", "now", "read_record", "write_record"]
+__all__ = ["OtherSchema", "Record", "now", "read_optional", "read_record", "write_record"]
 
 _SCHEMA = "schema"
 
@@ -75,6 +75,11 @@ def read_record(path: Path, cls: type[R]) -> R:
                 remedy=_AGAIN,
             ) from error
         raise _unreadable(path, cls, str(error)) from error
+
+
+def read_optional(path: Path, cls: type[R]) -> R | None:
+    """Read a record of type `cls`, None where there is no file. Raises what read_record raises of one that is there."""
+    return read_record(path, cls) if path.exists() else None
 
 
 _AGAIN = "read it with the version that wrote it; or remove it and let the step that writes it run again"

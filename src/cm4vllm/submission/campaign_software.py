@@ -21,7 +21,7 @@ from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.processes import run
-from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.records import Record, read_optional
 from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env
 from cm4vllm.hardware.records import MachineFacts
@@ -127,8 +127,7 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
 
 def read_software(out: Path) -> SoftwareRecord | None:
     """Return the record of a campaign's software; None if there is none."""
-    path = out / "system" / SOFTWARE_FILE
-    return read_record(path, SoftwareRecord) if path.exists() else None
+    return read_optional(out / "system" / SOFTWARE_FILE, SoftwareRecord)
 
 
 def scripts_that_ran(noted: Sequence[Mapping[str, Any]], script: str) -> dict[str, list[Any]]:
@@ -164,8 +163,7 @@ def published_facts(out: Path) -> dict[str, str]:
         facts["pip_freeze.json"] = {"pip_freeze": software.packages}
         if software.server_packages:
             facts["pip_freeze.json"]["server_pip_freeze"] = software.server_packages
-    if (path := out / "system" / "machine.json").is_file():
-        machine = read_record(path, MachineFacts)
+    if machine := read_optional(out / "system" / "machine.json", MachineFacts):
         capacity = memory_env(machine.memory) | storage_env(machine.disks, machine.root_bytes)
         facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | {
             key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")

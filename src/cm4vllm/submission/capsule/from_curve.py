@@ -14,7 +14,7 @@ import msgspec
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import read_optional
 from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.capsule import CURVE, RUN_RECORDS, Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.curves import Curve, Point
@@ -24,7 +24,7 @@ from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
 from cm4vllm.serving.records import ServerRecord, host_of
-from cm4vllm.submission.campaign_software import SoftwareRecord, read_software
+from cm4vllm.submission.campaign_software import read_software
 from cm4vllm.submission.capsule.from_records import noted_scripts, program_of, served_by
 
 __all__ = ["capsule_of_curve"]
@@ -44,7 +44,8 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
 
     Raises SubmissionError where the record of a point does not say which server answered it.
     """
-    first, software, command = curve.points[0], read_software(out), _command(out)
+    first, software = curve.points[0], read_software(out)
+    command = read_optional(out / COMMAND_FILE, CommandRecord)
     servers = [_server_record(point) for point in curve.points if point.record]
     hosts = {host_of(endpoint) for server in servers for endpoint in server.endpoints}
     known = any(benchmark.name == curve.model for benchmark in endpoints_benchmarks())
@@ -65,16 +66,14 @@ def capsule_of_curve(out: Path, curve: Curve) -> Capsule:
         contents=software.contents if software else {},
         model=_model(first),
         dataset=_dataset(first),
-        server=_server(servers, software, hosts, first),
+        # Of the first point: the options of further ones stand in the command of the job.
+        server=served_by(servers[0], "", software, hosts)
+        if servers
+        else CapsuleServer(software=_text(first.system, "serving_framework")),
         machine=_machine(first.system),
         results=[_result(curve, point) for point in curve.points],
     )
     return msgspec.structs.replace(made, unknown=unknown_fields(made, expected=_EXPECTED))
-
-
-def _command(out: Path) -> CommandRecord | None:
-    path = out / COMMAND_FILE
-    return read_record(path, CommandRecord) if path.is_file() else None
 
 
 def _server_record(point: Point) -> ServerRecord:
@@ -86,15 +85,6 @@ def _server_record(point: Point) -> ServerRecord:
             cause=str(error),
             remedy="measure the point again with this version of cm4vllm",
         ) from error
-
-
-def _server(
-    servers: list[ServerRecord], software: SoftwareRecord | None, hosts: set[str], first: Point
-) -> CapsuleServer:
-    """Return the server of the first point; the options of further ones stand in the command of the job."""
-    if servers:
-        return served_by(servers[0], "", software, hosts)
-    return CapsuleServer(software=_text(first.system, "serving_framework"))
 
 
 def _system(point: Point) -> str:
