@@ -84,11 +84,10 @@ def _report(job: Job, execution: Execution) -> Report:
     print(final_table(report), flush=True)
     if execution.failure is not None:
         raise execution.failure
-    invalid = [f"{run.scenario}: {'; '.join(run.reasons)}" for run in report.invalid_results]
-    if invalid and not job.rehearsal:
+    if report.invalid_results and not job.rehearsal:
         raise InvalidResult(
             "the rules call this result invalid",
-            cause="\n".join(invalid),
+            cause="\n".join(report.invalid_results),
             remedy="the report names the limit that was missed; a lower --server_target_qps, a higher "
             "--offline_target_qps or a lower --singlestream_target_latency usually helps",
         )

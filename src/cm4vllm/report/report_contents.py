@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 from cm4vllm import NO_SUBMITTER, SIMULATED_POWER_NOTICE
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of_tree
-from cm4vllm.common.records import Record, read_record
+from cm4vllm.common.records import read_optional
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.published_rank import Place
@@ -24,17 +23,7 @@ from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
 
-__all__ = ["Invalid", "Report", "load"]
-
-R = TypeVar("R", bound=Record)
-
-
-@dataclass(frozen=True)
-class Invalid:
-    """A scenario whose result is not valid, and why."""
-
-    scenario: str
-    reasons: tuple[str, ...]
+__all__ = ["Report", "load"]
 
 
 @dataclass(frozen=True)
@@ -142,16 +131,17 @@ class Report:
         return self.out / "summary.html"
 
     @property
-    def invalid_results(self) -> tuple[Invalid, ...]:
-        """The scenarios whose results are not valid, with the reasons."""
+    def invalid_results(self) -> list[str]:
+        """A line for each scenario whose result is not valid, with the reasons."""
         invalid = []
         for result in self.results:
             performance = result.performance
             reasons = performance.reasons if performance and not performance.valid else ()
             faults = result.accuracy.faults if result.accuracy else ()
             if (performance and not performance.valid) or faults:
-                invalid.append(Invalid(result.scenario, (*reasons, *(f"accuracy run: {fault}" for fault in faults))))
-        return tuple(invalid)
+                why = [*reasons, *(f"accuracy run: {fault}" for fault in faults)]
+                invalid.append(f"{result.scenario}: {'; '.join(why)}")
+        return invalid
 
 
 def load(out: Path, *, system: str = "", model: str = "") -> Report:
@@ -171,21 +161,17 @@ def load(out: Path, *, system: str = "", model: str = "") -> Report:
         folder=folder,
         submission=submission,
         benchmark=benchmark_terms(first.round, first.benchmark),
-        machine=_optional(out / "system" / "machine.json", MachineFacts),
-        started_server=_optional(out / "server" / "server.json", ServerRecord),
+        machine=read_optional(out / "system" / "machine.json", MachineFacts),
+        started_server=read_optional(out / "server" / "server.json", ServerRecord),
         checker=_checker(out, submission),
         system={key: str(value) for key, value in described.description.items()} if described else {},
     )
 
 
-def _optional(path: Path, cls: type[R]) -> R | None:
-    return read_record(path, cls) if path.exists() else None
-
-
 def _checker(out: Path, submission: Submission) -> CheckerRecord | None:
     """Return the checkers' verdict, unless it is older than a run or on another tree: then it is on what is no more."""
     path, tree = out / CHECKER_FILE, out / "submission"
-    record = _optional(path, CheckerRecord)
+    record = read_optional(path, CheckerRecord)
     last = max(datetime.fromisoformat(run.ended_at).timestamp() for run in submission.runs)
     if record is None or path.stat().st_mtime < last:
         return None
