@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 
 import jinja2
 from markupsafe import Markup, escape
@@ -25,22 +25,13 @@ def environment(*, autoescape: bool = True) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"flags": _flags, "whole_words": _whole_words}
+    templates.filters |= {"flags": partial(_whole, _FLAG), "whole_words": partial(_whole, _WORD)}
     return templates
 
 
-def _flags(text: object) -> Markup:
-    """Keep each command-line flag of a sentence on one line: a browser would break it after a hyphen."""
-    return _whole(_FLAG, str(escape(text)))
-
-
-def _whole_words(text: object) -> Markup:
-    """Keep each word of a command on one line."""
-    return _whole(_WORD, str(escape(text)))
-
-
-def _whole(words: re.Pattern[str], html: str) -> Markup:
-    return Markup(words.sub(r'<span class="whole">\g<0></span>', html))  # noqa: S704  what comes here is escaped
+def _whole(words: re.Pattern[str], text: object) -> Markup:
+    """Keep each of these words of a text on one line: a browser would break them after a hyphen."""
+    return Markup(words.sub(r'<span class="whole">\g<0></span>', str(escape(text))))  # noqa: S704  it is escaped
 
 
 @cache
