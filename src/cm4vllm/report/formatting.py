@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
 from cm4vllm.common.redaction import variable
@@ -45,16 +44,6 @@ _METRICS = {
     "early_stopping_latency_ss": "latency p90, early stopping",
     "early_stopping_latency_ms": "latency p99, early stopping",
 }
-
-
-class Named(Protocol):
-    """A figure: its title and its unit."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def unit(self) -> str: ...
 
 
 def number(value: float | int) -> str:
@@ -103,11 +92,9 @@ def result_figure(measured: Figure | None) -> str:
     return f"{figure(measured)} ({measured.name.replace('_', ' ')})"
 
 
-def metric_words(named: Named | None) -> str:
+def metric_words(name: str, unit: str) -> str:
     """Write the metric of a figure with its unit: `tokens/s`, or `latency p90, ms`."""
-    if named is None:
-        return ""
-    return named.unit if named.name.endswith("per_second") else f"{metric_name(named.name)}, {named.unit}"
+    return unit if name.endswith("per_second") else f"{metric_name(name)}, {unit}"
 
 
 def metric_name(name: str) -> str:

@@ -83,7 +83,6 @@ def render(report: Report, *, published: bool = False) -> str:
         energy_table=energy_table,
         energy_notes=energy_notes,
         tried=None if published else tried_settings(report.out),
-        metric_words=formatting.metric_words,
         whys={m.scenario: why(m.performance) if m.performance else None for m in report.results},
         command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=formatting.server_command(report.server, report.model.path),
