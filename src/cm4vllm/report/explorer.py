@@ -16,10 +16,11 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
 from cm4vllm.report import formatting
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.report.published_rank import Place, places
+from cm4vllm.report.published_rank import Place, places_of
 from cm4vllm.results import result_index
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_indexes
+from cm4vllm.results.results_at_path import open_results
 
 __all__ = ["explorer_page", "published_index", "report_published"]
 
@@ -54,7 +55,7 @@ def report_published(given: str, page: Path, own: Path | None = None) -> dict[st
     many there are. Raises SubmissionError where there are none.
     """
     index = published_index(given)
-    stand = places(own, index) if own else []
+    stand = [place for submission in (open_results(own) if own else ()) for place in places_of(submission, index)]
     write_text(page, explorer_page(index, stand))
     kept = page.with_suffix(INDEX_SUFFIX)
     write_record(kept, IndexPart(rows=index.rows))

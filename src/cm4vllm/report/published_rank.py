@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from cm4vllm.common.records import Record
 from cm4vllm.report.formatting import number, rate
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import Index, IndexRow, row_of
-from cm4vllm.results.results_at_path import open_results
 
-__all__ = ["LeftOut", "Place", "Standing", "place", "places", "places_of"]
+__all__ = ["LeftOut", "Place", "Standing", "place", "places_of"]
 
 Of = Callable[[IndexRow], float | None]
 
@@ -100,11 +98,6 @@ class Place(Record, frozen=True, kw_only=True):
         like = standing.among_like
         same = f"{like.words} with the {self.own.accelerator}{like.ties}, whose median is {rate(like.median)}"
         return f"{words}, and {same}"
-
-
-def places(own: Path, index: Index) -> list[Place]:
-    """Return the places of all results in a folder. Raises what open_results raises."""
-    return [place for submission in open_results(own) for place in places_of(submission, index)]
 
 
 def places_of(submission: Submission, index: Index) -> list[Place]:
