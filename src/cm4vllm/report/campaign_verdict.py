@@ -123,9 +123,7 @@ def unchecked(report: Report) -> list[str]:
 
 def unexpected(report: Report) -> list[str]:
     """Return the checkers' findings on a rehearsal beyond its short runs; none for other reports."""
-    if report.checker is None or not report.rehearsal:
-        return []
-    return unexpected_findings(report.checker)
+    return unexpected_findings(report.checker) if report.checker and report.rehearsal else []
 
 
 def score_in_words(score: Score) -> str:

@@ -100,7 +100,7 @@ def machine_group(machine: MachineFacts) -> Group:
             "Logical CPUs",
             f"{cpu.logical_cpus}: {cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads",
         ),
-        ("NUMA nodes", _known(cpu.numa_nodes)),
+        ("NUMA nodes", "unknown" if cpu.numa_nodes is None else str(cpu.numa_nodes)),
         ("Virtual machine", "unknown" if host.virtualised is None else "yes" if host.virtualised else "no"),
         ("Memory", f"{machine.memory.total_bytes / 2**30:.1f} GiB"),
         ("Kernel", f"{host.kernel}, {host.machine}"),
@@ -110,19 +110,15 @@ def machine_group(machine: MachineFacts) -> Group:
     return Group("The machine that ran LoadGen", tuple((name, value, value != "unknown") for name, value in rows))
 
 
-def _known(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
-
-
 def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group:
     if title == "Accelerators" and description.get("accelerators_per_node") == "0":
-        rows = (("accelerators_per_node", "0", True),)
-        return Group(title, tuple((label(k), v, s) for k, v, s in rows), "None: the model is served by the processor.")
-    rows_of = []
+        row = label("accelerators_per_node"), "0", True
+        return Group(title, (row,), "None: the model is served by the processor.")
+    rows = []
     for key in keys:
         value = description.get(key)
         if value is None or (value == "" and key in _REMARKS):
             continue
         stated = value not in _NOT_STATED
-        rows_of.append((label(key), value if stated else "not stated", stated))
-    return Group(title, tuple(rows_of))
+        rows.append((label(key), value if stated else "not stated", stated))
+    return Group(title, tuple(rows))
