@@ -30,26 +30,21 @@ class Bound:
 
 def bounds(curve: Curve) -> dict[Path, Bound]:
     """Return the limit of each point at fixed concurrency, by its folder; the highest point is set against the last."""
-    points = [point for point in curve.fixed if point.concurrency and point.figures.value("system_tps")]
+    points = [point for point in curve.fixed if point.concurrency and (point.figures.value("system_tps") or 0) > 0]
     by_folder = {}
     for place, point in enumerate(points):
         low, high = (point, points[place + 1]) if place + 1 < len(points) else (points[max(place - 1, 0)], point)
-        if (growth := _growth(low, high)) is not None:
-            by_folder[point.folder] = _bound(point, low, high, growth)
+        if (more := (high.concurrency or 0) / (low.concurrency or 1)) > 1:
+            by_folder[point.folder] = _bound(point, low, high, more)
     return by_folder
 
 
-def _growth(low: Point, high: Point) -> float | None:
-    more = (high.concurrency or 0) / (low.concurrency or 1)
-    gained = (high.figures.value("system_tps") or 0) / (low.figures.value("system_tps") or 1)
-    return math.log(gained) / math.log(more) if more > 1 and gained > 0 else None
-
-
-def _bound(point: Point, low: Point, high: Point, growth: float) -> Bound:
-    gained = (high.figures.value("system_tps") or 0) / (low.figures.value("system_tps") or 1) - 1
+def _bound(point: Point, low: Point, high: Point, more: float) -> Bound:
+    gained = high.figures["system_tps"].value / low.figures["system_tps"].value
+    growth = math.log(gained) / math.log(more)
     evidence = (
         f"from {low.concurrency:,} to {high.concurrency:,} requests in flight tokens/s change by "
-        f"{'+' if gained >= 0 else '-'}{percent(abs(gained))}"
+        f"{'+' if gained >= 1 else '-'}{percent(abs(gained - 1))}"
     )
     phase, share = _phase(point)
     evidence += f"; {share}" if share else ""

@@ -11,7 +11,7 @@ from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
 from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
-from cm4vllm.results.curves import Curve, Point
+from cm4vllm.results.curves import PER_USER, Curve, Point
 from cm4vllm.results.file_values import count, part
 from cm4vllm.results.file_values import number as number_of
 from cm4vllm.rules import (
@@ -40,6 +40,8 @@ _HEAD = (
     "limit",
     "accuracy",
 )
+#: Figures of a point.
+_TPS, _PER_KW = "system_tps", "tps_per_kw"
 _EFFICIENCY = "tokens/s per kW"
 _WINDOW_HEAD = (
     "concurrency",
@@ -63,10 +65,8 @@ CHANGES_HEAD = (
     "change of tokens/s per user",
 )
 _PERCENTILES = ("min", "p50", "p90", "p99", "max", "mean")
-_NOT_MEASURED = "not measured"
 
 Row = tuple[str, ...]
-Axes = tuple[str, Callable[[Point], float | None]]
 
 
 def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = ()) -> Path:
@@ -116,18 +116,12 @@ def changes(first: Curve, second: Curve) -> list[Row]:
         if (other := others.get(point.concurrency)) is None:
             continue
         cells = [_of(point)]
-        for value in (_tps, tps_per_user):
-            before, after = value(point), value(other)
+        for name in (_TPS, PER_USER):
+            before, after = point.figures.value(name), other.figures.value(name)
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            cells += [_rate(before), _rate(after), change]
+            cells += [_cell(point, name, rate), _cell(other, name, rate), change]
         rows.append(tuple(cells))
     return rows
-
-
-def tps_per_user(point: Point) -> float | None:
-    """Return output tokens/s that a user sees: 1000 over the 90th percentile of TPOT in ms (rules §4.1)."""
-    tpot = point.figures.value("tpot_p90")
-    return 1000 / tpot if tpot else None
 
 
 def curve_title(curve: Curve) -> str:
@@ -153,16 +147,8 @@ def _of(point: Point) -> str:
     return f"{point.concurrency or 0:,}"
 
 
-def _tps(point: Point) -> float | None:
-    return point.figures.value("system_tps")
-
-
-def _tps_per_kw(point: Point) -> float | None:
-    return point.figures.value("tps_per_kw")
-
-
 def _has_power(curve: Curve) -> bool:
-    return any(_tps_per_kw(point) is not None for point in curve.points)
+    return any(_PER_KW in point.figures for point in curve.points)
 
 
 def _regions(curve: Curve) -> Regions | None:
@@ -179,20 +165,18 @@ def _regions_words(curve: Curve) -> str:
 def _rows(curve: Curve) -> Iterator[Row]:
     regions, limits = _regions(curve), bounds(curve)
     for point in curve.points:
-        ttft, tpot = point.figures.value("ttft_p90"), point.figures.value("tpot_p90")
-        samples = point.figures.value("samples")
         yield (
             _of(point),
             _region(regions, point),
-            _rate(_tps(point)),
-            _rate(tps_per_user(point)),
-            _NOT_MEASURED if ttft is None else ms(ttft),
-            _NOT_MEASURED if tpot is None else ms(tpot),
-            _NOT_MEASURED if samples is None else number(samples),
+            _cell(point, _TPS, rate),
+            _cell(point, PER_USER, rate),
+            _cell(point, "ttft_p90", ms),
+            _cell(point, "tpot_p90", ms),
+            _cell(point, "samples", number),
             str(point.steady_state.get("status") or "not stated").replace("_", " "),
             limits[point.folder].words if point.folder in limits else "",
             _accuracy(curve, point),
-            *([_rate(_tps_per_kw(point))] if _has_power(curve) else []),
+            *([_cell(point, _PER_KW, rate)] if _has_power(curve) else []),
         )
 
 
@@ -285,28 +269,29 @@ def _window_words(curve: Curve) -> str:
     return words
 
 
-def _rate(value: float | None) -> str:
-    return _NOT_MEASURED if value is None else rate(value)
+def _cell(point: Point, name: str, write: Callable[[float], str]) -> str:
+    value = point.figures.value(name)
+    return "not measured" if value is None else write(value)
 
 
 def _pictures(curves: Sequence[Curve]) -> Iterator[Picture]:
     """Give the curve, and the one per kW where the power is stated."""
     yield from _curve_picture(
-        curves, "Throughput over the speed that a user sees", ("tokens/s", _tps), "result_summary.json of each point"
+        curves, "Throughput over the speed that a user sees", _TPS, "tokens/s", "result_summary.json of each point"
     )
     yield from _curve_picture(
         curves,
         "Throughput per kW over the speed that a user sees",
-        (_EFFICIENCY, _tps_per_kw),
+        _PER_KW,
+        _EFFICIENCY,
         "result_summary.json and system_power.json of each point, by the official checker (power.json)",
     )
 
 
-def _curve_picture(curves: Sequence[Curve], title: str, y: Axes, source: str) -> Iterator[Picture]:
+def _curve_picture(curves: Sequence[Curve], title: str, figure: str, unit: str, source: str) -> Iterator[Picture]:
     """Give the picture of one figure over tokens/s per user, a line for each curve, from point to next point."""
-    unit, value = y
     lines = [
-        (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, value)))
+        (name, line) for curve, name in zip(curves, _names(curves), strict=True) if (line := list(_line(curve, figure)))
     ][:_LINES]
     if not lines:
         return
@@ -330,10 +315,10 @@ def _curve_picture(curves: Sequence[Curve], title: str, y: Axes, source: str) ->
     )
 
 
-def _line(curve: Curve, value: Callable[[Point], float | None]) -> Iterator[tuple[str, float, float]]:
+def _line(curve: Curve, figure: str) -> Iterator[tuple[str, float, float]]:
     """Give concurrency, tokens/s per user and a figure of each point at fixed concurrency, in the curve's order."""
     for point in curve.fixed:
-        x, y = tps_per_user(point), value(point)
+        x, y = point.figures.value(PER_USER), point.figures.value(figure)
         if x is not None and y is not None:
             yield _of(point), x, y
 

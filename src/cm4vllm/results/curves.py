@@ -23,6 +23,7 @@ from cm4vllm.results.findings import Finding
 from cm4vllm.results.log_folders import Reader
 
 __all__ = [
+    "PER_USER",
     "POINT_FILE",
     "POWER_FILE",
     "Curve",
@@ -41,6 +42,8 @@ _DECLARED, _SYSTEM, _CONFIG, _POWER = "point.yaml", "system_desc.json", "config.
 POINT_FILE = "point.json"
 #: Power figures of the points by the official checker, beside the run folders.
 POWER_FILE = "power.json"
+#: The figure of the output tokens/s that a user sees: 1000 over the 90th percentile of TPOT in ms.
+PER_USER = "tokens_per_second_per_user"
 _FOLDER = re.compile(r"r(\d+)")
 _NS_OF_MS, _NS_OF_S = 1e6, 1e9
 #: Entries that the client scores on the performance run are no accuracy run.
@@ -76,7 +79,7 @@ class Point:
     """One point. `declared` is point.yaml, `config` the client's configuration, `summary` its summary, as they are.
 
     `figures` are the client's over the whole run: system_tps, samples, duration, and in ms the percentiles (ttft_p90),
-    ends and means of ttft, tpot and latency. `tps_per_kw` is that of the official checker, where it was computed.
+    ends and means of ttft, tpot and latency; PER_USER. `tps_per_kw` is the official checker's, where it was computed.
     `record` is point.json, empty in a bundle; `window_figures` are those that it has over the window of the steady
     state: system_tps, ttft_p90 and tpot_p90.
     """
@@ -213,6 +216,8 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
         yield Figure("samples", Samples(samples), Samples.unit, Source(file, "n_samples_completed"))
     for name, value, key in times(summary, ("percentiles",)):
         yield Figure(name, value, value.unit, Source(file, key))
+        if name == "tpot_p90" and value:  # rules §4.1
+            yield Figure(PER_USER, TokensPerSecond(1000 / value), TokensPerSecond.unit, Source(file, f"1000 / {key}"))
 
 
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.records import read_optional
 from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.capsule import CURVE, RUN_RECORDS, Capsule, CapsuleServer, unknown_fields
-from cm4vllm.results.curves import Curve, Point
+from cm4vllm.results.curves import PER_USER, Curve, Point
 from cm4vllm.results.endpoints_harness import endpoints_performance
-from cm4vllm.results.figures import Figure, Figures, Source
+from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_values import part
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result
 from cm4vllm.rules import ExecutionMode, endpoints_benchmarks, endpoints_rules
@@ -146,21 +146,14 @@ def _result(curve: Curve, point: Point) -> Result:
 
 def _performance(point: Point, name: str) -> Performance:
     made = endpoints_performance(point.summary, point.config, f"{point.name}/result_summary.json", name)
-    figures = [dataclasses.replace(figure, why_no_interval=_NO_INTERVAL) for figure in made.figures.values()]
+    figures = [*made.figures.values(), *(figure for name, figure in point.figures.items() if name == PER_USER)]
     commit = _text(point.summary, "git_sha")
     return dataclasses.replace(
         made,
         loadgen_version=f"endpoints-{commit}" if commit else made.loadgen_version,
-        figures=Figures([*figures, *_per_user(made.figures)]),
+        figures=Figures(dataclasses.replace(figure, why_no_interval=_NO_INTERVAL) for figure in figures),
         conditions=_conditions(point),
     )
-
-
-def _per_user(figures: Figures) -> Iterator[Figure]:
-    """Give tokens/s per user: 1000 over the 90th percentile of TPOT in ms (rules §4.1)."""
-    if tpot := figures.value("tpot_p90"):
-        source = Source(figures["tpot_p90"].source.file, f"1000 / {figures['tpot_p90'].source.field}")
-        yield Figure("tokens_per_second_per_user", 1000 / tpot, "tokens/s", source, why_no_interval=_NO_INTERVAL)
 
 
 def _accuracy(point: Point) -> Accuracy:
