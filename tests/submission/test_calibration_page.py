@@ -2,7 +2,7 @@
 
 from cm4vllm.assets.quantization import KV_FP8, schemes
 from cm4vllm.assets.records import ModelRecord, QuantizationRecord
-from cm4vllm.submission.documentation_pages import calibration_page
+from cm4vllm.submission.submitter_pages import calibration_page
 
 
 def model(made=None, **more):

@@ -21,20 +21,24 @@ from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout
 from cm4vllm.submission.campaign_software import published_facts
 from cm4vllm.submission.checked_runs import ACCURACY_LOG, LOGS, ScenarioRuns, read_runs
-from cm4vllm.submission.documentation_pages import (
-    CALIBRATION_TITLE,
-    NETWORK_PAGE,
-    NETWORK_TITLE,
-    calibration_page,
-    network_page,
-)
 from cm4vllm.submission.measurements_json import measurements
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.privacy import PrivateWord, scrubbed
 from cm4vllm.submission.privacy_check import inspect_tree, servers_of, words_of
 from cm4vllm.submission.published_program import add_program, program_folders, source_page
 from cm4vllm.submission.shared_pages import heading_of
-from cm4vllm.submission.submitter_page import SUBMITTER_PAGE, capsule_name, method, submitter_title, write_overview
+from cm4vllm.submission.submitter_pages import (
+    CALIBRATION_TITLE,
+    NETWORK_PAGE,
+    NETWORK_TITLE,
+    SUBMITTER_PAGE,
+    calibration_page,
+    capsule_name,
+    method,
+    network_page,
+    submitter_title,
+    write_overview,
+)
 from cm4vllm.submission.system_records import SYSTEM_FILE
 from cm4vllm.submission.tree_writer import (
     GENERATE,
