@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "SoftwareRecord",
     "contents_digest",
     "detect_software",
+    "installed",
     "published_facts",
     "read_software",
     "scripts_that_ran",
@@ -62,15 +64,22 @@ def contents_digest(package: metadata.Distribution) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
 
 
-#: Prints the version of another Python, its packages, and the digest of what each installed.
+def installed() -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the version of the Python that runs this, its packages, and digests of what they installed."""
+    found = {package.name: package for package in metadata.distributions() if package.name and package.version}
+    ordered = {name: found[name] for name in sorted(found, key=str.lower)}
+    digests = {name: digest for name, package in ordered.items() if (digest := contents_digest(package))}
+    return platform.python_version(), {name: package.version for name, package in ordered.items()}, digests
+
+
+#: Prints what is installed for another Python.
 _LIST = f"""
 from __future__ import annotations
 import hashlib, json, platform
 from importlib import metadata
 {inspect.getsource(contents_digest)}
-found = {{one.name: one for one in metadata.distributions() if one.name}}
-print(json.dumps([platform.python_version(), {{name: one.version for name, one in found.items()}},
-                  {{name: contents_digest(one) for name, one in found.items()}}]))
+{inspect.getsource(installed)}
+print(json.dumps(installed()))
 """
 
 
@@ -98,15 +107,15 @@ class SoftwareRecord(Record, frozen=True, kw_only=True):
 
 def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
     """Return what runs here, and in the environment of the server where it was started here."""
-    installed = {distribution.name: distribution for distribution in metadata.distributions() if distribution.name}
+    _, packages, contents = installed()
     own = (
         next((member for member in (server, *server.members) if member.owned and member.argv), None) if server else None
     )
     if own is not None and own.container is not None:  # what it reported of itself; its environment is not read here
-        packages = {name: version for name, version in own.packages.items() if name != "python"}
+        server_packages = {name: version for name, version in own.packages.items() if name != "python"}
         python, server_contents = own.packages.get("python", ""), dict[str, str]()
     else:
-        python, packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
+        python, server_packages, server_contents = _environment(Path(own.argv[0])) if own else ("", {}, {})
     return SoftwareRecord(
         python=sys.version.replace("\n", ""),
         platform=platform.platform(),
@@ -114,14 +123,12 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
         cm4vllm=__version__,
         commit=commit_of_this_repository(),
         url=url_of_this_repository(),
-        packages=_sorted({name: distribution.version for name, distribution in installed.items()}),
+        packages=packages,
         os=os_env() | _libc(),
         server_python=python,
-        server_packages=packages,
+        server_packages=server_packages,
+        contents=contents,
         server_contents=server_contents,
-        contents=_sorted(
-            {name: digest for name, distribution in installed.items() if (digest := contents_digest(distribution))}
-        ),
     )
 
 
@@ -187,16 +194,8 @@ def _environment(python: Path) -> tuple[str, dict[str, str], dict[str, str]]:
 
     Nothing is returned where it cannot tell.
     """
-    try:
-        done = run([python, "-P", "-c", _LIST], env={"PYTHONPATH": ""})
-        version, packages, contents = json.loads(done.output) if done.ok else ("", {}, {})
-    except (OSError, ValueError):
-        return "", {}, {}
-    listed, digests = (
-        {str(name): str(value) for name, value in part.items() if value} for part in (packages, contents)
-    )
-    return str(version), _sorted(listed), _sorted(digests)
-
-
-def _sorted(packages: Mapping[str, str]) -> dict[str, str]:
-    return dict(sorted(packages.items(), key=lambda item: item[0].lower()))
+    with suppress(OSError, ValueError):
+        if (done := run([python, "-P", "-c", _LIST], env={"PYTHONPATH": ""})).ok:
+            version, packages, contents = json.loads(done.output)
+            return version, packages, contents
+    return "", {}, {}
