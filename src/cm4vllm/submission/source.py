@@ -84,10 +84,18 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
 
     Raises SourceUnavailable when the sources are plain files of another commit, or a git directory without it.
     """
-    if source.git is None:
+    git = source.git
+    if git is None:
         _copy_folder(source, target, commit)
         return target / _TOOLS, source.commit
-    return target / _TOOLS, _copy_git(source.git, source.commit, target, commit)
+    whole = source.commit if source.commit.startswith(commit) else _git(git, "rev-parse", f"{commit}^{{commit}}")
+    if not whole:
+        raise SourceUnavailable(
+            f"{git} does not hold {commit}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
+        )
+    names = (_git(git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or "").splitlines()
+    extract(git, whole, [name for name in names if name.endswith(".py")], target, remedy=_REMEDY)
+    return target / _TOOLS, whole
 
 
 def _copy_folder(source: Source, target: Path, commit: str) -> None:
@@ -102,18 +110,6 @@ def _copy_folder(source: Source, target: Path, commit: str) -> None:
         copy = target / file.relative_to(source.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(bytes_of(file))
-
-
-def _copy_git(git: Path, opened: str, target: Path, commit: str) -> str:
-    """Copy the checker's files out of git, by default of the commit `opened`; return the commit's whole name."""
-    whole = opened if opened.startswith(commit) else _git(git, "rev-parse", f"{commit}^{{commit}}")
-    if not whole:
-        raise SourceUnavailable(
-            f"{git} does not hold {commit}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
-        )
-    names = (_git(git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or "").splitlines()
-    extract(git, whole, [name for name in names if name.endswith(".py")], target, remedy=_REMEDY)
-    return whole
 
 
 def _git(git: Path, *words: str) -> str | None:
