@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -17,6 +18,9 @@ __all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero"]
 #: The greatest whole number that every program behind a setting takes.
 GREATEST = 2**31 - 1
 
+#: Python compiles the text of all annotations of a class each time that it is asked for them.
+_hints = cache(get_type_hints)
+
 
 @dataclass(frozen=True)
 class Key:
@@ -27,7 +31,7 @@ class Key:
 
 def env_keys(cls: type[Any]) -> Mapping[str, str]:
     """Return the environment key of each field of `cls` that has one, in the order of the fields."""
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls, include_extras=True)
     named = {
         field: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Key)]
         for field, hint in hints.items()
@@ -45,7 +49,7 @@ class Settings(Record, frozen=True, kw_only=True):
         Keys that are absent or empty leave the field's default; words like yes, no, on and off are understood for
         booleans. Raises UsageError naming the key whose value does not fit, and what would.
         """
-        keys, hints = env_keys(cls), get_type_hints(cls)
+        keys, hints = env_keys(cls), _hints(cls)
         values: dict[str, Any] = {}
         for field, key in keys.items():
             value = env.get(key)

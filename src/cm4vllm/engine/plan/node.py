@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
@@ -13,7 +14,7 @@ from cm4vllm.engine.cache.entries import Entry
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.run_facts import in_words
-from cm4vllm.engine.run.python_packages import listed, missing_of, needs
+from cm4vllm.engine.run.python_packages import listed, needs
 
 __all__ = ["Brought", "Node", "Status", "brought_by"]
 
@@ -85,12 +86,17 @@ class Node:
         return next((node.error for node, certain in self.walk() if certain and node.error is not None), None)
 
 
-def brought_by(script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted) -> tuple[Brought, ...]:
-    """Return the things that a run of the script would bring; none for Python packages that are installed already."""
-    return tuple(brought for bring in brings if (brought := _brought(script, bring, wanted)))
+def brought_by(
+    script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted, missing: Callable[[Path], list[str]]
+) -> tuple[Brought, ...]:
+    """Return the things that a run of the script would bring; none for Python packages that are installed already.
+
+    `missing` gives the requirements of a file that the running Python does not fulfil.
+    """
+    return tuple(brought for bring in brings if (brought := _brought(script, bring, wanted, missing)))
 
 
-def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None:
+def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable[[Path], list[str]]) -> Brought | None:
     title, size = bring.what, bring.disk_bytes
     if bring.package:
         condition = wanted.pip_text()
@@ -99,7 +105,7 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted) -> Brought | None
         title = f"{title or 'the package'} {bring.package}{condition}"
     elif bring.requirements:
         path = (script.path / bring.requirements).resolve()
-        packages = missing_of(path) if bring.shared else [name for name, _ in listed(path)]
+        packages = missing(path) if bring.shared else [name for name, _ in listed(path)]
         if not packages:
             return None
         title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"

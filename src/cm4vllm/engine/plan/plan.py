@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.hooks import reworded, working_in
+from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.required_inputs import require_inputs
 from cm4vllm.engine.run.scope import completed, remarks
@@ -73,6 +74,8 @@ class _Planner:
         self.session = session
         self.adr = adr
         self.cache = Cache(session.automation.cmind)
+        #: The packages that are missing: a plan installs none, and asks again for each recipe that needs them.
+        self.missing = cache(missing_of)
         self.made: dict[str, _Made] = {}
         #: Scripts of which an entry will be made under a key that only the run can tell.
         self.made_unseen: set[str] = set()
@@ -138,7 +141,7 @@ class _Planner:
         for script in candidates(self.session.catalogue, request):
             layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
             for layer in layers:
-                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted))
+                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing))
         return tuple(brought)
 
     def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
@@ -238,7 +241,7 @@ class _Planner:
         if not facts_in(str(frame.wanted)):
             node.version = in_words(frame.settle_version())
         brings = [bring for layer in frame.task.layers for bring in layer.brings]
-        node.brings = brought_by(frame.script, brings, frame.wanted)
+        node.brings = brought_by(frame.script, brings, frame.wanted, self.missing)
         certain = certain and node.status is not Status.OPEN
         source = code_of(frame.script)
         if has_hook(source, "before_deps"):
@@ -316,7 +319,7 @@ class _Planner:
         node.children.append(child)
         exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
         if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
-            child.brings += brought_by(child.script, step.brings, frame.wanted)
+            child.brings += brought_by(child.script, step.brings, frame.wanted, self.missing)
         frame.take(exports, certain=certain and not conditions)
 
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
