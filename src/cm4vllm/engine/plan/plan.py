@@ -19,13 +19,13 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.engine.cache.entries import Cache, Damaged, stored
 from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.conditions import both
-from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency
+from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
 from cm4vllm.engine.plan.chain import unmatched_names
 from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
-from cm4vllm.engine.plan.recipe_code import CodePlan, PlannedStep, code_of, has_hook, may_end_early, runs_scripts
+from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
 from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
 from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
@@ -291,13 +291,14 @@ class _Planner:
 
     def code(self, node: Node, frame: PlannedTask, *, certain: bool) -> bool:
         """Take in what the hook `plan` of a script says of its code, and tell whether it says what that changes."""
-        said = CodePlan.of(self.called(frame, "plan", frame.known_env))
-        merge_into(frame.env, said.env)
-        if said.adr is not None:
-            frame.request = frame.request.but(adr=said.adr)
-        for step in said.steps:
+        said = self.called(frame, "plan", frame.known_env)
+        steps = [PlannedStep.of(raw) for raw in said.get("steps") or ()]
+        merge_into(frame.env, said.get("env") or {})
+        if "adr" in said:
+            frame.request = frame.request.but(adr=amendments_of(said["adr"]))
+        for step in steps:
             self.step(node, frame, step, certain=certain)
-        return said.is_whole
+        return "env" in said or "steps" in said
 
     def step(self, node: Node, frame: PlannedTask, step: PlannedStep, *, certain: bool) -> None:
         """Add the node of a script that the code runs, and take what it returns."""

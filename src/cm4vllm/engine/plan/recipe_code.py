@@ -27,11 +27,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.dependency import Amendment, Dependency, amendments_of
+from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["CodePlan", "PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]
+__all__ = ["PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]
 
 _KEYS = frozenset({"name", "tags", "names", "env", "unknown", "only_if", "notes", "brings", "data"})
 
@@ -62,28 +62,6 @@ class PlannedStep(Value):
             notes=tuple(map(str, raw.get("notes") or ())),
             brings=tuple(Bring.of(entry) for entry in raw.get("brings") or ()),
             data=raw.get("data"),
-        )
-
-
-class CodePlan(Value):
-    """Plan of a recipe's code: the keys that it sets, and the scripts that it runs, in their order.
-
-    `is_whole` is False where the hook does not state it; `adr` is None where it is the caller's.
-    """
-
-    is_whole: bool
-    env: Mapping[str, Any]
-    steps: tuple[PlannedStep, ...]
-    adr: tuple[Amendment, ...] | None
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> CodePlan:
-        """Read what a hook returned. Raises RecipeError."""
-        return cls(
-            is_whole="env" in result or "steps" in result,
-            env=result.get("env") or {},
-            steps=tuple(map(PlannedStep.of, result.get("steps") or ())),
-            adr=amendments_of(result["adr"]) if "adr" in result else None,
         )
 
 
