@@ -19,6 +19,7 @@ import pytest
 from cm4vllm.accuracy.accuracy_record import AccuracyRecord, Score
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json, write_text
+from cm4vllm.common.own_program import ProgramFile, program_files
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.system_description import SystemAsked, describe_system, folder_name
@@ -26,6 +27,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.records import ClientRecord, RunRecord, RunSettings
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.serving.records import ServerRecord
+from cm4vllm.submission import published_program
 from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked, build_tree
@@ -90,6 +92,18 @@ def loadgen_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def software() -> SoftwareRecord:
     return detect_software()
+
+
+@cache
+def few_files() -> list[ProgramFile]:
+    """Return the files of the program's top folder."""
+    return [file for file in program_files() if "/" not in file.name]
+
+
+@pytest.fixture(autouse=True)
+def _small_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a part of the program into each tree: test_program.py has it whole, and so has what starts `cm`."""
+    monkeypatch.setattr(published_program, "program_files", few_files)
 
 
 def make_out(
@@ -269,7 +283,9 @@ def campaign(tmp_path: Path, loadgen_logs: Path) -> Callable[..., TreeAsked]:
 def built(tmp_path_factory: pytest.TempPathFactory, loadgen_logs: Path) -> TreeAsked:
     """The results of a rehearsal with the tree of them, for tests that only read."""
     asked = make_out(tmp_path_factory.mktemp("built") / "out", loadgen_logs, rehearsal=True)
-    build_tree(asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published_program, "program_files", few_files)
+        build_tree(asked)
     return asked
 
 

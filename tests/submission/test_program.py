@@ -18,6 +18,13 @@ from cm4vllm.submission.published_program import write_program
 from cm4vllm.submission.tree import build_tree
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _small_program():
+    """Leave the program whole."""
+
+
 #: Prints what a copy of the program says of itself, in the Python that has it first on its path.
 SAYS = """
 import json, cm4vllm
@@ -172,6 +179,13 @@ def runs_from(program: Path, python: Path, home: Path) -> str:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "not found" not in done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_program_is_a_cm_repository_that_imports(copy):
+    assert (copy / "cmr.yaml").is_file()
+    assert (copy / "script" / "detect-os" / "_cm.yaml").is_file()
+    for source in (copy / "src").rglob("*.py"):
+        compile(source.read_text(), str(source), "exec")
 
 
 def test_the_main_job_can_be_planned_with_the_program_of_a_tree(campaign, stranger, tmp_path):

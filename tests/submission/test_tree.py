@@ -140,14 +140,6 @@ def test_the_source_page_names_version_command_and_commit(campaign):
     assert '\ncm run script \\\n    --output_dir="${OUTPUT_DIR:?}"\n' in page
 
 
-def test_the_program_in_the_tree_is_a_cm_repository_that_imports(built):
-    program = built.out / "submission" / "open" / built.submitter / "src" / "cm4vllm"
-    assert (program / "cmr.yaml").is_file()
-    assert (program / "script" / "detect-os" / "_cm.yaml").is_file()
-    for source in (program / "src").rglob("*.py"):
-        compile(source.read_text(), str(source), "exec")
-
-
 def test_nothing_private_reaches_the_tree(built):
     tree = built.out / "submission"
     private = [re.escape(str(built.out)), rf"\b{re.escape(socket.gethostname())}\b", r"/models/"]

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.own_program import program_files
 from cm4vllm.hardware.system_description import folder_name
 from cm4vllm.rules import Scenario
-from cm4vllm.submission import published_program, tree_writer
+from cm4vllm.submission import tree_writer
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.result_removal import remove_results
 from cm4vllm.submission.tree import build_tree, system_folder
@@ -22,13 +21,6 @@ from cm4vllm.submission.tree_writer import digests
 
 #: The files that several results share: pages with a part for each, and the mapping.
 SHARED = {"README.md", "documentation/calibration.md", "model_mapping.json"}
-
-
-@pytest.fixture(autouse=True)
-def _small_program(monkeypatch):
-    """Put a part of the program into each tree: other tests have it whole."""
-    few = [file for file in program_files() if file.name.count("/") < 1]
-    monkeypatch.setattr(published_program, "program_files", lambda: few)
 
 
 @pytest.fixture
