@@ -66,8 +66,8 @@ def contents_digest(package: metadata.Distribution) -> str:
 
 def installed() -> tuple[str, dict[str, str], dict[str, str]]:
     """Return the version of the Python that runs this, its packages, and digests of what they installed."""
-    found = {package.name: package for package in metadata.distributions() if package.name and package.version}
-    ordered = {name: found[name] for name in sorted(found, key=str.lower)}
+    packages = {package.name: package for package in metadata.distributions() if package.name and package.version}
+    ordered = {name: packages[name] for name in sorted(packages, key=str.lower)}
     digests = {name: digest for name, package in ordered.items() if (digest := contents_digest(package))}
     return platform.python_version(), {name: package.version for name, package in ordered.items()}, digests
 

@@ -23,8 +23,8 @@ Result = dict[str, Any]
 
 def show(automation: Any, i: Result) -> Result:
     """Print tags, path, version, size and age of the entries found and, with --env, what they export."""
-    found = _found(automation, i)
-    entries = _entries(found)
+    artifacts = _artifacts(automation, i)
+    entries = _entries(artifacts)
     if i.get("out") == "json":
         return {"return": 0, "entries": [_as_json(entry) for entry in entries]}
     total = 0
@@ -38,7 +38,7 @@ def show(automation: Any, i: Result) -> Result:
         if flag(i, "env"):
             _print_env(entry)
     page(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
-    return {"return": 0, "list": found}
+    return {"return": 0, "list": artifacts}
 
 
 def _print_env(entry: Entry) -> None:
@@ -49,8 +49,8 @@ def _print_env(entry: Entry) -> None:
 
 def find(automation: Any, i: Result) -> Result:
     """Print the paths of the entries found, on a terminal with size, age and what made them."""
-    found = _found(automation, i)
-    for entry in _entries(found) if i.get("out") == "con" else ():
+    artifacts = _artifacts(automation, i)
+    for entry in _entries(artifacts) if i.get("out") == "con" else ():
         if sys.stdout.isatty():
             print(
                 f"{entry.folder}  {size_text(size_of(entry.folder)):>8}  {age_text(entry.made_at):>8}  "
@@ -58,7 +58,7 @@ def find(automation: Any, i: Result) -> Result:
             )
         else:
             page(entry.folder)
-    return {"return": 0, "list": found}
+    return {"return": 0, "list": artifacts}
 
 
 def remove(automation: Any, i: Result) -> Result:
@@ -67,8 +67,8 @@ def remove(automation: Any, i: Result) -> Result:
     The result is 16 where tags or a name match nothing, and 20 where there is no terminal for the question.
     """
     force, console = flag(i, "f", "force"), i.get("out") == "con"
-    found = _found(automation, i)
-    entries = _entries(found)
+    artifacts = _artifacts(automation, i)
+    entries = _entries(artifacts)
     if not entries and (i.get("tags") or i.get("artifact")):
         raise NotFoundError(
             "artifact(s) not found",
@@ -79,7 +79,7 @@ def remove(automation: Any, i: Result) -> Result:
         print("nothing is cached")
     elif not force and not (console and _confirmed(entries)):
         return {"return": 0, "deleted_list": []}
-    for entry, artifact in zip(entries, found, strict=True):
+    for entry, artifact in zip(entries, artifacts, strict=True):
         if console:
             print(
                 f"Deleting CM artifact in {entry.folder} ({entry.script or 'no script'}, "
@@ -94,7 +94,7 @@ def remove(automation: Any, i: Result) -> Result:
                 update=True,
                 delete=True,
             )
-    return {"return": 0, "deleted_list": found}
+    return {"return": 0, "deleted_list": artifacts}
 
 
 def _confirmed(entries: Sequence[Entry]) -> bool:
@@ -108,7 +108,7 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _found(automation: Any, i: Result) -> list[Any]:
+def _artifacts(automation: Any, i: Result) -> list[Any]:
     """Return the artifacts that cmind's own search finds, without its output. Raises CmError where it fails."""
     from cmind.automation import Automation
 
@@ -118,8 +118,8 @@ def _found(automation: Any, i: Result) -> list[Any]:
     return list(answer["list"])
 
 
-def _entries(found: Sequence[Any]) -> list[Entry]:
-    return [Entry.of(artifact.path, artifact.meta) for artifact in found]
+def _entries(artifacts: Sequence[Any]) -> list[Entry]:
+    return [Entry.of(artifact.path, artifact.meta) for artifact in artifacts]
 
 
 def _counted(entries: Sequence[Entry], size: int) -> str:
