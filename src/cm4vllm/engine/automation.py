@@ -75,7 +75,8 @@ class ScriptAutomation(OwnAutomation):
         if flag(i, "help", "h"):
             from cm4vllm.engine.tools.help import script_help
 
-            return script_help(self, i)
+            # cmind would print its own help for this action below that.
+            return {**self._answered(script_help, i), "skip_delayed_help": True}
         if flag(i, "plan", "graph"):
             from cm4vllm.engine.plan.graph import print_plan
 
@@ -95,10 +96,9 @@ class ScriptAutomation(OwnAutomation):
         protect(self.cmind)
         session = Session(self, i, partial(kept_outcome, Cache(self.cmind)))
         folder = ""
-        redirected = contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext()
         self.cmind.state[_SESSION] = session
         try:
-            with redirected, session.supervised(), session.with_typed_secrets():
+            with contextlib.redirect_stdout(session.output), session.supervised(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
                 folder = working_folder()
                 _require_result_file(self.cmind)
@@ -185,7 +185,7 @@ def _warn_of_names(session: Session, request: Request) -> None:
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
-    with contextlib.redirect_stdout(sys.stderr) if session.as_json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(session.output):
         if folder and flag(i, *PROVENANCE_FLAGS):
             from cm4vllm.engine.tools.provenance import leave
 

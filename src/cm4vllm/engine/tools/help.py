@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.inputs import REQUIRED
@@ -46,16 +45,13 @@ cm show cache          what is cached, with sizes and ages; also cm find cache a
 
 def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print what the scripts asked for are, or how to ask. An action's result comes back."""
-    if not i.get("tags") and not i.get("artifact"):
-        page(_GENERAL)
-        return {"return": 0, "skip_delayed_help": True}
-    try:
+    if i.get("tags") or i.get("artifact"):
         catalogue = Catalogue(automation.cmind)
         scripts = asked_scripts(catalogue, i)
-    except CmError as error:
-        return {"return": error.exit_code, "error": str(error), "skip_delayed_help": True}
-    page("\n\n".join(describe(script, _values(catalogue, script, i)) for script in scripts))
-    return {"return": 0, "skip_delayed_help": True}
+        page("\n\n".join(describe(script, _values(catalogue, script, i)) for script in scripts))
+    else:
+        page(_GENERAL)
+    return {"return": 0}
 
 
 def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> dict[str, list[str]]:
