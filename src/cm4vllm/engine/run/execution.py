@@ -16,9 +16,8 @@ from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, merge_into
-from cm4vllm.engine.run.flags import flag
+from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.required_inputs import require_inputs
 from cm4vllm.engine.run.scope import Outcome, Scope, completed, remarks
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
 from cm4vllm.engine.run.script_selection import select, settled

@@ -1,4 +1,4 @@
-"""The flags of the engine and those of a script: which are known, and the environment keys that they stand for."""
+"""The flags of the engine and those of a script: which are known or required, and the keys that they stand for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import Any
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.engine.format.conditions import is_no
+from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.versions import VERSION_KEYS
 from cm4vllm.engine.run.environment import as_text
 
-__all__ = ["ENGINE_FLAGS", "NOT_DONE", "PROVENANCE_FLAGS", "check_flags", "flag", "mapped_inputs", "with_usable_flags"]
+__all__ = [
+    "ENGINE_FLAGS",
+    "NOT_DONE",
+    "PROVENANCE_FLAGS",
+    "check_flags",
+    "flag",
+    "mapped_inputs",
+    "require_inputs",
+    "with_usable_flags",
+]
 
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9_]*)(?![\w-])")
 #: Flags that become environment keys of the same meaning for every script.
@@ -183,6 +194,35 @@ def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[s
 def _text(value: Any) -> Any:
     text = as_text(value)
     return ",".join(text) if isinstance(text, list) else text
+
+
+def require_inputs(catalogue: Catalogue, script: ScriptMeta, env: Mapping[str, Any]) -> None:
+    """Raise UsageError for required inputs without a value: each by its flag, with the recipes that give it."""
+    missing = {
+        flag: entry
+        for flag, entry in script.input_description.items()
+        if isinstance(entry, Mapping) and entry.get("default") == REQUIRED and "same_as" not in entry
+        if env.get(script.input_mapping.get(flag, "")) in (None, "")
+    }
+    if not missing:
+        return
+    flags = [f"--{flag}" for flag in missing]
+    raise UsageError(
+        f"{script.title()} is not given {', '.join(flags[:-1])}{' and ' if flags[1:] else ''}{flags[-1]}",
+        cause="\n".join(f"--{flag}: {entry.get('desc')}" for flag, entry in missing.items()),
+        remedy="\n".join(f"--{flag}=...{_givers(catalogue, script, flag)}" for flag in missing),
+    )
+
+
+def _givers(catalogue: Catalogue, script: ScriptMeta, flag: str) -> str:
+    """Return the recipes of the same repository that give an input, in words; empty where none does."""
+    key = script.input_mapping[flag]
+    givers = [
+        other.title()
+        for other in catalogue.all()
+        if other.repo == script.repo and other.uid != script.uid and key in other.layer.new_env_keys
+    ]
+    return f", as {' or '.join(givers)} gives it" if givers else ""
 
 
 def with_usable_flags(text: str, scripts: Sequence[ScriptMeta]) -> str:
