@@ -137,7 +137,7 @@ def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home:
     """Return the values of a flag that the recipe's hook gives; none where it gives none."""
     from cm4vllm.engine.format.meta import load_script
     from cm4vllm.engine.format.meta_store import KeptMetas
-    from cm4vllm.engine.tools.input_values import input_values
+    from cm4vllm.engine.tools.help import input_values
 
     read, folder = KeptMetas(os.path.join(home, "cm4vllm-metas")).read, script["path"]
     values = input_values(

@@ -1,23 +1,27 @@
-"""Description of a script in words, for --help and `cm show script`."""
+"""Description of a script in words, for --help and `cm show script`, and the values of its inputs."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
+from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
 from cm4vllm.engine.format.dependency import PHASES, Dependency
 from cm4vllm.engine.format.inputs import REQUIRED
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
+from cm4vllm.engine.run.hooks import Hooks
+from cm4vllm.engine.run.request import Request, Task
+from cm4vllm.engine.run.scope import Scope
 from cm4vllm.engine.tools.find import asked_scripts
-from cm4vllm.engine.tools.input_values import input_values
 
-__all__ = ["command_lines", "describe", "inputs_of", "script_help", "variations_of"]
+__all__ = ["command_lines", "describe", "input_values", "inputs_of", "script_help", "variations_of"]
 
 #: Columns of a page where the terminal does not say how many it has.
 _WIDTH = 100
@@ -59,6 +63,33 @@ def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> d
     return input_values(
         script, {"tags": i.get("tags")}, lambda alias: catalogue.script(str(script.path.with_name(alias)), script.repo)
     )
+
+
+def input_values(
+    script: ScriptMeta, given: Mapping[str, Any], beside: Callable[[str], ScriptMeta]
+) -> dict[str, list[str]]:
+    """Return the values of each input whose recipe has the hook `values`.
+
+    The hook gets the environment of the script as `given` asks for it, since tags and other inputs may decide about the
+    values. `beside` returns the script of an alias in the same repository: an input may be described there.
+    """
+    request = Request.of({**given, "tags": given.get("tags") or list(script.tags), "artifact": script.uid}, "")
+    try:
+        env = Scope.of(Task.of(script, request)).env
+    except CmError:
+        env = {}  # variations or values that this script does not take
+    by_flag: dict[str, list[str]] = {}
+    for alias in dict.fromkeys(
+        str(entry.get("of") or script.alias)
+        for entry in script.input_description.values()
+        if isinstance(entry, Mapping)
+    ):
+        described_by = script if alias == script.alias else beside(alias)
+        if has_hook(code_of(described_by), "values"):
+            with suppress(CmError):  # what cannot be known is left out
+                answer = Hooks(described_by).call("values", {"env": {**env}})
+                by_flag |= {flag: [str(value) for value in values] for flag, values in answer.get("values", {}).items()}
+    return by_flag
 
 
 def describe(script: ScriptMeta, values: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
