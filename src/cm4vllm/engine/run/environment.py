@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -90,7 +90,7 @@ def compose(
     layers: Sequence[Layer],
     const: Mapping[str, Any],
     *,
-    explicit: Iterable[str] = (),
+    explicit: Container[str],
 ) -> tuple[Env, Env]:
     """Return a script's environment and its constants, before its dependencies run.
 
@@ -99,13 +99,12 @@ def compose(
     """
     env: Env = {}
     merge_into(env, caller)
-    _fill(env, base.default_env)
-    kept = set(explicit)
-    merge_into(env, {key: value for key, value in base.env.items() if key not in kept})
+    merge_into(env, _missing(base.default_env, env))
+    merge_into(env, _missing(base.env, explicit))
     defaults: Env = {}
     for layer in layers:
         merge_into(defaults, layer.default_env)
-    _fill(env, defaults)
+    merge_into(env, _missing(defaults, env))
     for layer in layers:
         merge_into(env, layer.env)
     constants: Env = {}
@@ -115,10 +114,8 @@ def compose(
     return env, constants
 
 
-def _fill(env: Env, defaults: Mapping[str, Any]) -> None:
-    for key, value in defaults.items():
-        if key not in env:
-            merge_into(env, {key: value})
+def _missing(values: Mapping[str, Any], present: Container[str]) -> Env:
+    return {key: value for key, value in values.items() if key not in present}
 
 
 def substitute(value: Any, env: Mapping[str, Any]) -> Any:
@@ -141,13 +138,10 @@ def _joined(value: Any) -> str:
 def substitute_all(env: Env) -> None:
     """Replace `<<<KEY>>>` in all values of `env` from `env` itself, values of values included."""
     for _ in range(8):  # a chain longer than this is a cycle, and stays as it is written
-        pending = [key for key in env if unresolved(env[key])]
-        changed = False
-        for key in pending:
-            value = substitute(env[key], {k: v for k, v in env.items() if k != key})
-            changed = changed or value != env[key]
-            env[key] = value
-        if not changed:
+        before = dict(env)
+        for key in (key for key, value in before.items() if unresolved(value)):
+            env[key] = substitute(env[key], {k: v for k, v in env.items() if k != key})
+        if env == before:
             return
 
 
