@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, translated_os_errors
@@ -48,15 +49,6 @@ OS_INFO: Mapping[str, Any] = {
 }
 
 
-class _Artifact:
-    """The object that hooks get as i['artifact']."""
-
-    def __init__(self, path: str, meta: dict[str, Any]) -> None:
-        self.path = path
-        self.meta = meta
-        self.original_meta = meta
-
-
 def hook_input(run: Run) -> dict[str, Any]:
     """Return the argument of a hook: `env` and `state` are the run's own, all else is a copy.
 
@@ -89,7 +81,7 @@ def hook_input(run: Run) -> dict[str, Any]:
     return {
         **shared,
         "input": {**task.request.inputs, "run_state": run_state},
-        "artifact": _Artifact(path, meta),
+        "artifact": SimpleNamespace(path=path, meta=meta, original_meta=meta),
         "automation": session.automation,
         "customize": meta.get("customize", {}),
         "run_script_input": {**shared, "script_name": task.script_name or "run", "bat_ext": ".sh", "run": run},
@@ -142,8 +134,7 @@ class Run(Value):
 
     def detect_version(self) -> Mapping[str, Any]:
         """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
-        hooks = self.session.hooks_of(self.task.script)
-        return hooks.call("detect_version", hook_input(self)) if hooks.get("detect_version") else {}
+        return self.session.hooks_of(self.task.script).call("detect_version", hook_input(self))
 
     def native(self, name: str, env: dict[str, Any], folder: str) -> bool:
         """Run a shell file of the script, and merge what it writes into `env` and the state.
