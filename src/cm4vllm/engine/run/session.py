@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError, Interrupted, RecipeError
@@ -28,20 +29,12 @@ if TYPE_CHECKING:
 
     KeptOutcome = Callable[["Session", Task, Scope], Outcome]
 
-__all__ = ["DEEPEST", "Session", "Stopped", "depends_on_itself"]
+__all__ = ["DEEPEST", "Session", "depends_on_itself"]
 
 #: Scripts under way at once; more of them go round in circles.
 DEEPEST = 40
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _MOST_LOGS = 50
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal that ends the run; like Ctrl-C, no handler of ordinary failures catches it."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 class Session:
@@ -59,7 +52,6 @@ class Session:
         self._typed = [str(word) for word in inputs.get("cmd") or ()]
         self.vault.learn_words(self._typed)
         self.catalogue = Catalogue(automation.cmind)
-        self._guardian: Guardian | None = None
         self.started = time.monotonic()
         self.verbose = flag(inputs, "v", "verbose")
         self.silent = flag(inputs, "s", "silent") and not self.verbose
@@ -85,14 +77,12 @@ class Session:
         self._cleanups: list[tuple[str, Callable[[], object]]] = []
         self._failure: tuple[str, list[ScriptMeta]] = ("", [])
 
-    @property
+    @cached_property
     def guardian(self) -> Guardian:
         """The guardian, which ends the running native commands if this process is killed."""
-        if self._guardian is None:
-            from cm4vllm.engine.run.shell_script import Guardian  # a hit of the cache starts no command
+        from cm4vllm.engine.run.shell_script import Guardian  # a hit of the cache starts no command
 
-            self._guardian = Guardian()
-        return self._guardian
+        return Guardian()
 
     @property
     def output(self) -> IO[str]:
@@ -249,14 +239,18 @@ class Session:
         with _signals_as_exceptions(), self.vault.guarded_output():
             try:
                 yield
-            except Stopped as stop:
-                raise _interrupted(stop.signum) from None
-            except KeyboardInterrupt:
-                raise _interrupted(signal.SIGINT) from None
+            except KeyboardInterrupt as stop:
+                signum = next((number for number in _SIGNALS if number in stop.args), signal.SIGINT)
+                error = Interrupted(
+                    f"the run was stopped by {'Ctrl-C' if signum == signal.SIGINT else signum.name}",
+                    remedy="finished steps are kept: run the same command again",
+                )
+                error.exit_code = 128 + signum
+                raise error from None
             finally:
                 self._clean_up()
-                if self._guardian is not None:
-                    self._guardian.close()
+                if "guardian" in vars(self):
+                    self.guardian.close()
 
     def _clean_up(self) -> None:
         while self._cleanups:
@@ -279,13 +273,6 @@ def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
     )
 
 
-def _interrupted(signum: int) -> Interrupted:
-    name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
-    error = Interrupted(f"the run was stopped by {name}", remedy="finished steps are kept: run the same command again")
-    error.exit_code = 128 + signum
-    return error
-
-
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
@@ -293,7 +280,7 @@ def _signals_as_exceptions() -> Iterator[None]:
         return
 
     def stop(signum: int, _frame: object) -> None:
-        raise Stopped(signum)
+        raise KeyboardInterrupt(signum)  # which no handler of ordinary failures catches
 
     # A signal that is ignored stays so: nohup means it.
     before = {
