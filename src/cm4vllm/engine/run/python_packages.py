@@ -31,7 +31,8 @@ __all__ = [
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#\\]*)")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
-_CONDITION = re.compile(r"^(==|>=|<=|!=|>|<|~=)\s*([\w.+*!\-]+)$")
+#: The conditions that are understood here; of all others (`~=`, `!=`, `==2.*`, an epoch) pip decides.
+_CONDITION = re.compile(r"(==|>=|<=|>|<)\s*([\w.+\-]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +173,15 @@ def _normalised(name: str) -> str:
 
 
 def _allowed(version: str, condition: str) -> bool:
-    if not version:
-        return False
-    return all(_holds(version, part.strip()) for part in condition.split(",") if part.strip())
+    return bool(version) and all(_holds(version, part.strip()) for part in condition.split(",") if part.strip())
 
 
 def _holds(version: str, part: str) -> bool:
-    condition = _CONDITION.match(part)
+    condition = _CONDITION.fullmatch(part)
     if not condition:
-        return False  # not understood here: pip decides
+        return False
     sign, other = condition.groups()
     have, want = version_key(version), version_key(other)
-    if sign in ("~=", "!=") or "*" in other or "!" in other:
-        return False
     if sign == "==":
         return have == want and ("+" not in other or version == other)
     return {">=": have >= want, "<=": have <= want, ">": have > want, "<": have < want}[sign]
