@@ -1,7 +1,7 @@
 """Methods of i['automation'] for hooks of the public format: find_artifact, parse_version, run_native_script, ...
 
-Each takes one dictionary and returns one with `return`: 0, or the kind of failure with its text under `error`; 16 says
-that nothing was found. Where several files fit, the first is taken and the others are printed, without a question.
+Each takes one dictionary and gives hooks one with `return`: 0, or the kind of failure with its text under `error`; 16
+says that nothing was found. Where several files fit, the first is taken and the others are printed, without a question.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.common.errors import CmError, NotFoundError, RecipeError
+from cm4vllm.common.errors import CmError, NativeCommandError, NotFoundError, RecipeError
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.versions import Wanted
 
@@ -41,23 +41,6 @@ _SUFFIXES = (
 )
 
 
-def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
-    """Turn the errors of a helper into the dictionary that public hooks expect."""
-
-    def call(i: Answer) -> Answer:
-        try:
-            return {"return": 0, **helper(i)}
-        except CmError as error:
-            return {"return": error.exit_code, "error": str(error)}
-        except KeyError as error:
-            wrong = RecipeError(f"{helper.__name__} needs {error}", cause="a customize.py called it without it")
-            return {"return": wrong.exit_code, "error": str(wrong)}
-
-    call.__doc__ = helper.__doc__
-    return call
-
-
-@_answering
 def find_artifact(i: Answer) -> Answer:
     """Find a file by name: found_path, found_file_path, found_file_name, default_path_list.
 
@@ -67,16 +50,16 @@ def find_artifact(i: Answer) -> Answer:
     """
     env, name = i["env"], str(i["file_name"])
     folders, name, defaults = _where_to_look(i, name)
-    answer = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True, "env": copy.deepcopy(env)})
-    if answer["return"]:
-        raise CmError.again(answer["return"], answer["error"])
-    if not answer["found_files"]:
+    files = find_file_in_paths({**i, "paths": folders, "file_name": name, "select": True, "env": copy.deepcopy(env)})[
+        "found_files"
+    ]
+    if not files:
         raise NotFoundError(
             f"{name} not found",
             cause=f"looked in {', '.join(folders) or 'no folder'}",
             remedy="install it, or name its folder with --path=",
         )
-    file = str(answer["found_files"][0])
+    file = str(files[0])
     place = os.path.dirname(file)
     if place not in defaults:
         _export_place(i, place)
@@ -124,7 +107,6 @@ def _export_place(i: Mapping[str, Any], place: str) -> None:
             env.setdefault(extra_key, []).append(path)
 
 
-@_answering
 def find_file_in_paths(i: Answer) -> Answer:
     """Find files in folders: found_files. i: paths, file_name (or file_name_re), hook, select, detect_version."""
     if not i.get("file_name") and not i.get("file_name_re"):
@@ -167,15 +149,15 @@ def _fits(i: Mapping[str, Any], file: str) -> bool:
     """Tell whether the version that the script detects for a file is one that is wanted."""
     env = i["env"]
     env[i["env_path_key"]] = file
-    seen = run_native_script({"run_script_input": i["run_script_input"], "env": env, "detect_version": True})
-    if seen["return"] not in (0, 2):
-        raise CmError.again(seen["return"], seen["error"])
-    version = seen.get("version")
+    asked = {"run_script_input": i["run_script_input"], "env": env, "detect_version": True}
+    try:
+        version = run_native_script(asked).get("version")
+    except NativeCommandError:
+        return False
     # -1 is a script's word for a program that it cannot use.
-    return seen["return"] == 0 and version not in (None, "", -1) and Wanted.from_environment(env).accepts(str(version))
+    return version not in (None, "", -1) and Wanted.from_environment(env).accepts(str(version))
 
 
-@_answering
 def run_native_script(i: Answer) -> Answer:
     """Run a shell file of the script: env_tmp is the environment after it. i: run_script_input, env, script_name.
 
@@ -197,18 +179,18 @@ def run_native_script(i: Answer) -> Answer:
     return {**result, "env_tmp": copy.deepcopy(env)}
 
 
-@_answering
 def detect_version_using_script(i: Answer) -> Answer:
     """Run the script's shell file and the hook detect_version: detected_version; 16 when it is not a wanted one."""
     env = i.get("env") or {}
-    seen = run_native_script({**i, "env": env, "detect_version": True})
-    version = seen.get("version")
-    if seen["return"] or version in (None, "", -1) or not Wanted.from_environment(env).accepts(str(version)):
-        raise NotFoundError("version was not detected", cause=str(seen.get("error") or f"seen: {version or 'none'}"))
+    try:
+        version = run_native_script({**i, "env": env, "detect_version": True}).get("version")
+    except CmError as error:
+        raise NotFoundError("version was not detected", cause=str(error)) from error
+    if version in (None, "", -1) or not Wanted.from_environment(env).accepts(str(version)):
+        raise NotFoundError("version was not detected", cause=f"seen: {version or 'none'}")
     return {"detected_version": version}
 
 
-@_answering
 def parse_version(i: Answer) -> Answer:
     """Read a version out of tmp-ver.out: version, string; set in which_env under env_key and CM_DETECTED_VERSION.
 
@@ -235,7 +217,6 @@ def parse_version(i: Answer) -> Answer:
     return {"version": version, "string": text}
 
 
-@_answering
 def update_deps(i: Answer) -> Answer:
     """Merge changes into dependencies by their names. i: deps (raw, changed in place), update_deps: name -> change."""
     for raw in i["deps"]:
@@ -247,23 +228,17 @@ def update_deps(i: Answer) -> Answer:
     return {}
 
 
-@_answering
 def find_file_deep(i: Answer) -> Answer:
     """Find the folders below others that hold a file: found_paths. i: paths, file_name, restrict_paths."""
-    folders_with_it = [
-        root for top in i["paths"] for root, folders, files in _sorted_walk(top) if i["file_name"] in files
+    name, restrict = glob.escape(i["file_name"]), i.get("restrict_paths") or []
+    holding = [
+        str(folder)
+        for top in i["paths"]
+        for folder in sorted(file.parent for file in Path(top).rglob(name) if file.is_file())
     ]
-    restrict = i.get("restrict_paths") or []
-    return {"found_paths": [path for path in folders_with_it if not restrict or any(part in path for part in restrict)]}
+    return {"found_paths": [path for path in holding if not restrict or any(part in path for part in restrict)]}
 
 
-def _sorted_walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    for root, folders, files in os.walk(top):
-        folders.sort()
-        yield root, folders, files
-
-
-@_answering
 def find_file_back(i: Answer) -> Answer:
     """Find the nearest folder at or above `path` that holds `file_name`: found_path, empty when there is none."""
     start = Path(i["path"]).absolute()
@@ -271,7 +246,6 @@ def find_file_back(i: Answer) -> Answer:
     return {"found_path": str(next(iter(parents), ""))}
 
 
-@_answering
 def clean_some_tmp_files(i: Answer) -> Answer:
     """Remove what shell files leave for the engine in the working directory. i: optionally env."""
     for name in ("tmp-run.sh", "tmp-state.json", "tmp-run-state.json", "tmp-run-env.out", "tmp-env.sh"):
@@ -279,16 +253,31 @@ def clean_some_tmp_files(i: Answer) -> Answer:
     return {}
 
 
+def _answering(helper: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
+    """Return a helper for hooks: it answers by the dictionary that they expect, also where it fails."""
+
+    def call(i: Answer) -> Answer:
+        try:
+            return {"return": 0, **helper(i)}
+        except CmError as error:
+            return {"return": error.exit_code, "error": str(error)}
+        except KeyError as error:
+            wrong = RecipeError(f"{helper.__name__} needs {error}", cause="a customize.py called it without it")
+            return {"return": wrong.exit_code, "error": str(wrong)}
+
+    return call
+
+
 #: By the name under which a hook calls it.
 HELPERS: Mapping[str, Callable[[Answer], Any]] = {
-    "find_artifact": find_artifact,
-    "find_file_in_paths": find_file_in_paths,
-    "find_file_deep": find_file_deep,
-    "find_file_back": find_file_back,
-    "parse_version": parse_version,
-    "run_native_script": run_native_script,
-    "detect_version_using_script": detect_version_using_script,
-    "update_deps": update_deps,
-    "clean_some_tmp_files": clean_some_tmp_files,
+    "find_artifact": _answering(find_artifact),
+    "find_file_in_paths": _answering(find_file_in_paths),
+    "find_file_deep": _answering(find_file_deep),
+    "find_file_back": _answering(find_file_back),
+    "parse_version": _answering(parse_version),
+    "run_native_script": _answering(run_native_script),
+    "detect_version_using_script": _answering(detect_version_using_script),
+    "update_deps": _answering(update_deps),
+    "clean_some_tmp_files": _answering(clean_some_tmp_files),
     "get_default_path_list": get_default_path_list,
 }
