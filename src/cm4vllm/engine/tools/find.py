@@ -31,9 +31,8 @@ def find_scripts(automation: Any, i: Result) -> Result:
 
     Without tags, or with a name or one of the flags of cmind's reindexing, cmind's own search answers.
     """
-    given = i.get("tags") or ""
-    words = [str(word).strip() for word in (given.split(",") if isinstance(given, str) else given)]
-    wanted = {word for word in words if word and not word.startswith("-")}
+    words = split_tags(i.get("tags"))
+    wanted = {word for word in words if not word.startswith("-")}
     if not wanted or i.get("parsed_artifact") or i.get("skip_index_search") or i.get("force_index_add"):
         from cmind.automation import Automation
 
@@ -42,7 +41,10 @@ def find_scripts(automation: Any, i: Result) -> Result:
     excluded = {word[1:] for word in words if word.startswith("-")}
     scripts: list[Any] = []
     catalogue = Catalogue(automation.cmind)
-    for folder, repo in _folders(catalogue, wanted):
+    folders = catalogue.indexed(wanted) or [
+        (summary.path, summary.repo) for summary in catalogue.summaries if wanted <= set(summary.tags)
+    ]
+    for folder, repo in folders:
         meta = catalogue.metas.read(folder)
         artifact = _artifact(automation.cmind, folder, repo)
         artifact.original_meta, artifact.meta = meta, dict(meta)
@@ -58,11 +60,6 @@ def find_scripts(automation: Any, i: Result) -> Result:
         for artifact in scripts:
             page(str(artifact.path))
     return {"return": 0, "list": scripts}
-
-
-def _folders(catalogue: Catalogue, wanted: set[str]) -> list[tuple[str, str]]:
-    indexed = catalogue.indexed(wanted)
-    return indexed or [(summary.path, summary.repo) for summary in catalogue.summaries if wanted <= set(summary.tags)]
 
 
 def _artifact(cmind: Any, folder: str, repo: str) -> Any:
@@ -111,19 +108,13 @@ def _fitting(catalogue: Catalogue, request: Request) -> list[ScriptMeta]:
 def test_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Run the test inputs of the scripts with these tags, or of all scripts. The first failure ends it."""
     catalogue = Catalogue(automation.cmind)
-    named = split_tags(i.get("tags")) or i.get("artifact")
-    scripts = candidates(catalogue, Request.of(i, "")) if named else catalogue.all()
+    scripts = asked_scripts(catalogue, i)
     done: list[str] = []
     for script in scripts:
         print(script.folder)
-        for given in _run_inputs(script):
+        for given in (script.raw.get("tests") or {}).get("run_inputs") or []:
             result = automation.run({"quiet": True, **given, "artifact": script.uid})
             if result["return"]:
                 return dict(result)
             done.append(script.alias)
     return {"return": 0, "scripts": [script.alias for script in scripts], "runs": done}
-
-
-def _run_inputs(script: ScriptMeta) -> list[dict[str, Any]]:
-    tests = script.raw.get("tests") or {}
-    return [dict(given) for given in tests.get("run_inputs") or []]
