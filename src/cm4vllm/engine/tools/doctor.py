@@ -26,9 +26,6 @@ from cm4vllm.engine.tools.register import engines_before, registered, warning_ab
 
 __all__ = ["Level", "Symptom", "diagnose", "print_diagnosis"]
 
-#: The Python that the package needs; `requires-python` in pyproject.toml.
-_PYTHON = (3, 11)
-
 
 class Level(StrEnum):
     """`wrong` keeps something from working, `odd` does not, `well` is as it should be."""
@@ -91,7 +88,7 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
         "tools": _tools,
         "home": lambda: [_home(home)],
         "repositories": lambda: _repositories(home),
-        "index": lambda: _index(home),
+        "index": lambda: [_index(home)],
         "engine": lambda: [_engines(checkout, home)],
         "scripts": lambda: _scripts(catalogue, scripts),
         "packages": lambda: [_packages(checkout)],
@@ -115,8 +112,6 @@ def diagnose(cmind: Any, checkout: Path) -> Iterator[Symptom]:
 def _python() -> Symptom:
     version = ".".join(map(str, sys.version_info[:3]))
     text = f"{version} at {sys.executable}"
-    if sys.version_info < _PYTHON:
-        return Symptom(Level.WRONG, "python", text, f"use Python {'.'.join(map(str, _PYTHON))} or newer")
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         return Symptom(
             Level.WRONG,
@@ -151,45 +146,41 @@ def _home(home: Path) -> Symptom:
     return Symptom(Level.WELL, "home", str(home))
 
 
-def _repositories(home: Path) -> Iterator[Symptom]:
+def _repositories(home: Path) -> list[Symptom]:
     listed = registered(home)
     gone = [entry for entry in listed if not any((entry / name).is_file() for name in ("cmr.yaml", "cmr.json"))]
-    for entry in gone:
-        yield Symptom(
+    return [
+        Symptom(
             Level.WRONG,
             "repositories",
             f"{entry} holds no CM repository (cmr.yaml)",
             f"restore it, or remove its line from {home / 'repos.json'} and run: cm reindex repo",
         )
-    if not gone:
-        yield Symptom(Level.WELL, "repositories", f"{len(listed)} registered")
+        for entry in gone
+    ] or [Symptom(Level.WELL, "repositories", f"{len(listed)} registered")]
 
 
-def _index(home: Path) -> Iterator[Symptom]:
+def _index(home: Path) -> Symptom:
     path = home / "index.json"
     try:
         index = json.loads(path.read_bytes())
     except FileNotFoundError:
-        yield Symptom(Level.ODD, "index", "does not exist yet: the next command creates it")
-        return
+        return Symptom(Level.ODD, "index", "does not exist yet: the next command creates it")
     except ValueError as error:
-        yield Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
-        return
+        return Symptom(Level.WRONG, "index", f"{path} is not JSON: {error}", f"rm {path}")
     try:
         paths = {str(artifact["path"]) for artifacts in index.values() for artifact in artifacts.values()}
     except (AttributeError, TypeError, KeyError):
-        yield Symptom(Level.WRONG, "index", f"{path} is not an index of CM", f"rm {path}")
-        return
+        return Symptom(Level.WRONG, "index", f"{path} is not an index of CM", f"rm {path}")
     gone = sorted(path for path in paths if not Path(path).is_dir())
     if gone:
-        yield Symptom(
+        return Symptom(
             Level.ODD,
             "index",
             f"{len(gone)} of {len(paths)} indexed folders no longer exist, for example {gone[0]}",
             "cm reindex repo",
         )
-    else:
-        yield Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
+    return Symptom(Level.WELL, "index", f"{len(paths)} artifacts")
 
 
 def _engines(checkout: Path, home: Path) -> Symptom:
@@ -203,12 +194,10 @@ def _engines(checkout: Path, home: Path) -> Symptom:
     return Symptom(Level.WELL, "engine", str(checkout))
 
 
-def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> Iterator[Symptom]:
-    findings = Linter(catalogue).duplicates()
-    for finding in findings:
-        yield Symptom(Level.ODD, "scripts", str(finding), "run: cm lint script")
-    if not findings:
-        yield Symptom(Level.WELL, "scripts", f"{len(scripts)}, all UIDs are different")
+def _scripts(catalogue: Catalogue, scripts: list[ScriptMeta]) -> list[Symptom]:
+    return [
+        Symptom(Level.ODD, "scripts", str(finding), "run: cm lint script") for finding in Linter(catalogue).duplicates()
+    ] or [Symptom(Level.WELL, "scripts", f"{len(scripts)}, all UIDs are different")]
 
 
 def _packages(checkout: Path) -> Symptom:
@@ -246,12 +235,12 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
     return Symptom(Level.WELL, "disk", text)
 
 
-def _cache(root: str) -> Iterator[Symptom]:
+def _cache(root: str) -> list[Symptom]:
     entries = list(stored(root))
     faults = [*map(_fault_of_entry, entries), *map(_unfinished, leftovers(Path(root)))]
     size = sum(size_of(entry.folder) for entry in entries)
     sound = Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(size)}")
-    yield from list(filter(None, faults)) or [sound]
+    return list(filter(None, faults)) or [sound]
 
 
 def _fault_of_entry(entry: Entry) -> Symptom | None:
