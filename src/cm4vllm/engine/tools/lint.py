@@ -150,14 +150,14 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print what is wrong with the scripts asked for, with all of them without tags or name; 3 if anything is."""
     catalogue = Catalogue(automation.cmind)
     linter = Linter(catalogue)
-    scripts = asked_scripts(catalogue, i) if i.get("artifact") or i.get("tags") else linter.every()
-    folders = {script.path for script in scripts}
-    faults = [
-        fault for fault in linter.duplicates() if fault.path in folders or not (i.get("artifact") or i.get("tags"))
-    ]
-    for script in scripts:
-        faults += linter.findings(script)
-    data = [_as_json(fault) for fault in faults]
+    faults = linter.duplicates()
+    if i.get("artifact") or i.get("tags"):
+        scripts = asked_scripts(catalogue, i)
+        faults = [fault for fault in faults if any(fault.path == script.path for script in scripts)]
+    else:
+        scripts = linter.every()
+    faults += [fault for script in scripts for fault in linter.findings(script)]
+    data = [{"path": str(fault.path), "line": fault.line or None, "finding": fault.text} for fault in faults]
     if i.get("out") != "json":
         for fault in faults:
             page(str(fault))
@@ -167,7 +167,3 @@ def lint_scripts(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
         return {"return": 0, "scripts": len(scripts), "findings": []}
     failure = RecipeError(f"lint found {len(faults)} problems", remedy="each line above names file and line")
     return {"return": failure.exit_code, "error": str(failure), "scripts": len(scripts), "findings": data}
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {"path": str(finding.path), "line": finding.line or None, "finding": finding.text}
