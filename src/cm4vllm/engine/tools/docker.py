@@ -92,7 +92,7 @@ def image_of(script: ScriptMeta, i: Mapping[str, Any]) -> RecipeImage:
         described = merged(described, dict(variation.layer.docker))
     words = [
         word
-        for word in i.get("cmd") or [f"--tags={','.join(_tags(request, script))}"]
+        for word in i.get("cmd") or [f"--tags={request.but(tags=request.tags or script.tags).title()}"]
         if word.lstrip("-").partition("=")[0] not in _OWN
     ]
     if typed := secret_flags(words, vault()):
@@ -113,10 +113,6 @@ def image_of(script: ScriptMeta, i: Mapping[str, Any]) -> RecipeImage:
         command=("cm", "run", "cm4vllm:script", *words, "--quiet"),
         container=_container(str(i.get("docker_image") or f"cm-{script.alias}"), described),
     )
-
-
-def _tags(request: Request, script: ScriptMeta) -> list[str]:
-    return [*(request.tags or script.tags), *(f"_{name}" for name in request.variations)]
 
 
 def _container(image: str, described: Mapping[str, Any]) -> Container:
