@@ -8,12 +8,13 @@ does. It starts no script, and prints nothing where the home cannot be read.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from cm4vllm.engine.format.documents import json_mapping
 
 __all__ = ["candidates", "shell_code"]
 
@@ -76,14 +77,14 @@ def candidates(line: str, home: str) -> list[str]:
     if not tags:
         return ["--tags="] if "--tags=".startswith(last) else []
     given = dict(word[2:].partition("=")[::2] for word in words[3:] if word.startswith("--") and "=" in word)
-    return sorted(_flags(last, given, _meant(_script_tags(tags), indexed), home))
+    return sorted(_flags(last, given, _meant(tags, indexed), home))
 
 
 def _tags(word: str, indexed: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
     """Yield `--tags=` with one tag or variation more: those of the scripts that have the tags typed before."""
     typed, comma, begun = word.removeprefix("--tags=").rpartition(",")
     before = set(typed.split(",")) if comma else set()
-    scripts = _meant(_script_tags(typed), indexed)
+    scripts = _meant(typed, indexed)
     tags = {tag for entry in scripts for tag in entry["tags"]} - before
     if before and (begun.startswith("_") or len(scripts) == 1):
         tags |= {name for entry in scripts for name in _variations(entry, home)} - before
@@ -148,26 +149,19 @@ def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home:
     return values.get(flag, ())
 
 
-def _script_tags(typed: str) -> set[str]:
-    return {tag for tag in typed.split(",") if tag and not tag.startswith(("_", "-"))}
-
-
-def _meant(tags: Iterable[str], indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    wanted = set(tags)
+def _meant(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the scripts that have the tags typed so far."""
+    wanted = {tag for tag in typed.split(",") if tag and not tag.startswith(("_", "-"))}
     return [entry for entry in indexed if wanted.issubset(entry["tags"])]
 
 
 def _indexed(home: str) -> list[Mapping[str, Any]]:
     """Return path and tags of every script in cmind's index; none where there is no index yet."""
-    try:
-        with open(os.path.join(home, "index.json"), "rb") as file:
-            entries = json.loads(file.read()).get(_SCRIPTS, {}).values()
-    except (OSError, ValueError, AttributeError):
-        return []
+    scripts = (json_mapping(os.path.join(home, "index.json")) or {}).get(_SCRIPTS)
     # Each script stands twice in the index; the entry under its UID is the one that has its alias.
     return [
         entry
-        for entry in entries
+        for entry in (scripts.values() if isinstance(scripts, dict) else ())
         if isinstance(entry, dict) and "alias" in entry and entry.get("path") and entry.get("tags")
     ]
 
