@@ -132,12 +132,8 @@ class Hooks:
     def _where(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == self._path]
-        places = []
-        if own:
-            places.append(f"{self._path}:{own[-1].lineno}")
-        elif isinstance(error, SyntaxError) and error.filename:
-            places.append(f"{error.filename}:{error.lineno}")
-        last = frames[-1] if frames else None
-        if last is not None and (not own or last is not own[-1]) and not last.filename.startswith("<"):
-            places.append(f"{last.filename}:{last.lineno}")
-        return f"{type(error).__name__}: {error}\nat {', from '.join(places) or self._path}"
+        last = [frame for frame in frames[-1:] if not frame.filename.startswith("<")]
+        places = [f"{frame.filename}:{frame.lineno}" for frame in (*own[-1:], *last)]
+        if not own and isinstance(error, SyntaxError) and error.filename:
+            places.insert(0, f"{error.filename}:{error.lineno}")
+        return f"{type(error).__name__}: {error}\nat {', from '.join(dict.fromkeys(places)) or self._path}"
