@@ -98,7 +98,7 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
         inputs["force_cache"] = True
     if extra_cache_tags:
         inputs["extra_cache_tags"] = ",".join(extra_cache_tags)
-    nested_adr = inputs.pop("adr", None), inputs.pop("add_deps_recursive", None)
+    nested_adr = [inputs.pop(key, None) or {} for key in ("adr", "add_deps_recursive")]
     return Request(
         tags=script_tags,
         excluded_tags=excluded_tags,
@@ -108,7 +108,7 @@ def request_for(dependency: Dependency, task: Task, scope: Scope, phase: str) ->
         const=dict(scope.const),
         state=merged(scope.state, substitute(dict(dependency.raw.get("state") or {}), env)),
         const_state=scope.const_state,
-        adr=task.adr + _changes(nested_adr),
+        adr=(*task.adr, *(amendment for change in nested_adr for amendment in amendments_of(change))),
         wanted=_wanted(dependency, env),
         extra_cache_tags=extra_cache_tags,
         force_new_env_keys=dependency.force_new_env_keys,
@@ -140,16 +140,8 @@ def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, 
             if value:
                 tags += split_tags(prefix + value)
     for key in dependency.update_tags_from_env:
-        tags += split_tags(_as_tags(env.get(key)))
+        tags += split_tags(env.get(key))
     return tags
-
-
-def _as_tags(value: Any) -> Any:
-    return value if isinstance(value, list) else str(value or "")
-
-
-def _changes(raw: Iterable[Any]) -> tuple[Amendment, ...]:
-    return tuple(amendment for change in raw if change for amendment in amendments_of(change))
 
 
 def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
