@@ -37,7 +37,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     if folder.exists():
         raise UsageError(f"{folder} exists already", remedy="choose another name, or remove it")
     uid = secrets.token_hex(8)
-    written = _write(
+    _write(
         kind,
         folder,
         {
@@ -46,7 +46,7 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
             "tags": ", ".join(tags),
             "typed": ",".join(tags),
             "category": str(i.get("category") or "Recipes"),
-            "prefix": _prefix(alias),
+            "prefix": "CM_" + re.sub(r"[^A-Z0-9]", "_", alias.upper()),
         },
     )
     meta = {
@@ -58,11 +58,12 @@ def add_script(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     }
     owner = repo.meta.get("alias", ""), repo.meta.get("uid", "")
     cmind_index.add(automation.cmind, meta, str(folder), owner)
+    files = sorted(map(str, folder.iterdir()))
     if i.get("out") == "con":
-        print("\n".join(map(str, written)))
+        print("\n".join(files))
         typed = ",".join(tags)
         print(f"\ncm run script --tags={typed} --text=hello\ncm lint script {alias}\ncm test script {alias}")
-    return {"return": 0, "path": str(folder), "uid": uid, "alias": alias, "files": list(map(str, written))}
+    return {"return": 0, "path": str(folder), "uid": uid, "alias": alias, "files": files}
 
 
 def _named(cmind: Any, i: Mapping[str, Any]) -> tuple[Any, str]:
@@ -116,16 +117,9 @@ def _check(catalogue: Catalogue, alias: str, tags: tuple[str, ...]) -> None:
             )
 
 
-def _prefix(alias: str) -> str:
-    return "CM_" + re.sub(r"[^A-Z0-9]", "_", alias.upper())
-
-
-def _write(kind: str, folder: Path, values: Mapping[str, str]) -> list[Path]:
-    written = []
+def _write(kind: str, folder: Path, values: Mapping[str, str]) -> None:
     templates = resources.files("cm4vllm.engine.tools").joinpath("templates", kind)
     # The meta comes last: until then the folder is no script.
     for source in sorted(templates.iterdir(), key=lambda source: source.name == "_cm.yaml.in"):
-        path = folder / source.name.removesuffix(".in")
-        write_text(path, Template(source.read_text(encoding="utf-8")).substitute(values))
-        written.append(path)
-    return sorted(written)
+        text = Template(source.read_text(encoding="utf-8")).substitute(values)
+        write_text(folder / source.name.removesuffix(".in"), text)
