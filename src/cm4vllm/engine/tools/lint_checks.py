@@ -47,7 +47,7 @@ class Finding:
 def own_findings(script: ScriptMeta) -> list[Finding]:
     """Return the findings on a script that need no other script."""
     return [
-        *_shape_findings(script),
+        *(Finding(f"{place[-1]} {text}", place) for place, text in wrong_shapes(script.raw)),
         *_identity_findings(script),
         *_key_findings(script),
         *_group_findings(script),
@@ -64,12 +64,6 @@ def nearest_choice(word: str, choices: Iterable[str]) -> str:
     if hint.startswith("did you mean") or len(listed) <= _LISTED:
         return hint
     return f"known: {', '.join(listed[:_LISTED])}, ..."
-
-
-def _shape_findings(script: ScriptMeta) -> Iterator[Finding]:
-    """Yield the parts that are not the mapping or the list that they must be."""
-    for place, text in wrong_shapes(script.raw):
-        yield Finding(f"{place[-1]} {text}", place)
 
 
 def _identity_findings(script: ScriptMeta) -> Iterator[Finding]:
