@@ -141,12 +141,8 @@ def _asked(flag: str, given: Mapping[str, str], script: Mapping[str, Any], home:
     from cm4vllm.engine.tools.help import input_values
 
     read, folder = KeptMetas(os.path.join(home, "cm4vllm-metas")).read, script["path"]
-    values = input_values(
-        load_script(folder, "", read),
-        {**given, "tags": given["tags"].split(",")},
-        lambda alias: load_script(os.path.join(os.path.dirname(folder), alias), "", read),
-    )
-    return values.get(flag, ())
+    tags = given["tags"].split(",")
+    return input_values(load_script(folder, "", read), {**given, "tags": tags}, read).get(flag, ())
 
 
 def _meant(typed: str, indexed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

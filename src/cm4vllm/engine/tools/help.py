@@ -11,9 +11,9 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import page
-from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.inputs import REQUIRED
-from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.format.meta import ScriptMeta, load_script
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.recipe_code import code_of, has_hook, runs_scripts
 from cm4vllm.engine.run.hooks import Hooks
@@ -51,27 +51,18 @@ def script_help(automation: Any, i: dict[str, Any]) -> dict[str, Any]:
     """Print what the scripts asked for are, or how to ask. An action's result comes back."""
     if i.get("tags") or i.get("artifact"):
         catalogue = Catalogue(automation.cmind)
-        scripts = asked_scripts(catalogue, i)
-        page("\n\n".join(describe(script, _values(catalogue, script, i)) for script in scripts))
+        scripts, read = asked_scripts(catalogue, i), catalogue.metas.read
+        page("\n\n".join(describe(script, input_values(script, {"tags": i.get("tags")}, read)) for script in scripts))
     else:
         page(_GENERAL)
     return {"return": 0}
 
 
-def _values(catalogue: Catalogue, script: ScriptMeta, i: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the values that inputs take, where only code can say, for the script with the tags asked for."""
-    return input_values(
-        script, {"tags": i.get("tags")}, lambda alias: catalogue.script(str(script.path.with_name(alias)), script.repo)
-    )
-
-
-def input_values(
-    script: ScriptMeta, given: Mapping[str, Any], beside: Callable[[str], ScriptMeta]
-) -> dict[str, list[str]]:
+def input_values(script: ScriptMeta, given: Mapping[str, Any], read: Callable[[str], Raw]) -> dict[str, list[str]]:
     """Return the values of each input whose recipe has the hook `values`.
 
     The hook gets the environment of the script as `given` asks for it, since tags and other inputs may decide about the
-    values. `beside` returns the script of an alias in the same repository: an input may be described there.
+    values. `read` reads the meta in a folder: an input may be described by another script beside this one.
     """
     request = Request.of({**given, "tags": given.get("tags") or list(script.tags), "artifact": script.uid}, "")
     try:
@@ -84,7 +75,9 @@ def input_values(
         for entry in script.input_description.values()
         if isinstance(entry, Mapping)
     ):
-        described_by = script if alias == script.alias else beside(alias)
+        described_by = (
+            script if alias == script.alias else load_script(str(script.path.with_name(alias)), script.repo, read)
+        )
         if has_hook(code_of(described_by), "values"):
             with suppress(CmError):  # what cannot be known is left out
                 answer = Hooks(described_by).call("values", {"env": {**env}})
