@@ -136,17 +136,17 @@ class Run(Value):
         """Call the hook detect_version, whose answer is a helper's and not yet this run's."""
         return self.session.hooks_of(self.task.script).call("detect_version", hook_input(self))
 
-    def native(self, name: str, env: dict[str, Any], folder: str) -> bool:
+    def native(self, name: str, env: dict[str, Any], folder: str) -> None:
         """Run a shell file of the script, and merge what it writes into `env` and the state.
 
-        An empty name means run.sh, which may be missing: then False comes back. Raises NativeCommandError.
+        An empty name means run.sh, which may be missing. Raises NativeCommandError.
         """
         from cm4vllm.engine.run.shell_script import find_native, run_native
 
         session, script, scope = self.session, self.task.script, self.scope
         path = find_native(script.folder, name, env)
         if path is None:
-            return False
+            return
         from cm4vllm.engine.run.shell_environment import debug_script, read_assignments
 
         self._hand_over(folder)
@@ -172,7 +172,6 @@ class Run(Value):
         state_out = os.path.join(folder, _STATE_OUT)
         if os.path.exists(state_out):
             scope.state = merged(scope.state, _native_state(state_out, script.title()))
-        return True
 
     def _native_environment(self, env: dict[str, Any]) -> dict[str, str]:
         """Return the environment of a shell file: keys as texts, and the access that git needs."""

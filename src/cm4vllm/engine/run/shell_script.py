@@ -38,13 +38,10 @@ def find_native(folder: str, name: str, env: Mapping[str, Any]) -> str | None:
     flavor, version, platform = (
         str(env.get(f"CM_HOST_{key}") or "") for key in ("OS_FLAVOR", "OS_VERSION", "PLATFORM_FLAVOR")
     )
-    suffixes = [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,)]
-    for parts in suffixes:
-        if all(parts) and os.path.isfile(path := os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")):
+    for parts in [(flavor, version, platform), (flavor, platform), (flavor, version), (flavor,), (platform,), ()]:
+        path = os.path.join(folder, f"{'-'.join((name or 'run', *parts))}.sh")
+        if all(parts) and os.path.isfile(path):
             return path
-    path = os.path.join(folder, f"{name or 'run'}.sh")
-    if os.path.isfile(path):
-        return path
     if name:
         raise RecipeError(f"{path} is missing", cause=f"the script_name {name!r} is asked for")
     return None
