@@ -86,8 +86,8 @@ def no_script(catalogue: Catalogue, request: Request) -> NotFoundError:
     )
 
 
-def _why_no_match(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
-    having = [script for script in scripts if set(wanted) <= set(script.tags)]
+def _why_no_match(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
+    having = [script for script in scripts if wanted <= set(script.tags)]
     if having:
         tag = next(tag for tag in excluded if tag in having[0].tags)
         return f"-{tag} excludes {_names(having)}"
@@ -95,19 +95,17 @@ def _why_no_match(wanted: Collection[str], excluded: Collection[str], scripts: S
     if unknown:
         return f"no script has the tag {unknown[0]!r}"
     for tag in sorted(wanted):
-        if others := [script for script in scripts if set(wanted) - {tag} <= set(script.tags)]:
+        if others := [script for script in scripts if wanted - {tag} <= set(script.tags)]:
             return f"no script has all tags; without {tag!r}, {_names(others)} matches"
     return "no script has all of these tags"
 
 
-def _near(wanted: Collection[str], excluded: Collection[str], scripts: Sequence[Named]) -> str:
+def _near(wanted: set[str], excluded: set[str], scripts: Sequence[Named]) -> str:
     tags = {tag for script in scripts for tag in script.tags}
-    corrected = set(wanted) - tags
-    meant = {tag: close.split("'")[1] for tag in corrected if (close := nearest(tag, tags)).startswith("did you mean")}
-    corrected = (set(wanted) & tags) | set(meant.values())
-    allowed = [script for script in scripts if not set(excluded) & set(script.tags)]
+    hints = [nearest(tag, tags) for tag in wanted - tags]
+    corrected = (wanted & tags) | {hint.split("'")[1] for hint in hints if hint.startswith("did you mean")}
     best = sorted(
-        (script for script in allowed if corrected & set(script.tags)),
+        (script for script in scripts if corrected & set(script.tags) and not excluded & set(script.tags)),
         key=lambda script: (-len(corrected & set(script.tags)), len(script.tags), script.alias),
     )
     if not scripts:
