@@ -113,9 +113,9 @@ def _has_script_engine(repository: Path) -> bool:
     descriptor = repository / "cmr.yaml"
     prefix = (read_yaml(descriptor) or {}).get("prefix") if descriptor.is_file() else ""
     folder = repository / str(prefix or "") / "automation" / SCRIPT_AUTOMATION[0]
-    if not (folder / "module.py").is_file() or not has_meta(folder):
-        return False
-    return bool(read_meta(folder).get("uid") == SCRIPT_AUTOMATION[1])
+    return bool(
+        (folder / "module.py").is_file() and has_meta(folder) and read_meta(folder).get("uid") == SCRIPT_AUTOMATION[1]
+    )
 
 
 def main(argv: list[str]) -> int:
