@@ -229,8 +229,8 @@ def test_every_check_finds_what_it_is_for_and_nothing_in_a_good_folder(out: Path
     for accuracy in out.glob("runs/*/*/*/accuracy"):
         (accuracy / ACCURACY_TEXT).write_text("")
     scenarios = [Scenario.OFFLINE, Scenario.SERVER]
-    assert [str(finding) for finding in findings(read_runs(out, folder, scenarios), submitted=True)] == []
+    assert [str(finding) for finding in findings(read_runs(out, folder, scenarios), Stage.SUBMITTED)] == []
     broken(out, change)[code]()
-    own = [finding for finding in findings(read_runs(out, folder, scenarios), submitted=True) if finding.code == code]
+    own = [finding for finding in findings(read_runs(out, folder, scenarios), Stage.SUBMITTED) if finding.code == code]
     assert any(finding.severity is CHECKS[code].severity for finding in own)
     assert all(finding.what and finding.rule.text for finding in own)

@@ -65,7 +65,7 @@ def test_every_check_has_a_code_a_rule_a_source_and_a_remedy() -> None:
 def test_an_empty_submission_breaks_nothing_but_that_it_is_empty() -> None:
     empty = Submission(root=OUT, round="", division="", submitter="", systems=(), results=())
     assert findings(empty) == []
-    assert [finding.code for finding in findings(empty, submitted=True)] == ["RUN-MISSING"]
+    assert [finding.code for finding in findings(empty, Stage.SUBMITTED)] == ["RUN-MISSING"]
 
 
 def test_a_fault_may_have_a_severity_and_a_remedy_of_its_own() -> None:

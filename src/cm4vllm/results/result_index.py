@@ -253,7 +253,7 @@ def _state(home: Path) -> str:
 
 def _read(home: Path) -> IndexPart:
     submission = read_submission(home.parents[1], home)
-    own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+    own_findings = findings(submission, Stage.TREE)
     return IndexPart(rows=tuple(row_of(submission, result, own_findings) for result in submission.results))
 
 

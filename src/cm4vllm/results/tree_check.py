@@ -164,7 +164,7 @@ def _check_folder(base: Path, round_name: str, keep: Path | None, home: Path) ->
 
 
 def _checked(submission: Submission) -> CheckedSubmission:
-    own_findings = findings(submission, stages=(Stage.ALWAYS, Stage.TREE))
+    own_findings = findings(submission, Stage.TREE)
     return CheckedSubmission(
         name=submission_name(submission.home),
         round=submission.round,

@@ -12,7 +12,7 @@ from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.results import run_folders
-from cm4vllm.results.checks import findings
+from cm4vllm.results.checks import Stage, findings
 from cm4vllm.results.findings import refuse
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.rules import Scenario
@@ -44,7 +44,7 @@ def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, di
     out = folder.parents[2]
     wanted = tuple(scenarios)
     submission = replace(run_folders.read_runs(out, folder, wanted), submitter=submitter, division=division)
-    refuse(findings(submission, submitted=True), out)
+    refuse(findings(submission, Stage.SUBMITTED), out)
     return [
         ScenarioRuns(
             scenario,

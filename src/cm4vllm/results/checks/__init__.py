@@ -6,8 +6,6 @@ A new module is added to _MODULES.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from cm4vllm.results.checks import (
     accuracy,
     accuracy_runs,
@@ -83,15 +81,14 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def findings(submission: Submission, *, submitted: bool = False, stages: Collection[Stage] = ()) -> list[Finding]:
+def findings(submission: Submission, stage: Stage = Stage.ALWAYS) -> list[Finding]:
     """Return all that is wrong with a submission: what could not be read, then what each check finds.
 
-    `submitted` adds the checks of runs of which a submission tree is to be made; `stages` names those to make instead.
+    These are the checks that always apply, and those of `stage`.
     """
-    made = stages or ((Stage.ALWAYS, Stage.SUBMITTED) if submitted else (Stage.ALWAYS,))
     all_findings = list(submission.problems)
     for known in CHECKS.values():
-        if known.stage in made:
+        if known.stage in (Stage.ALWAYS, stage):
             # Results that share a file have its findings together.
             all_findings += dict.fromkeys(known.findings(submission))
     return all_findings
