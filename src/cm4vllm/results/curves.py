@@ -223,13 +223,13 @@ def _figures(summary: Mapping[str, Any], file: str) -> Iterator[Figure]:
 def _window_figures(record: Mapping[str, Any], file: str) -> Iterator[Figure]:
     """Give the figures over the window of the steady state, which cm4vllm computes from the client's events."""
     figures = part(part(record, "steady_state"), "figures")
-    if (rate := number(figures, "system_tps")) is not None:
-        source = Source(file, "steady_state.figures.system_tps")
-        yield Figure("system_tps", TokensPerSecond(rate), TokensPerSecond.unit, source)
-    for name in ("ttft_p90", "tpot_p90"):
-        if (value := number(figures, f"{name}_ms")) is not None:
-            source = Source(file, f"steady_state.figures.{name}_ms")
-            yield Figure(name, Milliseconds(value), Milliseconds.unit, source)
+    for name, key, unit in (
+        ("system_tps", "system_tps", TokensPerSecond),
+        ("ttft_p90", "ttft_p90_ms", Milliseconds),
+        ("tpot_p90", "tpot_p90_ms", Milliseconds),
+    ):
+        if (value := number(figures, key)) is not None:
+            yield Figure(name, unit(value), unit.unit, Source(file, f"steady_state.figures.{key}"))
 
 
 def _histogram(times: Mapping[str, Any]) -> Histogram | None:
