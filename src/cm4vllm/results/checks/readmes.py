@@ -128,7 +128,11 @@ def _commands(readme: str) -> list[str]:
 
 
 def _contradictions(submission: Submission, result: Result, given: dict[str, str]) -> Iterator[Fault]:
-    def differs(flag: str, known: str, *, error: bool = False) -> Iterator[Fault]:
+    for flag, known, severity in (
+        ("division", submission.division, Severity.ERROR),
+        ("scenario", result.scenario, None),
+        ("model", result.benchmark, None),
+    ):
         if given.get(flag) and given[flag].lower() != known.lower():
             yield Fault(
                 f"the command's --{flag} contradicts the result",
@@ -136,12 +140,8 @@ def _contradictions(submission: Submission, result: Result, given: dict[str, str
                 f"--{flag}",
                 given[flag],
                 known,
-                severity=Severity.ERROR if error else None,
+                severity=severity,
             )
-
-    yield from differs("division", submission.division, error=True)
-    yield from differs("scenario", result.scenario)
-    yield from differs("model", result.benchmark)
     yield from _against_system(submission, result, given)
     if given.get("execution_mode") == "test":
         yield Fault("the command starts a short run", result.file("readme"), "--execution_mode", "test", "valid")
