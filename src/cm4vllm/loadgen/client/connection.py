@@ -196,9 +196,10 @@ class Connection(asyncio.Protocol):
         self._lost(self)
         self._break(_cause(exc))
 
-    # stream_poller.PolledStream
+    # stream_poller
 
     def ended_by(self, error: Exception | None) -> None:
+        """The server closed the connection, it broke, or the data is not HTTP."""
         if isinstance(error, httptools.HttpParserCallbackError):
             raise error  # a fault of the client itself: its process ends with a traceback, and no request is lost
         self.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.client.connection import Connection
 from cm4vllm.loadgen.client.event_stream import AnswerError, refusal_words
 from cm4vllm.loadgen.client.server_connections import Server
-from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
+from cm4vllm.loadgen.client.text_tokens import Encoded
 from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
-from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason, StreamReader, most_bytes, whole_answer
+from cm4vllm.loadgen.client.wire import FinishReason, StreamReader, most_bytes, whole_answer
+
+if TYPE_CHECKING:
+    from cm4vllm.loadgen.client.client import Client
 
 __all__ = ["InFlightRequest", "Request"]
 
@@ -23,29 +26,6 @@ PIECES_TO_COMPACT = 16
 #: One request: the key that comes back with its answer, its JSON, the length of its prompt in tokens, and when it was
 #: issued (time.monotonic_ns).
 Request = tuple[int, bytes | memoryview, int, int]
-
-
-class FirstTokenSink(Protocol):
-    """Receives the first token of a streamed answer."""
-
-    def first_token(self, key: int, token: int) -> None: ...
-
-
-class Sender(Protocol):
-    """The sender of a request, which also receives its end: the client."""
-
-    @property
-    def limits(self) -> AnswerLimits: ...
-    @property
-    def texts(self) -> Texts | None: ...
-    @property
-    def streamed(self) -> bool: ...
-    @property
-    def sink(self) -> FirstTokenSink: ...
-    def release(self, connection: Connection, server: Server) -> None: ...
-    def retry(self, request: InFlightRequest) -> None: ...
-    def complete(self, request: InFlightRequest, tokens: array[int] | Encoded | int, reason: FinishReason) -> None: ...
-    def fail(self, request: InFlightRequest, cause: str) -> None: ...
 
 
 class InFlightRequest:
@@ -71,7 +51,7 @@ class InFlightRequest:
         "server",
     )
 
-    def __init__(self, client: Sender, request: Request, server: Server) -> None:
+    def __init__(self, client: Client, request: Request, server: Server) -> None:
         self.key, self.json, self.prompt_tokens, _ = request
         self.server = server
         self.retries = 0
@@ -192,7 +172,7 @@ class InFlightRequest:
             self._client.fail(self, cause)
 
 
-def _reader(client: Sender) -> StreamReader | TextReader | None:
+def _reader(client: Client) -> StreamReader | TextReader | None:
     if not client.streamed:
         return None
     return StreamReader() if client.texts is None else TextReader(client.texts.dialect)

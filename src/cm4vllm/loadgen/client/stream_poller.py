@@ -11,11 +11,14 @@ import asyncio
 import os
 import select
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import httptools
 
-__all__ = ["HTTP_ERRORS", "POLL_INTERVAL_S", "PolledStream", "StreamPoller"]
+if TYPE_CHECKING:
+    from cm4vllm.loadgen.client.connection import Connection
+
+__all__ = ["HTTP_ERRORS", "POLL_INTERVAL_S", "StreamPoller"]
 
 #: The errors of the parser; HttpParserUpgrade, of an answer that asks for another protocol, is no HttpParserError.
 HTTP_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
@@ -29,29 +32,18 @@ _SMALL, _LARGE = 479, 1 << 18
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 
-class PolledStream(Protocol):
-    """One stream."""
-
-    @property
-    def feed(self) -> Callable[[bytes], object]:
-        """Takes the bytes that came. Raises HttpParserError."""
-
-    def ended_by(self, error: Exception | None) -> None:
-        """The server closed the connection, it broke, or the data is not HTTP; the stream has to be removed."""
-
-
 class StreamPoller:
     """The polled streams of one event loop, by their file descriptors."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
-        # `feed` is kept beside its stream, whose own memory is seldom in the processor's caches at the next poll.
-        self._streams: dict[int, tuple[Callable[[bytes], object], PolledStream]] = {}
+        # `feed` is kept beside its connection, whose own memory is seldom in the processor's caches at the next poll.
+        self._streams: dict[int, tuple[Callable[[bytes], object], Connection]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, descriptor: int, stream: PolledStream) -> None:
-        """Poll `descriptor`, which nothing else may read from, until it is removed."""
+    def add(self, descriptor: int, stream: Connection) -> None:
+        """Poll `descriptor`, which nothing else may read from, until `stream` removes it."""
         self._streams[descriptor] = stream.feed, stream
         self._epoll.register(descriptor, _EVENTS)
         if self._timer is None:
