@@ -136,29 +136,25 @@ def kept_answers(path: Path) -> dict[int, Answer]:
 
 def pieces(path: Path) -> list[Piece]:
     """Return the pieces that gave answers, in their order. A repeated answer counts once. Raises OSError."""
-    parts: list[Piece] = []
     samples = set[int]()
-    began, lines, seconds = "", list[bytes](), 0.0
-    for line in [*_whole_bytes(path).splitlines(), b""]:
-        if (answer := _answer(line)) is not None:
-            if answer.sample not in samples:
-                samples.add(answer.sample)
-                lines.append(line)
-                seconds = answer.s
-            continue
-        begin = _begin(line)
-        if (begin is not None or not line) and lines:
-            parts.append(
-                Piece(
-                    began_at=began,
-                    answers=len(lines),
-                    duration_s=seconds,
-                    sha256=hashlib.sha256(b"\n".join(lines)).hexdigest(),
-                )
-            )
-            lines, seconds = [], 0.0
-        began = begin.began if begin is not None else began
-    return parts
+    parts: list[tuple[_Begin, list[bytes], list[float]]] = []
+    for line in _whole_bytes(path).splitlines():
+        if (begin := _begin(line)) is not None:
+            parts.append((begin, [], []))
+        elif (answer := _answer(line)) is not None and answer.sample not in samples:
+            samples.add(answer.sample)
+            parts[-1][1].append(line)
+            parts[-1][2].append(answer.s)
+    return [
+        Piece(
+            began_at=begin.began,
+            answers=len(lines),
+            duration_s=seconds[-1],
+            sha256=hashlib.sha256(b"\n".join(lines)).hexdigest(),
+        )
+        for begin, lines, seconds in parts
+        if lines
+    ]
 
 
 class AnswerWriter:
