@@ -60,7 +60,7 @@ class Reporter:
             for (key, answer), data in zip(answers, held, strict=True)
         ]
         self.first_tokens([(key, address, 1) for key, address, *_ in whole])
-        self._report(whole, new=False)
+        self.completed(whole, new=False)
 
     def first_tokens(self, answers: Sequence[Answer]) -> None:
         if not self._report_first:
@@ -72,14 +72,11 @@ class Reporter:
             self._loadgen.FirstTokenComplete(responses)
             self._times.first_tokens(now_ns, answers)
 
-    def completed(self, answers: Sequence[WholeAnswer]) -> None:
-        self._report(answers, new=True)
+    def completed(self, answers: Sequence[WholeAnswer], *, new: bool = True) -> None:
+        with self._lock:
+            self._report(answers, new=new)
 
     def _report(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
-        with self._lock:
-            self._report_alone(answers, new=new)
-
-    def _report_alone(self, answers: Sequence[WholeAnswer], *, new: bool) -> None:
         response, left_out = self._loadgen.QuerySampleResponse, self._left_out
         responses = []
         for key, address, count, _, size in answers:
