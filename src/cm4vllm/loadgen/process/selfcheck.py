@@ -109,7 +109,8 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
             cause=next(iter(client.failures)),
             remedy="it uses a test server on 127.0.0.1: read the run's console.log",
         )
-    name, share = meter.busiest
+    server_share = meter.shares.pop("server")
+    name, share = max(meter.shares.items(), key=lambda used: used[1])
     return SelfCheck(
         workers=workers,
         tokens=tokens,
@@ -118,7 +119,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         capacity_qps=round(qps if settings.terms.at_once else qps / max(share, LEAST_SHARE), 1),
         busiest=name,
         busiest_share=round(share, 3),
-        server_share=round(meter.server_share, 3),
+        server_share=round(server_share, 3),
         added_ttft=spread(tally.waits()),
     )
 
@@ -157,7 +158,7 @@ def _paced(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter
     begin = due = time.monotonic()
     key = 0
     while due < begin + STREAM_S + PACED_S:
-        if not meter.running and due > begin + STREAM_S:
+        if not meter.started and due > begin + STREAM_S:
             meter.start()
         pause = due - time.monotonic()
         if pause > 0:
@@ -226,62 +227,46 @@ class _Tally:
 
 
 class _Meter:
-    """The shares of a processor that the client's processes and the server used while it ran."""
+    """The `shares` of a processor that the client's processes and the server used while it ran.
+
+    `started` is empty until then.
+    """
 
     def __init__(self, workers: Sequence[tuple[str, int]], server: int) -> None:
-        self.running = False
-        self._processes = {"LoadGen": psutil.Process(), **{name: psutil.Process(pid) for name, pid in workers}}
-        self._server = psutil.Process(server)
-        self._before: dict[str, float] = {}
-        self._shares: dict[str, float] = {}
+        pids = {"LoadGen": None, **dict(workers), "server": server}
+        self.shares: dict[str, float] = {}
+        self.started: dict[str, float] = {}
+        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def start(self) -> None:
-        self.running = True
-        self._before = self._used()
+        self.started = self._used()
 
     def stop(self) -> None:
-        self.running = False
-        after = self._used()
-        wall = after["wall"] - self._before["wall"]
-        self._shares = {name: (after[name] - self._before[name]) / wall for name in after if name != "wall"}
-
-    @property
-    def busiest(self) -> tuple[str, float]:
-        """The client's busiest process and its share."""
-        return max(((name, self._shares[name]) for name in self._processes), key=lambda named: named[1])
-
-    @property
-    def server_share(self) -> float:
-        return self._shares["server"]
+        before, after = self.started, self._used()
+        wall = after["wall"] - before["wall"]
+        self.shares = {name: (after[name] - before[name]) / wall for name in self._processes}
 
     def _used(self) -> dict[str, float]:
-        times = {name: process.cpu_times() for name, process in (*self._processes.items(), ("server", self._server))}
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
         return {"wall": time.monotonic(), **{name: used.user + used.system for name, used in times.items()}}
 
 
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
     """Run the server in memory; give its endpoint and its process's number."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cm4vllm.loadgen.process.loopback"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=dict(os.environ),
-    )
-    stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-    try:
-        stdin.write(msgspec.json.encode(settings) + b"\n")
-        stdin.flush()
-        port = stdout.readline().strip()
-        if not port:
-            raise RunFailed(
-                "the client's self-check could not start its server",
-                cause="it ended immediately",
-                remedy="its output is in the run's console.log",
-            )
-        yield f"http://127.0.0.1:{port.decode()}", process.pid
-    finally:
-        process.kill()
-        process.wait()
-        stdin.close()
-        stdout.close()
+    words = [sys.executable, "-m", "cm4vllm.loadgen.process.loopback"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        try:
+            stdin.write(msgspec.json.encode(settings) + b"\n")
+            stdin.flush()
+            port = stdout.readline().strip()
+            if not port:
+                raise RunFailed(
+                    "the client's self-check could not start its server",
+                    cause="it ended immediately",
+                    remedy="its output is in the run's console.log",
+                )
+            yield f"http://127.0.0.1:{port.decode()}", process.pid
+        finally:
+            process.kill()
