@@ -69,13 +69,11 @@ class LiveStatus:
         self._plan: Plan | None = None
         self._recent: deque[Progress] = deque()
         self._marks: list[tuple[float, int]] = [(0.0, 0)]
-        self.status = RunStatus(title=settings.title)
 
     def checked(self, check: SelfCheck) -> RunStatus:
         """Take the self-check of the client."""
         self._check = check
-        self.status = RunStatus(title=self._settings.title, client=self._client(0.0, None))
-        return self.status
+        return RunStatus(title=self._settings.title, client=self._client(0.0, None))
 
     def take(self, news: Progress) -> RunStatus:
         """Take a message of the process, and return the status that is known now."""
@@ -95,7 +93,7 @@ class LiveStatus:
         took = news.elapsed_s - before.elapsed_s
         rate = (news.done - before.done) / took if took > 0 else 0.0  # samples/s
         total = news.total or (self._plan.samples if self._plan else None)
-        self.status = RunStatus(
+        return RunStatus(
             title=self._settings.title,
             elapsed_s=news.elapsed_s,
             done=news.done,
@@ -110,7 +108,6 @@ class LiveStatus:
             client=self._client(news.elapsed_s, news),
             scores=self.scores,
         )
-        return self.status
 
     def _left(self, news: Progress, total: int | None, rate: float) -> TimeLeft | None:
         """Return the time left in s. A run of fixed duration ends when the requests then in flight are answered."""
