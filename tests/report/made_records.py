@@ -10,7 +10,8 @@ from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord, Scor
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of, write_json
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.logs.run_logs import loadgen_version, read_performance
+from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, ClientRecord, ProcessRecord, RunRecord, RunSettings, SelfCheck, Spread
 from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import Division, Mode, Scenario, Terms, terms
@@ -138,7 +139,7 @@ def run_record(folder: Path, scenario: Scenario, mode: Mode, client: ClientRecor
         started_at="2024-11-20T10:01:00+00:00",
         ended_at="2024-11-20T10:01:03+00:00",
         duration_s=3.25,
-        loadgen_version=loadgen_version(folder) or "4.1",
+        loadgen_version=read_detail_log(folder / DETAIL_LOG).text_or_none("loadgen_version") or "4.1",
         versions={"uvloop": "0.23.0", "httptools": "0.9.0"},
         client=client,
         files={p.name: sha256_of(p) for p in sorted(folder.glob("mlperf_log_*"))},

@@ -13,14 +13,8 @@ from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.logged_answers import read_answers
-from cm4vllm.loadgen.logs.run_logs import (
-    ACCURACY_LOG,
-    DETAIL_LOG,
-    loadgen_version,
-    read_accuracy_log,
-    read_performance,
-    require_whole,
-)
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance, require_whole
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.log_folders import Reader
 from cm4vllm.rules import Mode
@@ -31,13 +25,17 @@ SEED = int(os.environ.get("CM4VLLM_SPOILED_SEED", "20261123"))
 LOGS = [(scenario, version) for scenario in ("Server", "Offline") for version in ("6.0.17", "4.0")]
 
 
+def version(folder):
+    return read_detail_log(folder / DETAIL_LOG).text_or_none("loadgen_version")
+
+
 def outcome(folder, data, kind=""):
     """Return the result that a log is read as, None where it is refused; other readers do not call it valid then."""
     path = folder / DETAIL_LOG
     path.write_bytes(data)
     (folder / ACCURACY_LOG).write_text("[]")
     reader, results = Reader(folder), []
-    for read in (read_performance, loadgen_version, lambda folder: require_whole(folder, Mode.ACCURACY)):
+    for read in (read_performance, version, lambda folder: require_whole(folder, Mode.ACCURACY)):
         try:
             results.append(read(folder))
         except CmError as error:
@@ -189,7 +187,7 @@ def test_a_spoiled_accuracy_log_is_refused_or_gives_its_own_tokens(tmp_path):
 
 READERS = {
     "performance": (DETAIL_LOG, read_performance),
-    "version": (DETAIL_LOG, loadgen_version),
+    "version": (DETAIL_LOG, version),
     "whole": (DETAIL_LOG, lambda folder: require_whole(folder, Mode.ACCURACY)),
     "accuracy": (ACCURACY_LOG, lambda folder: list(read_accuracy_log(folder / ACCURACY_LOG))),
     "answers": (ACCURACY_LOG, lambda folder: read_answers(folder / ACCURACY_LOG)),

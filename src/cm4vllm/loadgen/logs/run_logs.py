@@ -25,7 +25,6 @@ __all__ = [
     "SUMMARY_LOG",
     "AccuracyEntry",
     "PerformanceResult",
-    "loadgen_version",
     "read_accuracy_log",
     "read_label_log",
     "read_performance",
@@ -95,19 +94,15 @@ def read_performance(folder: Path) -> PerformanceResult:
     return _result(read_detail_log(folder / DETAIL_LOG))
 
 
-def require_whole(folder: Path, mode: Mode) -> None:
-    """Raise RunFailed unless the logs in `folder` are those of a run of this mode that went to its end."""
-    if mode is Mode.PERFORMANCE:
-        read_performance(folder)
-        return
+def require_whole(folder: Path, mode: Mode) -> DetailLog:
+    """Return the detail log in `folder`. Raises RunFailed unless a run of this mode that went to its end wrote it."""
     detail = read_detail_log(folder / DETAIL_LOG)
-    detail.require_end("power_end")  # LoadGen logs it in every mode, when the last query is answered
-    _require_closed(folder / ACCURACY_LOG)
-
-
-def loadgen_version(folder: Path) -> str:
-    """Return the version of LoadGen that wrote the logs in `folder`, as they name it."""
-    return read_detail_log(folder / DETAIL_LOG).text_or_none("loadgen_version") or ""
+    if mode is Mode.PERFORMANCE:
+        _result(detail)
+    else:
+        detail.require_end("power_end")  # LoadGen logs it in every mode, when the last query is answered
+        _require_closed(folder / ACCURACY_LOG)
+    return detail
 
 
 def read_accuracy_log(path: Path) -> Iterator[tuple[int, npt.NDArray[np.int32], int]]:

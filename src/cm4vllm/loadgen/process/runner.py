@@ -7,28 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
-
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
-from cm4vllm.hardware.counted_energy import RunEnergy
 from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
-from cm4vllm.loadgen.logs.run_logs import (
-    ACCURACY_LOG,
-    AUDIT_CONFIG,
-    DETAIL_LOG,
-    SUMMARY_LOG,
-    loadgen_version,
-    require_whole,
-)
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter
@@ -45,19 +34,11 @@ from cm4vllm.loadgen.process.process_monitor import (
 )
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.loadgen.process.run_warnings import run_warnings
-from cm4vllm.loadgen.records import (
-    FAILURE_FILE,
-    RUN_FILE,
-    ClientRecord,
-    FailureRecord,
-    MachineLoad,
-    RunRecord,
-    RunSettings,
-)
+from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, ServerMetrics, sampled
+from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, sampled
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import descendants
@@ -102,13 +83,11 @@ def run(
 
         def monitored(watch: MetricsWatch) -> MonitoredRun:
             live = LiveStatus(settings, staging, watch)
-            watched = alive or _unwatched
+            watched = alive or (lambda: None)
             return MonitoredRun(settings, attempt, watched, watch, shown, live, on_answers, on_latencies, keep)
 
         with _failure_recorded(settings, staging) as attempt:
             record = _measured(settings, staging, pythonpath, monitored, servers)
-            if keep is not None and len(parts := pieces(keep)) > 1:
-                record = replace(record, pieces=parts)
         write_record(staging / RUN_FILE, record)
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
@@ -167,21 +146,7 @@ def _measured(
     if (fault := run.clock.fault(settings.title)) is not None:
         raise fault
     accepted = servers.require_same(settings.title, watch.process_starts)
-    record = _record(settings, folder, ended, run.attempt.started_at, watch.summary(), meter.load(), nodes)
-    return replace(record, accepted_restarts=accepted, energy=_energy(settings, folder, counters))
-
-
-def _energy(settings: RunSettings, folder: Path, counters: EnergyWatch) -> RunEnergy | None:
-    """Return the energy in the window of a performance run, which has one."""
-    window = read_detail_log(folder / DETAIL_LOG).window if settings.mode is Mode.PERFORMANCE else None
-    if window is None:
-        return None
-    pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
-    return counters.energy(window.begin, window.end, pids)
-
-
-def _unwatched() -> None:
-    """Return None: the server is not watched."""
+    return _record(run, folder, ended, accepted, meter.load(), nodes, counters)
 
 
 def _begun_piece(settings: RunSettings, folder: Path, servers: RunServers) -> Path:
@@ -206,15 +171,15 @@ def _is_here(server: ServerRecord) -> bool:
 
 
 def _record(
-    settings: RunSettings,
+    run: MonitoredRun,
     folder: Path,
     ended: Ended,
-    started_at: str,
-    metrics: ServerMetrics | None,
+    accepted: list[str],
     load: MachineLoad | None,
     nodes: NodeSamples,
+    counters: EnergyWatch,
 ) -> RunRecord:
-    version = loadgen_version(folder)
+    settings, client = run.settings, ended.client
     (folder / "mlperf_log_trace.json").unlink(missing_ok=True)  # always empty: tracing is off
     logs = [
         SUMMARY_LOG,
@@ -224,31 +189,31 @@ def _record(
         SAMPLES_FILE,
         *([AUDIT_CONFIG] if settings.audit_config else []),
     ]
-    client = ended.client
-    _require_complete(client, [name for name in logs if not (folder / name).is_file()])
-    require_whole(folder, settings.mode)
+    missing = [name for name in logs if not (folder / name).is_file()]
+    if missing or client.completed != client.requests:
+        answered = f"{client.completed} of {client.requests} requests were completed"
+        cause = f"missing: {', '.join(missing)}" if missing else answered
+        raise RunFailed("the run ended, but it is not complete", cause=cause)
+    detail = require_whole(folder, settings.mode)
     require_agreement(settings, client.text)
+    window = detail.window if settings.mode is Mode.PERFORMANCE else None
+    pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
+    parts = pieces(run.keep) if run.keep else []
     return RunRecord(
         notice=settings.notice,
         settings=settings,
         settings_sha256=settings_sha256(settings),
-        started_at=started_at,
+        started_at=run.attempt.started_at,
         ended_at=now(),
         duration_s=ended.duration_s,
-        loadgen_version=version,
+        loadgen_version=detail.text_or_none("loadgen_version") or "",
         versions=ended.versions,
         client=client,
-        server_metrics=metrics,
+        server_metrics=run.watch.summary(),
         machine_load=load,
         node_loads=nodes.loads(),
+        energy=counters.energy(window.begin, window.end, pids) if window else None,
         files={name: sha256_of(folder / name) for name in logs},
+        pieces=parts if len(parts) > 1 else [],
+        accepted_restarts=accepted,
     )
-
-
-def _require_complete(client: ClientRecord, missing: list[str]) -> None:
-    """Raise RunFailed for a run that ended without all its files or answers."""
-    cause = f"missing: {', '.join(missing)}" if missing else ""
-    if not cause and client.completed != client.requests:
-        cause = f"{client.completed} of {client.requests} requests were completed"
-    if cause:
-        raise RunFailed("the run ended, but it is not complete", cause=cause)
