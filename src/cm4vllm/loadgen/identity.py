@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
@@ -38,12 +37,14 @@ def settings_sha256(settings: RunSettings) -> str:
 
 
 def _stable(settings: RunSettings) -> RunSettings:
+    model = settings.model
     return replace(
         settings,
         target_qps_source="",
-        server=_server(settings.server, settings.model.path),
-        model=_model(settings.model),
-        dataset=_dataset(settings.dataset),
+        server=_server(settings.server, model.path),
+        # Of a model without files here nothing else is known than what was said of it.
+        model=replace(model, path="", source="", recipe={}) if model.sha256 else model,
+        dataset=replace(settings.dataset, name="", path="", source="", recipe={}),
     )
 
 
@@ -112,16 +113,6 @@ def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
     return replace(kept, argv=argv, env=now.env, container=now.container, ca_file=now.ca_file, members=members)
 
 
-def _model(model: ModelRecord) -> ModelRecord:
-    if not model.sha256:
-        return model  # of a model without files here nothing else is known than what was said of it
-    return replace(model, path="", source="", recipe={})
-
-
-def _dataset(dataset: DatasetRecord) -> DatasetRecord:
-    return replace(dataset, name="", path="", source="", recipe={})
-
-
 def _server(server: ServerRecord, model_path: str) -> ServerRecord:
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
@@ -141,7 +132,10 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
         started_at="",
         ready_after_s=None,
         argv=[Path(program).name, *(_content(word, model_path) for word in _without_address(words))],
-        env=_environment(server.env, model_path),
+        env={
+            key: os.pathsep.join(_content(part, model_path) for part in value.split(os.pathsep))
+            for key, value in server.env.items()
+        },
         container=replace(server.container, mounts=[], passed=[]) if server.container else None,
     )
 
@@ -156,13 +150,6 @@ def _by_part(words: Iterable[str]) -> Iterator[tuple[str, bool]]:
     for word in words:
         yield word, before in _ADDRESS or word.partition("=")[0] in _ADDRESS
         before = word
-
-
-def _environment(env: Mapping[str, str], model_path: str) -> dict[str, str]:
-    return {
-        key: os.pathsep.join(_content(part, model_path) for part in value.split(os.pathsep))
-        for key, value in env.items()
-    }
 
 
 def _content(word: str, model_path: str) -> str:
