@@ -36,10 +36,8 @@ from cm4vllm.loadgen.client.text_wire import text_completion_body
 from cm4vllm.loadgen.client.wire import completion_body
 from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
-from cm4vllm.loadgen.process.audio_samples import audio_library
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
-from cm4vllm.loadgen.process.picture_samples import picture_library
-from cm4vllm.loadgen.process.sample_library import SampleLibrary, read_rows
+from cm4vllm.loadgen.process.sample_library import SampleLibrary, audio_library, picture_library, read_rows
 from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.records import RunSettings, SelfCheck
 from cm4vllm.loadgen.settings import require_room, sampling_of
@@ -144,7 +142,7 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
         return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt), 0
     prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
     if dialect is None:
-        stops = _stops(settings, rows)
+        stops = [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
         asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
         return SampleLibrary(
             prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
@@ -162,11 +160,6 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
             )
         )
     return SampleLibrary(prompts, serialise, texts), changed
-
-
-def _stops(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the texts that end the answer to each sample."""
-    return [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
 
 
 def _network_name(settings: RunSettings) -> Callable[[], str] | None:

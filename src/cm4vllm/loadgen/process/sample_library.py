@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.loadgen.client.wire import Sampling, drawn
+from cm4vllm.rules import ChatPrompt
+from cm4vllm.serving.media_apis import picture_chat, transcription_form
 
-__all__ = ["SampleLibrary", "read_rows"]
+__all__ = ["SampleLibrary", "audio_library", "picture_library", "read_rows"]
 
 
 def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:
@@ -56,3 +62,29 @@ class SampleLibrary:
 
     def unload(self, indices: Iterable[int]) -> None:
         """Keep these samples (UnloadSamplesFromRam)."""
+
+
+def audio_library(folder: Path, rows: Sequence[Mapping[str, Any]], sampling: Sampling) -> SampleLibrary:
+    """Return the clips of a dataset's rows, which lie in `folder`, as requests."""
+    asked = {"temperature": str(sampling.temperature), "max_completion_tokens": str(sampling.max_tokens)}
+    if sampling.seed is not None:
+        asked["seed"] = str(sampling.seed)
+
+    def form(row: Mapping[str, Any]) -> bytes:
+        return transcription_form(sampling.model, (folder / row["audio"]).read_bytes(), asked)
+
+    return SampleLibrary([range(row["prompt_tokens"]) for row in rows], form, rows)
+
+
+def picture_library(
+    folder: Path, rows: Sequence[Mapping[str, Any]], sampling: Sampling, prompt: ChatPrompt
+) -> SampleLibrary:
+    """Return the products of a dataset's rows, whose pictures lie in `folder`, as requests."""
+    asked = drawn(sampling)
+
+    def body(row: Mapping[str, Any]) -> bytes:
+        system, user = prompt.messages(row)
+        picture = (folder / row["picture"]).read_bytes()
+        return msgspec.json.encode(picture_chat(sampling.model, user, picture, row["format"], asked, system=system))
+
+    return SampleLibrary([range(row["prompt_tokens"][prompt.name]) for row in rows], body, rows)
