@@ -23,7 +23,7 @@ from cm4vllm.loadgen.logs.figures import figures
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import Api, ServerRecord
@@ -81,13 +81,11 @@ def settings_of(task: Task, folder: Path) -> RunSettings:
     )
     return run_settings(
         conf,
-        options=RunOptions(
-            target_qps=qps,
-            target_qps_source="the benchmark's",
-            max_in_flight=task.in_flight,
-            stream_interval=task.interval if task.streamed else 0,
-            self_check=False,
-        ),
+        target_qps=qps,
+        target_qps_source="the benchmark's",
+        max_in_flight=task.in_flight,
+        stream_interval=task.interval if task.streamed else 0,
+        self_check=False,
         model=ModelRecord(name="mock", path="", source="none", sha256="", min_tokens=task.tokens),
         dataset=DatasetRecord(
             name="mock",

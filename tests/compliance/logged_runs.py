@@ -18,7 +18,7 @@ from cm4vllm.common.files import sha256_of
 from cm4vllm.compliance.audit import audit_config
 from cm4vllm.compliance.verification import verify_run
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
@@ -55,7 +55,10 @@ def make_logged_run(test: str, scenario: str, folder: Path, dataset: DatasetReco
             conf,
             model=model,
             dataset=dataset,
-            options=RunOptions(target_qps=200, self_check=False, compliance_test=test, audit_config=audit_config(test)),
+            target_qps=200,
+            self_check=False,
+            compliance_test=test,
+            audit_config=audit_config(test),
             server=ServerRecord(
                 endpoint=server.endpoint, model_name="tiny", max_model_len=2048, version="0", owned=False
             ),

@@ -16,7 +16,7 @@ from fake_vllm import prompt
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.records import ServerRecord
@@ -90,7 +90,10 @@ def make_settings(dataset) -> MakeSettings:
             model=model,
             dataset=dataset,
             server=server,
-            options=RunOptions(target_qps=target_qps, target_qps_source="the test's", self_check=self_check, **more),
+            target_qps=target_qps,
+            target_qps_source="the test's",
+            self_check=self_check,
+            **more,
         )
 
     return make

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_performance, read_text_log
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, chat_prompts, terms
 from cm4vllm.serving.media_apis import PICTURE_CHATS, check_pictures
@@ -103,8 +103,8 @@ def settings(products, model):
         server = ServerRecord(
             endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=4096, version="0", owned=False
         )
-        options = RunOptions(target_qps=40, target_qps_source="the test's", **{"self_check": False, **options})
-        return run_settings(conf, model=model, dataset=products[0], server=server, options=options)
+        options = {"target_qps": 40, "target_qps_source": "the test's", "self_check": False, **options}
+        return run_settings(conf, model=model, dataset=products[0], server=server, **options)
 
     return make
 

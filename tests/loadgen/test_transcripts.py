@@ -17,7 +17,7 @@ from cm4vllm.common.errors import DatasetError, RunFailed, ServerUnsuitable, Usa
 from cm4vllm.common.files import sha256_of
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log, read_performance
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.media_apis import TRANSCRIPTS, check_transcription
@@ -95,8 +95,8 @@ def settings(clips, model):
         server = ServerRecord(
             endpoint=endpoint, api=api, dialect=dialect, model_name="tiny", max_model_len=448, version="0", owned=False
         )
-        options = RunOptions(target_qps=20, target_qps_source="the test's", **{"self_check": False, **options})
-        return run_settings(conf, model=model, dataset=dataset, server=server, options=options)
+        options = {"target_qps": 20, "target_qps_source": "the test's", "self_check": False, **options}
+        return run_settings(conf, model=model, dataset=dataset, server=server, **options)
 
     return make
 

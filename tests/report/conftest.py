@@ -43,7 +43,7 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.records import CpuFacts, HostFacts, MachineFacts, MemoryFacts
 from cm4vllm.loadgen.process.runner import run as measure_run
 from cm4vllm.loadgen.records import RUN_FILE
-from cm4vllm.loadgen.settings import RunOptions, run_settings
+from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render
@@ -177,7 +177,9 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
                     run_settings(
                         conf,
                         model=MODEL_RECORD,
-                        options=RunOptions(target_qps=40, target_qps_source="the test's", self_check=False),
+                        target_qps=40,
+                        target_qps_source="the test's",
+                        self_check=False,
                         dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
                         server=msgspec.structs.replace(SERVER, endpoint=peer.endpoint, owned=False),
                     ),
@@ -211,9 +213,8 @@ def single_stream(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             run_settings(
                 conf,
                 model=MODEL_RECORD,
-                options=RunOptions(
-                    target_qps_source="1.33 x the mean latency of SingleStream latency, 18.75 ms", self_check=False
-                ),
+                target_qps_source="1.33 x the mean latency of SingleStream latency, 18.75 ms",
+                self_check=False,
                 dataset=msgspec.structs.replace(DATASET_RECORD, path=str(dataset), sha256=sha256_of(dataset)),
                 server=msgspec.structs.replace(SERVER, endpoint=server.endpoint, owned=False),
             ),

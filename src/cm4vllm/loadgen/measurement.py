@@ -19,7 +19,7 @@ from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
 from cm4vllm.loadgen.process.runner import USER_CONF, run
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.settings import RunOptions, require_workers, run_settings
+from cm4vllm.loadgen.settings import require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (
     Division,
@@ -204,17 +204,15 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         model=read_record(Path(inputs.model_record), ModelRecord),
         dataset=dataset,
         server=read_record(Path(inputs.server_record), ServerRecord),
-        options=RunOptions(
-            user_conf=text,
-            target_qps=_target(inputs, wanted),
-            target_qps_source=inputs.target_qps_source,
-            max_in_flight=inputs.max_in_flight,
-            stream_interval=inputs.stream_interval,
-            num_workers=inputs.num_workers,
-            compliance_test=inputs.compliance_test,
-            audit_config=audit_config,
-            network=over_network(Division.parse(inputs.division)),
-        ),
+        user_conf=text,
+        target_qps=_target(inputs, wanted),
+        target_qps_source=inputs.target_qps_source,
+        max_in_flight=inputs.max_in_flight,
+        stream_interval=inputs.stream_interval,
+        num_workers=inputs.num_workers,
+        compliance_test=inputs.compliance_test,
+        audit_config=audit_config,
+        network=over_network(Division.parse(inputs.division)),
     )
 
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
-from cm4vllm.common.records import Record
 from cm4vllm.loadgen.client.wire import Sampling
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
@@ -20,7 +19,6 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "MOST_WORKERS",
-    "RunOptions",
     "in_flight_of",
     "longest_answer",
     "require_room",
@@ -46,65 +44,55 @@ MOST_WORKERS = 64
 SERVER_STREAM_INTERVAL = 16
 
 
-class RunOptions(Record, frozen=True, kw_only=True):
-    """The choices of a run beside its rules; without them, all follow from the rules and the server.
-
-    `user_conf` is the text that replaces the generated one. `audit_config` is the text of the audit.config of a
-    `compliance_test`. `network` says that the run is of the network division.
-    """
-
-    user_conf: str = ""
-    target_qps: float | None = None
-    target_qps_source: str = ""
-    max_in_flight: int | None = None
-    stream_interval: int | None = None
-    num_workers: int | None = None
-    self_check: bool = True
-    compliance_test: str = ""
-    audit_config: str = ""
-    network: bool = False
-
-
-_NO_CHOICES = RunOptions()
-
-
 def run_settings(
     conf: UserConf,
     *,
     model: ModelRecord,
     dataset: DatasetRecord,
     server: ServerRecord,
-    options: RunOptions = _NO_CHOICES,
+    user_conf: str = "",
+    target_qps: float | None = None,
+    target_qps_source: str = "",
+    max_in_flight: int | None = None,
+    stream_interval: int | None = None,
+    num_workers: int | None = None,
+    self_check: bool = True,
+    compliance_test: str = "",
+    audit_config: str = "",
+    network: bool = False,
 ) -> RunSettings:
-    """Return the settings of a run by `conf`. Answers come whole where LoadGen does not measure their first token.
+    """Return the settings of a run by `conf`; what is not given follows from the rules and the server.
 
+    `user_conf` is the text that replaces the generated one. `audit_config` is the text of the audit.config of a
+    `compliance_test`. `network` says that the run is of the network division. Answers come whole where LoadGen does not
+    measure their first token.
     Raises DatasetError when the dataset is too small, ServerUnsuitable when the server's context is too short or its
     answers lack what the benchmark needs, UsageError for a `stream_interval` or `num_workers` that cannot be used.
     """
     terms = conf.terms
     if dataset.samples < conf.samples:
         raise DatasetError(f"the dataset {dataset.name} has {dataset.samples} samples, the run needs {conf.samples}")
-    interval = _interval(terms, server) if options.stream_interval is None else options.stream_interval
+    interval = _interval(terms, server) if stream_interval is None else stream_interval
     _require_usable(terms, server, interval)
-    require_workers(options.num_workers)
+    require_workers(num_workers)
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,
-        user_conf=options.user_conf or conf.text,
+        user_conf=user_conf or conf.text,
         samples=conf.samples,
         **_lengths(terms, model, server, dataset.max_input_tokens),
-        max_in_flight=options.max_in_flight or in_flight_of(server.options) * len(server.endpoints),
+        max_in_flight=max_in_flight or in_flight_of(server.options) * len(server.endpoints),
         stream_interval=interval,
-        num_workers=options.num_workers or 0,
-        self_check=options.self_check,
-        target_qps=conf.target_qps or options.target_qps or 0.0,
-        target_qps_source=options.target_qps_source,
+        num_workers=num_workers or 0,
+        self_check=self_check,
+        target_qps=conf.target_qps or target_qps or 0.0,
+        target_qps_source=target_qps_source,
         model=model,
         dataset=dataset,
         server=server if terms.first_token or terms.paced else _at_full_speed(server),
-        compliance_test=options.compliance_test,
-        audit_config=options.audit_config,
-        network=options.network,
+        compliance_test=compliance_test,
+        audit_config=audit_config,
+        network=network,
     )
     require_room(settings, dataset.max_input_tokens)
     return settings

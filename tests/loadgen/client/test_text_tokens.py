@@ -217,7 +217,7 @@ def test_a_prompt_whose_text_is_read_otherwise_is_counted(tmp_path, settings_for
 
 
 def test_a_chunk_every_so_many_tokens_cannot_be_had_of_such_a_server(settings_for):
-    from cm4vllm.loadgen.settings import RunOptions, run_settings
+    from cm4vllm.loadgen.settings import run_settings
     from cm4vllm.loadgen.user_conf import user_conf
     from cm4vllm.rules import ExecutionMode
 
@@ -227,7 +227,7 @@ def test_a_chunk_every_so_many_tokens_cannot_be_had_of_such_a_server(settings_fo
     given = {"model": made.model, "dataset": made.dataset, "server": made.server}
     assert run_settings(conf, **given).stream_interval == 1
     with pytest.raises(UsageError, match="stream_interval=16"):
-        run_settings(conf, options=RunOptions(stream_interval=16), **given)
+        run_settings(conf, stream_interval=16, **given)
 
 
 def test_a_model_without_a_tokenizer_ends_the_run_before_it_begins(tmp_path, settings_for):
