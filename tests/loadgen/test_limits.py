@@ -59,7 +59,7 @@ def test_one_process_is_enough_where_the_limit_is_high(demand):
 def test_the_client_has_more_processes_where_one_may_open_too_few_files(demand, files, workers):
     need = needs(demand("Offline", max_in_flight=23_694, owned=False), MachineLimits(open_files=files))
     assert need.workers == workers
-    assert need.client_files <= files < need.demand.client_files(workers - 1)
+    assert need.client_files <= files < dataclasses.replace(need, workers=workers - 1).client_files
 
 
 def test_the_number_that_is_asked_for_is_used_and_refused_with_the_one_that_would_do(demand):

@@ -11,7 +11,7 @@ from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.run_targets import given_target, run_name
 from cm4vllm.campaign.settings import Job
 from cm4vllm.hardware.machine_limits import MachineLimits
-from cm4vllm.loadgen.limits import Demand, Load, Needs, load_of, most_open, needs
+from cm4vllm.loadgen.limits import Demand, Load, load_of, most_open, needs
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
 from cm4vllm.rules import Mode, Scenario
@@ -32,7 +32,7 @@ def machine_notes(env: Mapping[str, Any], job: Job, limits: MachineLimits) -> tu
     Raises LimitTooLow for a run that the machine's limits do not allow.
     """
     options = _server_options(env, job)
-    known: list[Needs] = []
+    known: list[Demand] = []
     notes: list[str] = []
     for scenario in job.scenarios:
         for mode in job.modes:

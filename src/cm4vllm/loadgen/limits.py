@@ -19,7 +19,7 @@ from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms
 from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
-__all__ = ["FILES_BESIDE", "Demand", "Load", "Needs", "demand_of", "load_of", "most_open", "needs"]
+__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "load_of", "most_open", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64
@@ -116,7 +116,8 @@ class Demand:
 
     `title` names the run, `why` says what bounds `open`. `api_processes` is 0 where the job starts no server. `kept` is
     how many connections to each server a worker has beside those in use. `tcp` is False for Unix sockets.
-    `ring_buffer_bytes` is what the servers must find free in /dev/shm. `workers` is the number asked for, 0 for none.
+    `ring_buffer_bytes` is what the servers must find free in /dev/shm. `workers` is the number of the client's
+    processes, on which the files, ports and memory depend: 0 until `needs` has found it, where none was asked for.
     """
 
     title: str
@@ -133,31 +134,30 @@ class Demand:
     def kept(self) -> int:
         return 0 if self.at_once else 2 * SPARE
 
-    def client_files(self, workers: int) -> int:
-        """Return the files that each of `workers` processes of the client may have open."""
-        return math.ceil(self.open / workers) + self.kept * self.servers + FILES_BESIDE
+    @property
+    def client_files(self) -> int:
+        """The files that each process of the client may have open."""
+        return math.ceil(self.open / self.workers) + self.kept * self.servers + FILES_BESIDE
 
-    def to_each_server(self, workers: int) -> int:
-        """Return the connections to one server."""
-        return math.ceil(self.open / self.servers) + self.kept * workers
+    @property
+    def to_each_server(self) -> int:
+        """The connections to one server."""
+        return math.ceil(self.open / self.servers) + self.kept * self.workers
 
-    def server_files(self, workers: int) -> int:
-        """Return the files that each process of a server that takes connections may have open; 0 for other servers."""
+    @property
+    def server_files(self) -> int:
+        """The files that each process of a server that takes connections may have open; 0 for other servers."""
         if not self.api_processes:
             return 0
-        return math.ceil(self.to_each_server(workers) / self.api_processes) + SERVER_FILES_BESIDE
+        return math.ceil(self.to_each_server / self.api_processes) + SERVER_FILES_BESIDE
 
+    @property
+    def ports(self) -> int:
+        return self.to_each_server if self.tcp else 0
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Needs of a run and of each of its processes: `workers` of the client, files, ports, memory."""
-
-    demand: Demand
-    workers: int
-    client_files: int
-    server_files: int
-    ports: int
-    memory_bytes: int
+    @property
+    def memory_bytes(self) -> int:
+        return self.workers * WORKER_BYTES + self.open * STREAM_BYTES
 
     @property
     def most_files(self) -> int:
@@ -170,14 +170,13 @@ class Needs:
         client = f"{self.client_files:,} open files in {_processes(self.workers)} of the client"
         if not self.server_files:
             return client
-        server = "each server" if self.demand.servers > 1 else "the server"
-        return f"{client}, {self.server_files:,} in {_processes(self.demand.api_processes)} of {server}"
+        server = "each server" if self.servers > 1 else "the server"
+        return f"{client}, {self.server_files:,} in {_processes(self.api_processes)} of {server}"
 
     @property
     def words(self) -> str:
         """The run's needs in one sentence."""
-        demand = self.demand
-        return f"{demand.title} may have {demand.open:,} requests open at once ({demand.why}): {self.files_in_words}"
+        return f"{self.title} may have {self.open:,} requests open at once ({self.why}): {self.files_in_words}"
 
 
 def _processes(count: int) -> str:
@@ -207,12 +206,12 @@ def demand_of(settings: RunSettings) -> Demand:
     )
 
 
-def needs(demand: Demand, limits: MachineLimits) -> Needs:
-    """Return the needs of a run on a machine with these limits, and the share that the limits allow.
+def needs(demand: Demand, limits: MachineLimits) -> Demand:
+    """Return the demand of a run with the number of its workers on a machine with these limits.
 
     It has one worker, and more where one may open fewer files than the run may need. Raises LimitTooLow.
     """
-    asked = _needs(demand, limits)
+    asked = _with_workers(demand, limits)
     for refused in (_files_refused, _ports_refused, _memory_refused, _shared_memory_refused):
         if (error := refused(asked, limits)) is not None:
             raise error
@@ -223,86 +222,77 @@ def most_open(demand: Demand, limits: MachineLimits) -> int | None:
     """Return how many requests of such a run may be open at once by the machine's limits; None where none bounds it."""
 
     def too_many(count: int) -> bool:
-        asked = _needs(replace(demand, open=count), limits)
+        asked = _with_workers(replace(demand, open=count), limits)
         return any(refused(asked, limits) for refused in (_files_refused, _ports_refused, _memory_refused))
 
     most = bisect_left(range(1, _MOST_OPEN + 1), True, key=too_many)
     return most if most < _MOST_OPEN else None
 
 
-def _needs(demand: Demand, limits: MachineLimits) -> Needs:
-    workers = demand.workers or _least_workers(demand, limits) or MOST_WORKERS
-    return Needs(
-        demand=demand,
-        workers=workers,
-        client_files=demand.client_files(workers),
-        server_files=demand.server_files(workers),
-        ports=demand.to_each_server(workers) if demand.tcp else 0,
-        memory_bytes=workers * WORKER_BYTES + demand.open * STREAM_BYTES,
-    )
+def _with_workers(demand: Demand, limits: MachineLimits) -> Demand:
+    return replace(demand, workers=demand.workers or _least_workers(demand, limits) or MOST_WORKERS)
 
 
 def _least_workers(demand: Demand, limits: MachineLimits) -> int | None:
     """Return the least number of workers of which each may open the files that it may need; None where none does."""
     files = limits.open_files
-    return next(
-        (count for count in range(1, MOST_WORKERS + 1) if files is None or demand.client_files(count) <= files), None
-    )
+    counts = range(1, MOST_WORKERS + 1)
+    return next((n for n in counts if files is None or replace(demand, workers=n).client_files <= files), None)
 
 
-def _files_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
-    files, demand = limits.open_files, asked.demand
-    if files is None or max(asked.client_files, asked.server_files) <= files:
+def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    files = limits.open_files
+    if files is None or asked.most_files <= files:
         return None
     where, remedies = [], [f"raise the limit of this shell, as root: ulimit -Hn {asked.most_files}"]
     if asked.client_files > files:
         where.append(f"{asked.client_files:,} open files in {_processes(asked.workers)} of the client")
-        if enough := _least_workers(demand, limits):
+        if enough := _least_workers(asked, limits):
             remedies.append(f"spread the client over more processes: --num_workers={enough}")
     if asked.server_files > files:
-        where.append(f"{asked.server_files:,} open files in {_processes(demand.api_processes)} of the server")
+        where.append(f"{asked.server_files:,} open files in {_processes(asked.api_processes)} of the server")
         if files > SERVER_FILES_BESIDE:
-            count = math.ceil(demand.to_each_server(asked.workers) / (files - SERVER_FILES_BESIDE))
+            count = math.ceil(asked.to_each_server / (files - SERVER_FILES_BESIDE))
             remedies.append(f"spread the server over more processes: --extra_args=--api-server-count={count}")
     return LimitTooLow(
-        f"{demand.title} may need {' and '.join(where)}, {files:,} are allowed",
+        f"{asked.title} may need {' and '.join(where)}, {files:,} are allowed",
         cause=f"each open request has its own connection; {asked.words}",
-        remedy="; or ".join([*remedies, _fewer(demand)]),
+        remedy="; or ".join([*remedies, _fewer(asked)]),
     )
 
 
-def _ports_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
+def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     if limits.local_ports is None or asked.ports <= limits.local_ports:
         return None
     return LimitTooLow(
-        f"{asked.demand.title} may need {asked.ports:,} connections to a server, the system has "
+        f"{asked.title} may need {asked.ports:,} connections to a server, the system has "
         f"{limits.local_ports:,} local ports",
         cause=f"/proc/sys/net/ipv4/ip_local_port_range bounds the connections to one address; {asked.words}",
         remedy="; or ".join(
             [
                 "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
                 "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                _fewer(asked.demand),
+                _fewer(asked),
             ]
         ),
     )
 
 
-def _memory_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
+def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     free = limits.memory_bytes
     if free is None or asked.memory_bytes <= free:
         return None
     return LimitTooLow(
-        f"the client of {asked.demand.title} may need {asked.memory_bytes / 2**20:,.0f} MiB of memory, "
+        f"the client of {asked.title} may need {asked.memory_bytes / 2**20:,.0f} MiB of memory, "
         f"{free / 2**20:,.0f} MiB are free",
         cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
         f"{asked.words}",
-        remedy=f"free memory; or {_fewer(asked.demand)}",
+        remedy=f"free memory; or {_fewer(asked)}",
     )
 
 
-def _shared_memory_refused(asked: Needs, limits: MachineLimits) -> LimitTooLow | None:
-    needed, free = asked.demand.ring_buffer_bytes, limits.shared_memory_bytes
+def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
+    needed, free = asked.ring_buffer_bytes, limits.shared_memory_bytes
     if free is None or needed <= free:
         return None
     return LimitTooLow(
