@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.redaction import PLACEHOLDER
@@ -25,7 +23,7 @@ from cm4vllm.submission.capsule.consent import (
     variables_in,
 )
 
-__all__ = ["replay_words", "with_scenarios"]
+__all__ = ["replay_words"]
 
 #: Flags for the places of a job's files and for its output, which change nothing that is measured; and the flags of
 #: searches: a replay has the rates and server settings of the first run.
@@ -37,13 +35,6 @@ _SEARCHES, _SEARCHING_TAG = ("search", "search_minutes", "find_target_qps"), "_f
 
 _NO_CONSENT = Consent()
 _NO_HELP: Mapping[str, str] = {}
-
-
-def with_scenarios(capsule: Capsule, scenarios: Collection[str]) -> Capsule:
-    """Return the capsule with the results of these scenarios alone."""
-    return msgspec.structs.replace(
-        capsule, results=[result for result in capsule.results if result.scenario in scenarios]
-    )
 
 
 def replay_words(
