@@ -11,7 +11,7 @@ from cm4vllm.common.files import typed_paths, write_text
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report import formatting
-from cm4vllm.report.curve_comparison import compare_curves
+from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
 from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.report.page_templates import page_template

@@ -1,14 +1,22 @@
-"""The page of curves of MLPerf Endpoints: throughput over the speed that a user sees, points, windows and accuracy."""
+"""The page of curves of MLPerf Endpoints: throughput over the speed that a user sees, points, windows and accuracy.
+
+Two curves are compared: by the points at a concurrency of both, as text, as data and on the page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_text
+from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
 from cm4vllm.report.curve_bounds import bounds
+from cm4vllm.report.final_table import aligned
 from cm4vllm.report.formatting import judgement, ms, number, percent, rate, seconds, target
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results.curves import PER_USER, Curve, Point
@@ -24,7 +32,7 @@ from cm4vllm.rules import (
     regions,
 )
 
-__all__ = ["CHANGES_HEAD", "changes", "curve_table", "curve_title", "write_curve_page"]
+__all__ = ["changes", "compare_curves", "curve_table", "write_curve_page"]
 
 #: Lines of one picture that have a colour of their own.
 _LINES = 2
@@ -55,7 +63,7 @@ _WINDOW_HEAD = (
 #: The figures over a window, and the heads of their columns.
 _OF_THE_WINDOW = {"system_tps": "tokens/s", "ttft_p90": "TTFT p90, ms", "tpot_p90": "TPOT p90, ms"}
 #: The columns of the changes from one curve to another.
-CHANGES_HEAD = (
+_CHANGES_HEAD = (
     "concurrency",
     "tokens/s, A",
     "tokens/s, B",
@@ -69,6 +77,34 @@ _PERCENTILES = ("min", "p50", "p90", "p99", "max", "mean")
 Row = tuple[str, ...]
 
 
+def compare_curves(curves: Sequence[Curve], page: Path) -> dict[str, Any]:
+    """Print two curves and their changes, write the page, and return both as data.
+
+    Raises UsageError for another number of curves.
+    """
+    if len(curves) != 2:
+        raise UsageError(
+            f"{len(curves)} curve{'s' * (len(curves) != 1)} of MLPerf Endpoints cannot be compared",
+            cause="; ".join(str(curve.folder) for curve in curves),
+            remedy="give two folders with --input=A,B: results, run folders or a bundle of one curve each",
+        )
+    first, second = curves
+    known = {benchmark.name for benchmark in endpoints_benchmarks()}
+    rehearsal = any(curve.model not in known for curve in curves)
+    write_curve_page(curves, page, notices=[REHEARSAL_NOTICE] if rehearsal else [])
+    say_text(curve_table(curves).rstrip())
+    rows = changes(first, second)
+    for line in aligned([_CHANGES_HEAD, *rows]) if rows else ["the curves have no concurrency in common"]:
+        say_text(line)
+    say_text(f"page: {page}")
+    points = [dict(zip(_CHANGES_HEAD, row, strict=True)) for row in rows]
+    sides = [
+        {"name": name, "title": _title(curve), "path": str(curve.folder)}
+        for name, curve in zip("AB", curves, strict=True)
+    ]
+    return {"comparison": {"sides": sides, "points": points}, "page": str(page)}
+
+
 def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[str] = ()) -> Path:
     """Write the page of these curves and return its path; `notices` are the marks that stand above all.
 
@@ -77,17 +113,15 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
     page = page_template("curve.html.j2").render(
         notices=list(notices),
         pictures=list(_pictures(curves)),
-        changes_head=CHANGES_HEAD,
+        changes_head=_CHANGES_HEAD,
         changes=changes(*curves) if len(curves) == 2 else None,
         curves=[
             {
                 "name": name,
                 "regions": _regions_words(curve),
-                "head": head(curve),
-                "rows": list(_rows(curve)),
+                "points": _points(curve),
                 "bounds": [(f"{_of(point)}", known[point.folder]) for point in curve.points if point.folder in known],
-                "window_head": _window_head(curve),
-                "windows": [_window(curve, point) for point in curve.points],
+                "windows": _windows(curve),
                 "window_words": _window_words(curve),
                 "distributions": [picture for point in curve.points for picture in _distributions(point)],
                 "scores": [row for point in curve.points for row in _scores(curve, point)],
@@ -104,7 +138,8 @@ def curve_table(curves: Sequence[Curve]) -> str:
     """Return the points of the curves as a table of plain text."""
     lines: list[str] = []
     for curve, name in zip(curves, _names(curves), strict=True):
-        lines += [name, *columns([head(curve), *_rows(curve)]), ""]
+        table = _points(curve)
+        lines += [name, *columns([table.head, *table.rows]), ""]
     return "\n".join(lines)
 
 
@@ -124,31 +159,22 @@ def changes(first: Curve, second: Curve) -> list[Row]:
     return rows
 
 
-def curve_title(curve: Curve) -> str:
+def _title(curve: Curve) -> str:
     """Return the model and the system of a curve."""
     systems = {str(point.system.get("system_name", "")) for point in curve.points} - {""}
     return ", ".join(filter(None, [curve.model or "model not stated", *sorted(systems)]))
 
 
-def head(curve: Curve) -> Row:
-    """Return the heads of the columns of a curve's points: that of the power only where it is stated."""
-    return (*_HEAD, _EFFICIENCY) if _has_power(curve) else _HEAD
-
-
 def _names(curves: Sequence[Curve]) -> list[str]:
     """Return the names of curves: letters before those of several."""
     if len(curves) == 1:
-        return [curve_title(curves[0])]
-    return [f"{chr(ord('A') + place)}: {curve_title(curve)}" for place, curve in enumerate(curves)]
+        return [_title(curves[0])]
+    return [f"{chr(ord('A') + place)}: {_title(curve)}" for place, curve in enumerate(curves)]
 
 
 def _of(point: Point) -> str:
     """Return the concurrency of a point, as its rows are headed."""
     return f"{point.concurrency or 0:,}"
-
-
-def _has_power(curve: Curve) -> bool:
-    return any(_PER_KW in point.figures for point in curve.points)
 
 
 def _regions(curve: Curve) -> Regions | None:
@@ -162,10 +188,12 @@ def _regions_words(curve: Curve) -> str:
     return "; ".join(map(str, regions.required)) if regions else ""
 
 
-def _rows(curve: Curve) -> Iterator[Row]:
+def _points(curve: Curve) -> Table:
+    """Return the points of a curve, with a column of the power only where it is stated."""
     regions, limits = _regions(curve), bounds(curve)
-    for point in curve.points:
-        yield (
+    powered = any(_PER_KW in point.figures for point in curve.points)
+    rows = tuple(
+        (
             _of(point),
             _region(regions, point),
             _cell(point, _TPS, rate),
@@ -176,8 +204,11 @@ def _rows(curve: Curve) -> Iterator[Row]:
             str(point.steady_state.get("status") or "not stated").replace("_", " "),
             limits[point.folder].words if point.folder in limits else "",
             _accuracy(curve, point),
-            *([_cell(point, _PER_KW, rate)] if _has_power(curve) else []),
+            *([_cell(point, _PER_KW, rate)] if powered else []),
         )
+        for point in curve.points
+    )
+    return Table((*_HEAD, _EFFICIENCY) if powered else _HEAD, rows)
 
 
 def _region(regions: Regions | None, point: Point) -> str:
@@ -216,17 +247,16 @@ def _scores(curve: Curve, point: Point) -> Iterator[Row]:
         )
 
 
-def _window_head(curve: Curve) -> Row:
-    """Return the heads of the columns of the windows: those of their figures only where they were computed."""
-    return (*_WINDOW_HEAD, *_OF_THE_WINDOW.values()) if _has_window_figures(curve) else _WINDOW_HEAD
+def _windows(curve: Curve) -> Table:
+    """Return the windows of a curve's points, with columns of their figures only where these were computed."""
+    if any(point.window_figures for point in curve.points):
+        rows = tuple((*_window(point), *_window_figures(point)) for point in curve.points)
+        return Table((*_WINDOW_HEAD, *_OF_THE_WINDOW.values()), rows)
+    return Table(_WINDOW_HEAD, tuple(map(_window, curve.points)))
 
 
-def _has_window_figures(curve: Curve) -> bool:
-    return any(point.window_figures for point in curve.points)
-
-
-def _window(curve: Curve, point: Point) -> Row:
-    """Return the declared window of a point: status, verdict, states of TPOT, passes, samples, seconds, and figures."""
+def _window(point: Point) -> Row:
+    """Return the declared window of a point: status, verdict, states of TPOT, passes, samples and seconds."""
     declared = point.steady_state
     window, states = part(declared, "window"), part(declared, "state")
     begin, end = count(window, "super_pass_start"), count(window, "super_pass_end")
@@ -242,7 +272,6 @@ def _window(curve: Curve, point: Point) -> Row:
         f"{begin} to {end}" if begin is not None and end is not None else "none",
         number(samples) if samples is not None else "",
         seconds(length) if length is not None else "",
-        *(_window_figures(point) if _has_window_figures(curve) else ()),
     )
 
 
