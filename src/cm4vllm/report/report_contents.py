@@ -53,13 +53,8 @@ class Report:
         return self.submission.campaign
 
     @property
-    def system_name(self) -> str:
-        """The name of the system's folder."""
-        return self.folder.parent.name
-
-    @property
     def system_title(self) -> str:
-        return self.system.get("system_name") or self.system_name
+        return self.system.get("system_name") or self.folder.parent.name
 
     @property
     def run(self) -> RunRecord:
