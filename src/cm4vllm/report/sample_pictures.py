@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
 from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.results.model import Performance
 
-__all__ = ["BINS", "Rows", "sample_pictures"]
+__all__ = ["BINS", "Rows", "histogram", "sample_pictures"]
 
 #: Bars of a histogram.
 BINS = 36
@@ -38,35 +38,36 @@ def _lengths(part: Performance, title: str, values: npt.NDArray[np.int32], limit
     counts = np.histogram(values, edges)[0].tolist()
     canvas.y = Canvas.over(edges, [max(counts)], rows=1).y
     canvas.axes(f"tokens{' (logarithmic)' if canvas.x.logarithmic else ''}", "samples")
-    ends = [(max(0, math.ceil(left)), math.ceil(right) - 1) for left, right in pairwise(edges)]
-    canvas.bars(
-        edges,
-        counts,
-        [
-            f"{number(first)} to {number(last)} tokens: {number(count)} samples"
-            for (first, last), count in zip(ends, counts, strict=True)
-        ],
-    )
-    total = (np.cumsum(counts) * 100 / len(values)).tolist()
-    canvas.line(zip(edges, [0.0, *total], strict=True), "line-2", scale=canvas.right_percent())
+    spans = [(number(max(0, math.ceil(left))), number(math.ceil(right) - 1)) for left, right in pairwise(edges)]
+    table = histogram(canvas, edges, counts, spans, "tokens")
     median = float(np.median(values))
     canvas.marks([(median, "mark-p99", f"median {short(median)}")])
     words = f"{title}: {number(low)} to {number(high)} tokens, median {short(median)}"
     if limit:
         words += f"; at most {number(limit)} were asked for"
-    rows = tuple(
-        (number(first), number(last), number(count), percent(share / 100))
-        for (first, last), count, share in zip(ends, counts, total, strict=True)
-        if count
-    )
     return Picture(
         title,
         words,
         tuple(canvas.shapes),
-        (Table(("from, tokens", "to, tokens", "samples", "up to here"), rows),),
+        (table,),
         part.beside(SAMPLES_FILE),
         (("bar-1", "samples"), ("line-2", "cumulative")),
     )
+
+
+def histogram(
+    canvas: Canvas, edges: Sequence[float], counts: Sequence[int], spans: Sequence[tuple[str, str]], unit: str
+) -> Table:
+    """Draw samples as bars, and their sum up to there as a line; return the same numbers.
+
+    `spans` are the beginning and the end of each bar in words.
+    """
+    shares = (np.cumsum(counts) * 100 / sum(counts)).tolist()
+    bars = list(zip(spans, counts, shares, strict=True))
+    canvas.bars(edges, counts, [f"{low} to {high} {unit}: {number(count)} samples" for (low, high), count, _ in bars])
+    canvas.line(zip(edges, [0.0, *shares], strict=True), "line-2", scale=canvas.right_percent())
+    rows = tuple((low, high, number(count), percent(share / 100)) for (low, high), count, share in bars if count)
+    return Table((f"from, {unit}", f"to, {unit}", "samples", "up to here"), rows)
 
 
 def _length_bins(low: int, high: int) -> tuple[Canvas, list[float]]:

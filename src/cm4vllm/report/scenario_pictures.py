@@ -7,7 +7,7 @@ server at regular times. What was not recorded has no picture.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
 from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.power_pictures import power_pictures
-from cm4vllm.report.sample_pictures import BINS, Rows, sample_pictures
+from cm4vllm.report.sample_pictures import BINS, Rows, histogram, sample_pictures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
@@ -81,18 +81,10 @@ def _distribution(part: Performance, name: str, key: str, values: Values | None,
     canvas.x = Axis(x.low, x.high, canvas.x.begin, canvas.x.end, x.logarithmic)
     canvas.axes(f"{name}, ms{' (logarithmic)' if x.logarithmic else ''}", "samples" if counts else "")
     tables = [_percentiles(part, key, logged, values)]
-    right = canvas.right_percent()
     if values is not None:
-        total = np.cumsum(counts) * 100 / len(values)
-        hints = [
-            f"{ms(low)} to {ms(high)} ms: {number(count)} samples"
-            for low, high, count in zip(edges, edges[1:], counts, strict=False)
-        ]
-        canvas.bars(edges, counts, hints)
-        canvas.line(zip(edges, [0.0, *total.tolist()], strict=True), "line-2", scale=right)
-        tables.append(_bins(edges, counts, total.tolist(), "ms", ms))
+        tables.append(histogram(canvas, edges, counts, [(ms(low), ms(high)) for low, high in pairwise(edges)], "ms"))
     else:
-        canvas.line(_logged_shares(part, key, logged), "line-2", scale=right)
+        canvas.line(_logged_shares(part, key, logged), "line-2", scale=canvas.right_percent())
     canvas.marks(marks)
     stated = {"median": part.figures.get(f"{key}_p50"), "p99": p99}
     said = [f"{title} {ms(figure.value)} ms" for title, figure in stated.items() if figure]
@@ -135,24 +127,14 @@ def _percentiles(part: Performance, key: str, logged: Sequence[tuple[str, Figure
     return Table(("", "LoadGen, ms", "client, ms"), tuple(rows))
 
 
-def _bins(edges: Sequence[float], counts: Sequence[int], total: Sequence[float], unit: str, write: Any) -> Table:
-    return Table(
-        (f"from, {unit}", f"to, {unit}", "samples", "up to here"),
-        tuple(
-            (write(low), write(high), number(count), percent(share / 100))
-            for low, high, count, share in zip(edges, edges[1:], counts, total, strict=False)
-            if count
-        ),
-    )
-
-
 def _phases(result: Result) -> Iterator[Picture]:
     """Give how long a request was in each phase in the server, run by run."""
     drawn = {"queue": "bar-3", "prefill": "bar-2", "decode": "bar-1"}
-    timings_by_mode = [
-        (str(run.settings.mode), _timings(run.server_metrics, drawn)) for run in result.runs if run.server_metrics
+    timed = [
+        (str(run.settings.mode), timings)
+        for run in result.runs
+        if run.server_metrics and (timings := _timings(run.server_metrics, drawn))
     ]
-    timed = [(mode, timings) for mode, timings in timings_by_mode if timings]
     if not timed:
         return
     total = {mode: sum(timing.mean_ms for timing in timings.values()) for mode, timings in timed}
@@ -180,8 +162,7 @@ def _phases(result: Result) -> Iterator[Picture]:
 
 
 def _timings(metrics: ServerMetrics, names: Iterable[str]) -> dict[str, Timing]:
-    timings = {name: getattr(metrics, name) for name in names}
-    return {name: timing for name, timing in timings.items() if timing is not None}
+    return {name: timing for name in names if (timing := getattr(metrics, name)) is not None}
 
 
 def _phase_table(timed: Iterable[tuple[str, dict[str, Timing]]]) -> Table:
