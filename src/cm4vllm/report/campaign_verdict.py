@@ -87,7 +87,9 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
     """Return the verdict's lines: scenario by scenario, then the checker where the page is not a `published` one."""
     all_findings: list[Finding] = []
     for measurement in report.results:
-        all_findings += [_performance(report, measurement), *_client(measurement), _accuracy(report, measurement)]
+        doubts = measurement.performance.client_doubts if measurement.performance else ()
+        client = (Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}") for mark in doubts)
+        all_findings += [_performance(report, measurement), *client, _accuracy(report, measurement)]
     all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
     all_findings += _counting(report)
     return all_findings if published else [*all_findings, _checker(report)]
@@ -147,16 +149,6 @@ def _performance(report: Report, measurement: Result) -> Finding:
     # A rehearsal is too short for LoadGen's statistics; that is no defect, what the run itself did wrong is.
     kind = Kind.OPEN if report.rehearsal and not part.faults else Kind.BAD
     return Finding(subject, kind, f"INVALID ({'; '.join(part.reasons) or 'LoadGen gives no reason'}): {text}")
-
-
-def _client(measurement: Result) -> list[Finding]:
-    """Return the reasons to doubt the client as an instrument; none where it was fit."""
-    if measurement.performance is None:
-        return []
-    return [
-        Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}")
-        for mark in measurement.performance.client_doubts
-    ]
 
 
 def _counting(report: Report) -> list[Finding]:
