@@ -2,7 +2,7 @@
 
 from cm4vllm.assets.quantization import KV_FP8, schemes
 from cm4vllm.assets.records import ModelRecord, QuantizationRecord
-from cm4vllm.submission.submitter_pages import calibration_page
+from cm4vllm.submission.submitter_pages import noticed, quantisation
 
 
 def model(made=None, **more):
@@ -34,7 +34,7 @@ def made(scheme, samples=0, **more):
 
 
 def test_a_calibrated_scheme_names_its_samples_with_their_digest():
-    page = calibration_page(model(made("fp8", 512)))
+    page = quantisation(model(made("fp8", 512)))
     for words in (
         "one static scale per tensor",
         "first 512 samples (5120 tokens",
@@ -49,17 +49,17 @@ def test_a_calibrated_scheme_names_its_samples_with_their_digest():
 
 
 def test_a_scheme_without_samples_claims_none():
-    page = calibration_page(model(made("fp8-dynamic")))
+    page = quantisation(model(made("fp8-dynamic")))
     assert "No calibration samples" in page
     assert "2" * 64 not in page
 
 
 def test_what_was_not_quantised_here_is_not_claimed():
-    assert "Nothing was quantised" in calibration_page(model(weight_data_types="bf16"))
-    page = calibration_page(model(weight_data_types="fp8"))
+    assert "Nothing was quantised" in quantisation(model(weight_data_types="bf16"))
+    page = quantisation(model(weight_data_types="fp8"))
     assert "came quantised, to fp8" in page
     assert "/home/me" not in page
 
 
 def test_a_rehearsal_says_so():
-    assert "> **NOT A RESULT**" in calibration_page(model(weight_data_types="bf16"), "NOT A RESULT")
+    assert "> **NOT A RESULT**" in noticed(quantisation(model(weight_data_types="bf16")), "NOT A RESULT")

@@ -126,7 +126,6 @@ def source_page(command: str, commit: str, run: RunRecord, program: str = PROGRA
     `commit` is that of the program that made the runs, `program` the folder of the one that builds the tree.
     """
     settings, versions = run.settings, run.versions
-    notice = f"> **{run.notice}**\n\n" if run.notice else ""
     origin = f", commit {commit}" if commit else ", not from a checkout"
     here = commit_of_this_repository()
     if commit == here:
@@ -135,7 +134,7 @@ def source_page(command: str, commit: str, run: RunRecord, program: str = PROGRA
         made = f"cm4vllm{origin}"
         lies = f"The program that built this part of the tree{f', commit {here},' if here else ''} lies"
     listed = "\n".join(f"- {name} {version}" for name, version in sorted(versions.items()))
-    return f"""{notice}The runs were made by {made}. {lies} beside this page, in
+    return f"""The runs were made by {made}. {lies} beside this page, in
 `../{program}`, which is a repository of Collective Mind (CM); `{MANIFEST}` in it lists its files. To run it from
 there, in an environment of its own:
 

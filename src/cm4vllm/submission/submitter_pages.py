@@ -22,11 +22,12 @@ __all__ = [
     "NETWORK_TITLE",
     "RESULTS_HEADING",
     "SUBMITTER_PAGE",
-    "calibration_page",
     "capsule_name",
     "capsules",
     "method",
     "network_page",
+    "noticed",
+    "quantisation",
     "result_folders",
     "submitter_title",
     "write_overview",
@@ -59,14 +60,14 @@ def submitter_title(submitter: str, run: RunRecord, introduction: str = "") -> s
 def method(run: RunRecord, server_command: str, *, home: str) -> str:
     """Return how a model was made, served and measured; `home` is the path of the page on its program."""
     model, server = run.settings.model, run.settings.server
-    lines = [f"> **{run.notice}**", ""] if run.notice else []
     mapped = model.name != run.settings.benchmark
-    lines += [
+    lines = [
         f"Benchmark `{run.settings.benchmark}`, round {run.settings.round}"
         + (f"; the model measured is `{model.name}`, mapped to it." if mapped else "."),
         "",
+        "### Server",
+        "",
     ]
-    lines += ["### Server", ""]
     if server_command:
         lines += [f"{server.named}, started with:", "", f"```bash\n{server_command}\n```", ""]
         if "${MODEL:?}" in server_command:
@@ -76,7 +77,7 @@ def method(run: RunRecord, server_command: str, *, home: str) -> str:
     lines += [
         "### Quantisation",
         "",
-        *_quantisation(model),
+        quantisation(model),
         "",
         "### References",
         "",
@@ -135,25 +136,20 @@ def write_overview(writer: TreeWriter, home: Path, layout: TreeLayout) -> None:
     writer.section(home / SUBMITTER_PAGE, f"# {home.name}", RESULTS_HEADING, table, renew=True)
 
 
-def calibration_page(model: ModelRecord, notice: str = "") -> str:
-    """Return one model's part of the page on calibration."""
-    return "\n".join([*([f"> **{notice}**", ""] if notice else []), *_quantisation(model)]) + "\n"
-
-
-def _quantisation(model: ModelRecord) -> list[str]:
+def quantisation(model: ModelRecord) -> str:
     """Return how a model was quantised: the quantisation made here, or the known facts of an earlier one."""
     made, source = model.quantization, without_folder(model.source, model.path)
     if made is None and model.weight_data_types in ("fp32", "fp16", "bf16"):
-        return [
+        return (
             f"Nothing was quantised and nothing calibrated: the weights are served as they were received, in "
             f"{model.weight_data_types} ({source})."
-        ]
+        )
     if made is None:
-        return [
+        return (
             f"The weights came quantised, to {model.weight_data_types or 'a type that their files do not tell'} "
             f"({source}); how they were calibrated is for their publisher to say. Nothing further was "
             "quantised here."
-        ]
+        )
     tools = ", ".join(f"{name} {version}" for name, version in made.tools.items())
     lines = [
         f"Made from {made.base_model} (sha256 of all its files {made.base_sha256}; starting weights "
@@ -176,7 +172,12 @@ def _quantisation(model: ModelRecord) -> list[str]:
         else "No calibration samples: the scales of the weights come from the weights alone, those of the "
         "activations are computed at run time."
     )
-    return [*lines, "", calibrated]
+    return "\n".join([*lines, "", calibrated])
+
+
+def noticed(text: str, notice: str, line: str = "> **{}**\n\n") -> str:
+    """Put a rehearsal's notice before a text that does not carry it yet, as a line of a page or of another file."""
+    return text if notice in text else line.format(notice) + text
 
 
 def network_page(described: Mapping[str, str], sut_name: str, run: RunRecord) -> str:
@@ -193,7 +194,6 @@ def network_page(described: Mapping[str, str], sut_name: str, run: RunRecord) ->
     ]
     return "\n".join(
         [
-            *([f"> **{run.notice}**", ""] if run.notice else []),
             "```text",
             *diagram,
             "```",

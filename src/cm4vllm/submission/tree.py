@@ -32,10 +32,11 @@ from cm4vllm.submission.submitter_pages import (
     NETWORK_PAGE,
     NETWORK_TITLE,
     SUBMITTER_PAGE,
-    calibration_page,
     capsule_name,
     method,
     network_page,
+    noticed,
+    quantisation,
     submitter_title,
     write_overview,
 )
@@ -217,18 +218,19 @@ def _write(writer: TreeWriter, results: Results, private: list[PrivateWord], ver
     if results.settings.model.name != results.settings.benchmark:
         writer.mapping(home / "model_mapping.json", {results.settings.model.name: results.settings.benchmark})
     _write_results(writer, results, private)
-    calibration = scrubbed(calibration_page(results.settings.model, run.notice), private)
+    calibration = scrubbed(noticed(quantisation(results.settings.model), run.notice), private)
     writer.section(home / layout.calibration, CALIBRATION_TITLE, results.settings.model.name, calibration)
     if run.settings.network:
         name = read_detail_log(results.runs[0].performance_folder / DETAIL_LOG).text("sut_name")
-        page = scrubbed(network_page(results.description, name, run), private)
+        page = scrubbed(noticed(network_page(results.description, name, run), run.notice), private)
         writer.section(home / NETWORK_PAGE, NETWORK_TITLE, results.system, page)
     _write_program(writer, results, private, version)
+    how = method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md")
     writer.section(
         home / SUBMITTER_PAGE,
         scrubbed(submitter_title(asked.submitter, run, asked.introduction), private),
         heading_of(f"{asked.model} on {results.system}", results.scenarios),
-        scrubbed(method(run, asked.server_command, home=f"{layout.program}/{asked.model}/README.md"), private),
+        scrubbed(noticed(how, run.notice), private),
     )
     if asked.page:
         path = home / "results" / results.system / "summary.html"
@@ -271,7 +273,7 @@ def _write_program(writer: TreeWriter, results: Results, private: list[PrivateWo
         program / "README.md",
         f"# {asked.model}: what ran",
         heading_of(results.system, results.scenarios),
-        scrubbed(source_page(command, asked.commit, run, version), private),
+        scrubbed(noticed(source_page(command, asked.commit, run, version), run.notice), private),
     )
     if asked.capsule:
         writer.text(program / capsule_name(results.system, results.scenarios), scrubbed(asked.capsule, private))
@@ -328,8 +330,8 @@ def _settings(
     notice = run.performance.notice
     if not readme.strip():
         raise SubmissionError(f"the README text of {run.scenario} is empty")
-    write_text(folder / "README.md", _noticed(scrubbed(readme, private), notice, "> **{}**\n\n"))
-    write_text(folder / "user.conf", _noticed(run.performance.settings.user_conf, notice, "# {}\n"))
+    write_text(folder / "README.md", noticed(scrubbed(readme, private), notice))
+    write_text(folder / "user.conf", noticed(run.performance.settings.user_conf, notice, "# {}\n"))
     stated = {key: scrubbed(value, private) for key, value in measurements(run.performance).items()}
     write_json(folder / measurements_file, stated)
     if mlperf_conf:
@@ -347,7 +349,7 @@ def _logs(folder: Path, run: ScenarioRuns) -> None:
         for name in names:
             shutil.copyfile(source / name, target / name)
     scores = bytes_of(run.accuracy_folder / "accuracy.txt").decode()
-    write_text(accuracy / "accuracy.txt", _noticed(scores, run.performance.notice, "{}\n"))
+    write_text(accuracy / "accuracy.txt", noticed(scores, run.performance.notice, "{}\n"))
 
 
 def _compliance(folder: Path, test: ComplianceTest) -> None:
@@ -357,7 +359,7 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
     """
     for name in (test.record.file, *test.record.more_files):
         verdict = bytes_of(test.folder / name).decode()
-        write_text(folder / name, _noticed(verdict, test.record.notice, "{}\n"))
+        write_text(folder / name, noticed(verdict, test.record.notice, "{}\n"))
     copied = [
         ("accuracy", (ACCURACY_LOG, *test.record.accuracy_files)),
         *([("performance/run_1", LOGS)] if test.record.shows_logs else []),
@@ -366,8 +368,3 @@ def _compliance(folder: Path, test: ComplianceTest) -> None:
         (folder / place).mkdir(parents=True)
         for name in names:
             shutil.copyfile(test.folder / name, folder / place / name)
-
-
-def _noticed(text: str, notice: str, line: str) -> str:
-    """Put a rehearsal's notice before a text that does not carry it yet."""
-    return text if notice in text else line.format(notice) + text
