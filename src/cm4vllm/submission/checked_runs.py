@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.common.progress import warn
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
@@ -24,12 +23,10 @@ LOGS = (DETAIL_LOG, SUMMARY_LOG)
 
 @dataclass(frozen=True)
 class ScenarioRuns:
-    """One scenario's two runs, their folders, the scores of the accuracy run, and the compliance tests."""
+    """One scenario's performance run, the folders of its two runs, and the compliance tests."""
 
     scenario: Scenario
     performance: RunRecord
-    accuracy: RunRecord
-    scores: AccuracyRecord
     performance_folder: Path
     accuracy_folder: Path
     tests: tuple[ComplianceTest, ...] = ()
@@ -49,18 +46,12 @@ def read_runs(folder: Path, scenarios: Iterable[Scenario], *, submitter: str, di
         ScenarioRuns(
             scenario,
             performance.run,
-            accuracy.run,
-            accuracy.record,
             performance.folder,
             accuracy.folder,
             tuple(_belonging(result.tests, performance.run)),
         )
         for scenario, result in zip(wanted, submission.results, strict=True)
-        if (performance := result.performance)
-        and (accuracy := result.accuracy)
-        and performance.run
-        and accuracy.run
-        and accuracy.record
+        if (performance := result.performance) and (accuracy := result.accuracy) and performance.run
     ]
 
 
