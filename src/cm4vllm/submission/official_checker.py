@@ -36,32 +36,27 @@ _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
 #: The findings of the checkers that only a run with latencies over their limits has.
-_OF_LATENCY = (re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\."),)
+_OF_LATENCY = re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\.")
 #: The findings that only a run which is short or not yet fast enough has.
-_EXPECTED_OF_A_REHEARSAL = _OF_LATENCY + tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"Test duration less than 600s in user config",
-        r"Early stopping condition was not met",
-        r"Required minimum samples per query not met by user config",
-        r"accurcy run does not cover all dataset",
-        r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
-        r"Ending early: Max (test duration|query count) reached",
-        r"has loadgen errors, number of errors",
-        r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+_EXPECTED_OF_A_REHEARSAL = re.compile(
+    "|".join(
+        (
+            _OF_LATENCY.pattern,
+            r"Test duration less than 600s in user config",
+            r"Early stopping condition was not met",
+            r"Required minimum samples per query not met by user config",
+            r"accurcy run does not cover all dataset",
+            r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
+            r"Ending early: Max (test duration|query count) reached",
+            r"has loadgen errors, number of errors",
+            r"performance/run_1/mlperf_log_detail\.txt contains errors:",
+        )
     )
 )
-
 #: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
-_SUMS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"^NoResults ",
-        r"^SUMMARY: submission has errors",
-        r"^Some performance checks Checks failed for",
-        r"^Some accuracy checks Checks failed for",
-        r"performance/run_1 has issues$",
-    )
+_SUMS = re.compile(
+    r"^(NoResults |SUMMARY: submission has errors|Some (performance|accuracy) checks Checks failed for)"
+    r"|performance/run_1 has issues$"
 )
 
 
@@ -132,11 +127,11 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
 
     A metric that is not scored was announced before the run.
     """
-    announced = tuple(re.compile(rf"^{re.escape(folder)}, accuracy not valid$") for folder in record.unscored)
+    announced = {f"{folder}, accuracy not valid" for folder in record.unscored}
     unexpected = []
     for checker in record.runs:
-        stated = [error for error in checker.errors if not _any((*_SUMS, *announced), error)]
-        unexpected += [f"{checker.name}: {error}" for error in stated if not _any(_EXPECTED_OF_A_REHEARSAL, error)]
+        stated = [error for error in checker.errors if error not in announced and not _SUMS.search(error)]
+        unexpected += [f"{checker.name}: {error}" for error in stated if not _EXPECTED_OF_A_REHEARSAL.search(error)]
         if checker.crashed:
             unexpected.append(f"{checker.name}: crashed")
         elif not checker.passed and not checker.errors and not checker.own_fault:
@@ -200,12 +195,8 @@ def _rows(table: Path) -> int:
 
 def expected_words(record: CheckerRecord) -> str:
     """Return in words that the checkers found nothing in a rehearsal's tree but what a rehearsal explains."""
-    latency = any(_any(_OF_LATENCY, error) for run in record.runs for error in run.errors)
+    latency = any(_OF_LATENCY.search(error) for run in record.runs for error in run.errors)
     return f"only length {'and latency ' if latency else ''}findings, expected of a rehearsal"
-
-
-def _any(patterns: tuple[re.Pattern[str], ...], text: str) -> bool:
-    return any(pattern.search(text) for pattern in patterns)
 
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:
