@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.report.report_contents import load
-from cm4vllm.report.search_curve import search_curves
+from cm4vllm.report.searches import search_curves
 from cm4vllm.report.summary import render
 from cm4vllm.results.rate_search_record import SEARCH_FILE
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.records import write_record
-from cm4vllm.report.server_settings import SETTINGS_PATH, tried_settings
+from cm4vllm.report.searches import SETTINGS_PATH, tried_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "campaign" / "search"))
 from test_halving import record

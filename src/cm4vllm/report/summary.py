@@ -16,11 +16,9 @@ from cm4vllm.report.power_pictures import power_words
 from cm4vllm.report.report_contents import Report
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.scenario_pictures import pictures
-from cm4vllm.report.search_curve import search_curves
-from cm4vllm.report.server_settings import tried_settings
+from cm4vllm.report.searches import search_curves, tried_settings
 from cm4vllm.report.summary_exports import summary_csv, summary_record
-from cm4vllm.report.system_tables import Group, groups, machine_group
-from cm4vllm.results.model import Result
+from cm4vllm.report.system_tables import groups, machine_group
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
 from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples
@@ -65,7 +63,7 @@ def render(report: Report, *, published: bool = False) -> str:
         findings=findings(report, published=published),
         missing=missing(report),
         missing_scenarios=missing_scenarios(report),
-        groups=_groups(report),
+        groups=(*groups(report.system), *([machine_group(report.machine)] if report.machine else [])),
         versions=versions(report, report.run),
         confs=_confs(report),
         unexpected=unexpected(report),
@@ -77,7 +75,11 @@ def render(report: Report, *, published: bool = False) -> str:
         record=summary_record(report, published=published),
         sentence=sentence(report),
         drawn={m.scenario: [*pictures(m), *search_curves(report.out, m.scenario)] for m in report.results},
-        power={m.scenario: _power(m) for m in report.results},
+        power={
+            m.scenario: power_words(power)
+            for m in report.results
+            if m.performance and (power := recorded_power(m.performance))
+        },
         energies={} if published else {m.scenario: m.performance for m in report.results if m.performance},
         energy_words=energy_words,
         energy_table=energy_table,
@@ -87,17 +89,6 @@ def render(report: Report, *, published: bool = False) -> str:
         command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
         server_command=formatting.server_command(report.server, report.model.path),
     )
-
-
-def _power(result: Result) -> str:
-    """Return the power of a result in words; empty where it was not measured."""
-    power = recorded_power(result.performance) if result.performance else None
-    return power_words(power) if power else ""
-
-
-def _groups(report: Report) -> tuple[Group, ...]:
-    described = groups(report.system) if report.system else ()
-    return (*described, machine_group(report.machine)) if report.machine else described
 
 
 def _traces(report: Report) -> list[charts.Trace]:
