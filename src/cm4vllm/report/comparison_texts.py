@@ -65,9 +65,7 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
 
 def value(row: Row, cell: Cell) -> str:
     """Write a cell's figure, as its unit is written elsewhere."""
-    if cell.figure is None:
-        return ""
-    return _number(row, cell.figure.value)
+    return _number(row, cell.figure.value) if cell.figure else ""
 
 
 def interval(row: Row, cell: Cell) -> str:
@@ -154,18 +152,14 @@ def _package_lines(settings: Sequence[ComparedSetting]) -> Iterator[str]:
         rows = {row.name: row for row in settings if row.group is versions and row.differs}
         files = {row.name for row in settings if row.group is contents and row.differs and all(row.values)}
         words = {name: f"{name} {' | '.join(text or '-' for text in row.values)}" for name, row in rows.items()}
-        lines = [
-            *_listed("of another version", [words[name] for name, row in rows.items() if all(row.values)]),
-            *_listed("not installed in all", [words[name] for name, row in rows.items() if not all(row.values)]),
-            *_listed("of one version with other files", sorted(files - {*rows})),
-        ]
+        listed = {
+            "of another version": [words[name] for name, row in rows.items() if all(row.values)],
+            "not installed in all": [words[name] for name, row in rows.items() if not all(row.values)],
+            "of one version with other files": sorted(files - {*rows}),
+        }
+        lines = [f"{len(names)} {title}: {first_of(names, _NAMED)}" for title, names in listed.items() if names]
         if lines:
             yield f"{versions} differ, not judged: {'; '.join(lines)}"
-
-
-def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
-    if names:
-        yield f"{len(names)} {title}: {first_of(names, _NAMED)}"
 
 
 def answer_lines(block: Block) -> Iterator[str]:

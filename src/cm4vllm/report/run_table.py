@@ -24,7 +24,12 @@ def run_table(folder: Path) -> str:
     terms, name = run.settings.terms, run.settings.compliance_test or str(run.settings.mode)
     performance = Reader(folder).performance(folder, terms, run) if run.settings.mode is Mode.PERFORMANCE else None
     title = f"{terms.scenario} {name}"
-    row = _answers(title, run) if performance is None else (title, *performance_cells(performance))
+    row = (
+        (title, *performance_cells(performance))
+        if performance
+        # An accuracy run, whose answers are complete and not scored yet.
+        else (title, f"{run.settings.samples:,} answers", rate(run.samples_per_second), "not scored", "", "")
+    )
     reasons = performance.reasons if performance else run.faults
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
@@ -56,8 +61,3 @@ def _next(run: RunRecord, folder: Path) -> list[str]:
     if run.settings.mode is Mode.ACCURACY:
         return [f"next:    cm run script --tags=process,mlperf,accuracy --result_dir={folder}"]
     return []
-
-
-def _answers(title: str, run: RunRecord) -> tuple[str, ...]:
-    """Return the row of an accuracy run: its answers are complete, and not scored yet."""
-    return title, f"{run.settings.samples:,} answers", rate(run.samples_per_second), "not scored", "", ""
