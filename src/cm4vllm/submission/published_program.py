@@ -35,18 +35,14 @@ _NAMED = re.compile(rf"`\.\./({_VERSION.pattern})`")
 
 def write_program(folder: Path) -> list[str]:
     """Copy the program to `folder` with a MANIFEST of its files; return the names of files that are in no commit."""
-    lines = [f"# cm4vllm {cm4vllm.__version__}, commit {commit_of_this_repository() or 'unknown'}"]
-    changed = []
-    for file in program_files():
+    files = program_files()
+    for file in files:
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.path, target)
-        shutil.copymode(file.path, target)
-        lines.append(f"{sha256_of(target)}  {file.name}")
-        if not file.published:
-            changed.append(file.name)
-    write_text(folder / MANIFEST, "\n".join(lines) + "\n")
-    return changed
+        shutil.copy(file.path, target)
+    first = f"# cm4vllm {cm4vllm.__version__}, commit {commit_of_this_repository() or 'unknown'}\n"
+    write_text(folder / MANIFEST, first + "".join(f"{sha256_of(folder / file.name)}  {file.name}\n" for file in files))
+    return [file.name for file in files if not file.published]
 
 
 def program_digest() -> str:
