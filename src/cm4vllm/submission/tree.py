@@ -162,14 +162,6 @@ class Results:
         return self.runs[0].performance.settings
 
     @property
-    def submitter(self) -> str:
-        return self.asked.submitter
-
-    @property
-    def round(self) -> str:
-        return self.settings.round
-
-    @property
     def scenarios(self) -> tuple[str, ...]:
         return tuple(str(run.scenario) for run in self.runs)
 
@@ -183,8 +175,8 @@ def _require_same_submission(results: Sequence[Results], tree: Path | None) -> N
 
     The same holds for another description of the same system in another division.
     """
-    submitters = {added.submitter: "the results" for added in results}
-    rounds = {added.round: "the results" for added in results}
+    submitters = {added.asked.submitter: "the results" for added in results}
+    rounds = {added.settings.round: "the results" for added in results}
     if tree is not None and tree.is_dir():
         for there in read_tree(tree):
             submitters.setdefault(there.submitter, "the tree")
@@ -203,7 +195,7 @@ def _require_same_submission(results: Sequence[Results], tree: Path | None) -> N
 
 def _require_same_system(tree: Path, added: Results) -> None:
     for division in Division:
-        path = tree / division / added.submitter / "systems" / f"{added.system}.json"
+        path = tree / division / added.asked.submitter / "systems" / f"{added.system}.json"
         if path.is_file():
             there = read_object(path)
             refuse_other(
@@ -256,7 +248,7 @@ def _write_results(writer: TreeWriter, results: Results, private: list[PrivateWo
             mlperf_conf=layout.mlperf_conf,
         )
         copy_power(measured.performance_folder, layout.results_of(*place), layout.settings_of(*place))
-        if supplies := round_terms(results.round).power.supplies:
+        if supplies := round_terms(results.settings.round).power.supplies:
             copy_supplies(writer, measured.performance_folder, home / supplies.format(system=results.system))
         for test in measured.tests:
             _compliance(layout.compliance_of(*place) / test.record.test, test)
