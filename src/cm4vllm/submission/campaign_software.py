@@ -167,16 +167,14 @@ def published_facts(out: Path) -> dict[str, str]:
         facts[SCRIPTS_FILE] = json_of(bytes_of(scripts))
     software = read_software(out)
     if software is not None:
-        facts["pip_freeze.json"] = {"pip_freeze": software.packages}
-        if software.server_packages:
-            facts["pip_freeze.json"]["server_pip_freeze"] = software.server_packages
+        theirs = {"server_pip_freeze": software.server_packages} if software.server_packages else {}
+        facts["pip_freeze.json"] = {"pip_freeze": software.packages, **theirs}
+        facts["os_info.json"] = software.os
     if machine := read_optional(out / "system" / "machine.json", MachineFacts):
         capacity = memory_env(machine.memory) | storage_env(machine.disks, machine.root_bytes)
         facts["cpu_info.json"] = cpu_env(machine.cpu, machine.host) | {
             key: capacity[key] for key in ("CM_HOST_MEMORY_CAPACITY", "CM_HOST_DISK_CAPACITY")
         }
-    if software is not None:
-        facts["os_info.json"] = software.os
     return {name: json.dumps(value, indent=2) + "\n" for name, value in facts.items()}
 
 
