@@ -114,11 +114,11 @@ def _group(title: str, keys: list[str], description: Mapping[str, str]) -> Group
     if title == "Accelerators" and description.get("accelerators_per_node") == "0":
         row = label("accelerators_per_node"), "0", True
         return Group(title, (row,), "None: the model is served by the processor.")
-    rows = []
-    for key in keys:
-        value = description.get(key)
-        if value is None or (value == "" and key in _REMARKS):
-            continue
-        stated = value not in _NOT_STATED
-        rows.append((label(key), value if stated else "not stated", stated))
-    return Group(title, tuple(rows))
+    shown = {key: description[key] for key in keys if key in description and (description[key] or key not in _REMARKS)}
+    return Group(
+        title,
+        tuple(
+            (label(key), "not stated", False) if value in _NOT_STATED else (label(key), value, True)
+            for key, value in shown.items()
+        ),
+    )
