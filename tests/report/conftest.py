@@ -51,7 +51,7 @@ from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
 from cm4vllm.serving.server_metrics import ServerMetrics, Timing
-from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord, CheckerRun
 
 
 @pytest.fixture(scope="session")

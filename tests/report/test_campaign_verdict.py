@@ -11,7 +11,7 @@ import pytest
 from cm4vllm.report.campaign_verdict import Kind, findings, headline, missing, unexpected
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.report_contents import Report, load
-from cm4vllm.submission.checker_record import CheckerRecord, CheckerRun
+from cm4vllm.submission.official_checker import CheckerRecord, CheckerRun
 
 Change = Callable[..., None]
 

@@ -16,7 +16,7 @@ from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.final_table import next_step
 from cm4vllm.report.report_contents import load
 from cm4vllm.serving.records import Simulation
-from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
+from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 

@@ -16,7 +16,7 @@ from cm4vllm.report.report_contents import Report, load
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Scenario
 from cm4vllm.serving.server_metrics import ServerMetrics
-from cm4vllm.submission.checker_record import CheckerRecord
+from cm4vllm.submission.official_checker import CheckerRecord
 
 Change = Callable[..., None]
 

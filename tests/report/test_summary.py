@@ -26,7 +26,7 @@ from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.result_index import Index, row_of
 from cm4vllm.results.results_at_path import open_results
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, ServerMetrics
-from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
+from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
 
 Change = Callable[..., None]
 

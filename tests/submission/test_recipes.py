@@ -24,7 +24,7 @@ from cm4vllm.engine.run.request import Request
 from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.checker_record import CheckerRecord
+from cm4vllm.submission.official_checker import CheckerRecord
 from cm4vllm.submission.published_program import PROGRAM_FOLDER
 from cm4vllm.submission.tree import system_folder
 

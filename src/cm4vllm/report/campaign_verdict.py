@@ -12,8 +12,7 @@ from cm4vllm.report.report_contents import Report
 from cm4vllm.report.system_tables import label
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.checker_record import CheckerRun
-from cm4vllm.submission.official_checker import expected_words, unexpected_findings
+from cm4vllm.submission.official_checker import CheckerRun, expected_words, unexpected_findings
 
 __all__ = [
     "Finding",

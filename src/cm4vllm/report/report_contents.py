@@ -21,7 +21,7 @@ from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
 from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord
+from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
 
 __all__ = ["Report", "load"]
 

@@ -18,19 +18,29 @@ from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import write_record
+from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.loadgen.wheel import MLPERF_CONF
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
-from cm4vllm.submission.checker_record import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
 
-__all__ = ["check_submission", "expected_words", "is_rehearsal", "run_checkers", "unexpected_findings"]
+__all__ = [
+    "CHECKER_FILE",
+    "CheckerRecord",
+    "CheckerRun",
+    "check_submission",
+    "expected_words",
+    "is_rehearsal",
+    "run_checkers",
+    "unexpected_findings",
+]
 
+#: The name of the record's file beside the submission tree.
+CHECKER_FILE = "checker.json"
 _TIMEOUT_S = 1800.0
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
@@ -58,6 +68,39 @@ _SUMS = re.compile(
     r"^(NoResults |SUMMARY: submission has errors|Some (performance|accuracy) checks Checks failed for)"
     r"|performance/run_1 has issues$"
 )
+
+
+class CheckerRun(Record, frozen=True, kw_only=True):
+    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings.
+
+    `own_fault` is the last line of a fault of its own that the rules know (Checker): then it gave no verdict.
+    """
+
+    name: str
+    argv: list[str]
+    status: int
+    results: int
+    errors: list[str]
+    warnings: list[str]
+    crashed: bool
+    passed: bool
+    own_fault: str = ""
+
+
+class CheckerRecord(Record, frozen=True, kw_only=True):
+    """All checkers that accept the round, at one commit. `unavailable` is the reason when none could be run.
+
+    `tree_sha256` covers names and contents of all files of the tree that they were run on. `unscored` are the folders
+    of accuracy runs there of which a metric is not scored.
+    """
+
+    commit: str
+    round: str
+    passed: bool
+    unscored: list[str] = []
+    runs: list[CheckerRun] = []
+    unavailable: str = ""
+    tree_sha256: str = ""
 
 
 def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
@@ -149,8 +192,7 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
     argv = [sys.executable, "-B", *checker.argv, *options]
     try:
-        done = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S)
-        status = done.status
+        status = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S).status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
     lines = text_of(log).splitlines()
