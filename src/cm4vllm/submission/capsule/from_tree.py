@@ -16,8 +16,7 @@ from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
 from cm4vllm.submission.campaign_software import SCRIPTS_FILE
-from cm4vllm.submission.capsule.from_records import description_of, scripts_of
-from cm4vllm.submission.capsule.publishable import publishable
+from cm4vllm.submission.capsule.from_records import description_of, publishable, scripts_of
 from cm4vllm.submission.official_checker import is_rehearsal
 
 __all__ = ["capsule_of_part"]
