@@ -13,9 +13,9 @@ from cm4vllm.common.errors import SubmissionError
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, TextCounts
 from cm4vllm.report.campaign_verdict import findings
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import render
+from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.serving.records import Dialect, Prompts, ServerRecord
 
 Change = Callable[..., None]

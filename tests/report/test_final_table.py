@@ -11,9 +11,9 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.report.campaign_verdict import Kind, findings
 from cm4vllm.report.final_table import final_table
-from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import write_summary
+from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.rules import Scenario
 

@@ -14,8 +14,8 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.records import RUN_FILE, Piece, RunRecord
-from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.report_contents import load
+from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.checks import CHECKS, Stage, findings
 from cm4vllm.results.findings import Severity

@@ -17,11 +17,11 @@ from cm4vllm.assets.records import STAND_IN_SOURCE
 from cm4vllm.loadgen.records import RUN_FILE, MachineLoad, RunRecord
 from cm4vllm.report.final_table import final_table
 from cm4vllm.report.formatting import ms, number, rate
-from cm4vllm.report.measurement_readme import measurement_readmes
 from cm4vllm.report.published_rank import place, places_of
 from cm4vllm.report.report_contents import load
 from cm4vllm.report.summary import MAX_BYTES, render
 from cm4vllm.report.summary_exports import summary_record
+from cm4vllm.report.tree_texts import measurement_readmes
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.result_index import Index, row_of
 from cm4vllm.results.results_at_path import open_results

@@ -1,21 +1,34 @@
-"""The files of a results folder that go into a submission tree: its records, and the pages made from them."""
+"""The texts of a results folder that go into a submission tree: the README.md of each measurement, and other pages.
+
+A README says what was run, on what, how to run it again, and the result.
+"""
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from cm4vllm.common.records import read_record
+from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
 from cm4vllm.report import formatting
-from cm4vllm.report.measurement_readme import measurement_readmes
-from cm4vllm.report.report_contents import load
+from cm4vllm.report.campaign_verdict import missing
+from cm4vllm.report.page_templates import environment
+from cm4vllm.report.report_contents import Report, load
+from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
-from cm4vllm.rules import Division
+from cm4vllm.results.model import Result
+from cm4vllm.rules import Division, Scenario
+from cm4vllm.submission.campaign_software import read_software
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import TreeAsked
 
-__all__ = ["tree_asked"]
+__all__ = ["measurement_readmes", "tree_asked"]
 
 
 def tree_asked(
@@ -37,3 +50,60 @@ def tree_asked(
         introduction=introduction,
         capsule=as_yaml(capsule_of_results(out)),
     )
+
+
+def measurement_readmes(report: Report) -> dict[Scenario, str]:
+    """Return the README of each measured scenario, as Markdown."""
+    return {Scenario(measurement.scenario): _text(report, measurement) for measurement in report.results}
+
+
+def _text(report: Report, measurement: Result) -> str:
+    run, software = measurement.run, read_software(report.out)
+    text = _template().render(
+        setup="\n".join(setup_lines(report, software)),
+        platform=platform_rows(software),
+        software=software,
+        recipe=published_recipe,
+        report=report,
+        m=measurement,
+        run=run,
+        settings=run.settings,
+        server=run.settings.server,
+        command=formatting.typed_command(report.campaign.command, report.server) if report.campaign else "",
+        server_command=formatting.server_command(run.settings.server, run.settings.model.path),
+        container_command=formatting.container_command(run.settings.server, run.settings.model.path),
+        versions=versions(report, run),
+        missing=missing(report),
+        w=formatting,
+        client_headroom=client_headroom,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@cache
+def _template() -> jinja2.Template:
+    # Markdown needs its own escaping, which the filters below do; HTML's would show as entities in code.
+    templates = environment(autoescape=False)
+    templates.filters.update(code=code, plain=plain, block=block)
+    return templates.get_template("measurement.md.j2")
+
+
+def code(value: Any) -> str:
+    """Put a value in a code span that nothing in it can close, fit for a table's cell."""
+    text = " ".join(str(value).split()).replace("|", "\\|")
+    fence = "`" * (1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
+
+
+def plain(value: Any) -> str:
+    """Escape what Markdown or HTML would take for markup."""
+    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
+
+
+def block(value: Any) -> str:
+    """Put text in a fenced block of shell that nothing in it can close."""
+    text = str(value)
+    fence = "`" * max(3, 1 + max((len(ticks) for ticks in re.findall("`+", text)), default=0))
+    return f"{fence}bash\n{text}\n{fence}"
