@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -19,7 +19,7 @@ __all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero"]
 GREATEST = 2**31 - 1
 
 #: Python compiles the text of all annotations of a class each time that it is asked for them.
-_hints = cache(get_type_hints)
+_hints: Callable[..., Mapping[str, Any]] = cache(get_type_hints)
 
 
 @dataclass(frozen=True)
