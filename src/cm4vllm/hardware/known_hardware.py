@@ -7,11 +7,12 @@ what a published system file confirms contradicts; the rest are hints, and are s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,8 +20,6 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
 
 __all__ = ["Accelerator", "Contradiction", "Processor", "accelerator", "contradictions", "processor", "products_named"]
-
-K = TypeVar("K", bound="Known")
 
 _TABLES = Path(__file__).with_name("known")
 
@@ -122,35 +121,18 @@ def processor(name: str) -> Processor | None:
 
 def contradictions(description: Mapping[str, str]) -> list[Contradiction]:
     """Return what a system description says against the table; keys that it lacks or leaves open are not judged."""
-    contradicting = []
-    if row := accelerator(str(description.get("accelerator_model_name", ""))):
-        contradicting += _of_accelerator(description, row)
-    if cpu := processor(str(description.get("host_processor_model_name", ""))):
-        contradicting += _of_processor(description, cpu)
-    return contradicting
-
-
-def _contradicting(
-    description: Mapping[str, str], row: K, checks: Sequence[tuple[str, str, Callable[[str, K], bool], str]]
-) -> list[Contradiction]:
-    """Return the contradictions to a row; a check has a key, the row's field, whether a value is wrong, the fact."""
-    said = {key: str(description.get(key, "")) for key, *_ in checks}
+    said = defaultdict(str, {key: str(value) for key, value in description.items()})
+    rows = (
+        (accelerator(said["accelerator_model_name"]), _ACCELERATOR_CHECKS),
+        (processor(said["host_processor_model_name"]), _PROCESSOR_CHECKS),
+    )
     return [
-        Contradiction(key, said[key], known, row.source, field not in row.confirmed)
+        Contradiction(key, said[key], known.format(row=row), row.source, field not in row.confirmed)
+        for row, checks in rows
+        if row is not None
         for key, field, is_wrong, known in checks
         if is_wrong(said[key], row)
     ]
-
-
-def _of_accelerator(description: Mapping[str, str], row: Accelerator) -> list[Contradiction]:
-    name = row.names[0]
-    checks = (
-        ("accelerator_memory_configuration", "memory_type", _other_type, f"the {name} has {row.memory_type}"),
-        ("accelerator_memory_capacity", "memory_gb", _other_size, f"the {name} has {row.memory_gb[0]} GB"),
-        ("accelerator_host_interconnect", "pcie", _faster_pcie, f"the {name} has PCIe Gen{row.pcie}"),
-        ("accelerator_interconnect", "links", _links_of_none, f"the {name} has no direct links to others"),
-    )
-    return _contradicting(description, row, checks)
 
 
 def _other_type(said: str, row: Accelerator) -> bool:
@@ -173,16 +155,6 @@ def _links_of_none(said: str, row: Accelerator) -> bool:
     return row.links == "none" and bool(re.search(r"NVLink|NVSwitch|XGMI", said, re.IGNORECASE))
 
 
-def _of_processor(description: Mapping[str, str], row: Processor) -> list[Contradiction]:
-    name, fastest = row.name, max(row.ghz, default=0.0)
-    checks = (
-        ("host_processor_core_count", "cores", _other_cores, f"the {name} has {row.cores} cores"),
-        ("host_processors_per_node", "sockets", _more, f"a machine holds at most {row.sockets} of the {name}"),
-        ("host_processor_frequency", "ghz", _faster, f"the {name} reaches {fastest:g} GHz"),
-    )
-    return _contradicting(description, row, checks)
-
-
 def _other_cores(said: str, row: Processor) -> bool:
     return whole_number(said) not in (None, row.cores)
 
@@ -194,6 +166,21 @@ def _more(said: str, row: Processor) -> bool:
 def _faster(said: str, row: Processor) -> bool:
     stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
     return bool(row.ghz and stated) and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE)
+
+
+#: A key of a description, the row's field, the test whether a value is wrong, and the fact.
+_Checks = tuple[tuple[str, str, Callable[[str, Any], bool], str], ...]
+_ACCELERATOR_CHECKS: _Checks = (
+    ("accelerator_memory_configuration", "memory_type", _other_type, "the {row.names[0]} has {row.memory_type}"),
+    ("accelerator_memory_capacity", "memory_gb", _other_size, "the {row.names[0]} has {row.memory_gb[0]} GB"),
+    ("accelerator_host_interconnect", "pcie", _faster_pcie, "the {row.names[0]} has PCIe Gen{row.pcie}"),
+    ("accelerator_interconnect", "links", _links_of_none, "the {row.names[0]} has no direct links to others"),
+)
+_PROCESSOR_CHECKS: _Checks = (
+    ("host_processor_core_count", "cores", _other_cores, "the {row.name} has {row.cores} cores"),
+    ("host_processors_per_node", "sockets", _more, "a machine holds at most {row.sockets} of the {row.name}"),
+    ("host_processor_frequency", "ghz", _faster, "the {row.name} reaches {row.ghz[1]:g} GHz"),
+)
 
 
 def _words(name: str) -> str:
