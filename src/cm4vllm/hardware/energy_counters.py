@@ -7,7 +7,7 @@ without a counter, or one that a user may not read, has no energy, which is no e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
@@ -36,25 +36,19 @@ class EnergyWatch:
 
     def __init__(self) -> None:
         self.missing: list[str] = []
-        self._counters: list[tuple[Counter, Read]] = []
+        self.counters: list[tuple[Counter, Read]] = []
         self._rows: list[tuple[float, tuple[int | None, ...]]] = []
 
-    def add(self, counters: Iterator[tuple[Counter, Read]], why_none: Callable[[], str]) -> None:
+    def add(self, counters: Sequence[tuple[Counter, Read]], why_none: str) -> None:
         """Add counters, or why there are none."""
-        added = list(counters)
-        self._counters += added
-        if not added:
-            self.missing.append(why_none())
-
-    @property
-    def counts(self) -> bool:
-        """True if there is any counter."""
-        return bool(self._counters)
+        self.counters += counters
+        if not counters:
+            self.missing.append(why_none)
 
     def read(self) -> None:
         """Read all counters once; the time of the reading is the middle between its start and its end."""
         before = time.time()
-        values = tuple(read() for _, read in self._counters)
+        values = tuple(read() for _, read in self.counters)
         self._rows.append(((before + time.time()) / 2, values))
 
     def energy(self, begin: datetime, end: datetime, pids: Collection[int] = ()) -> RunEnergy:
@@ -62,7 +56,7 @@ class EnergyWatch:
         rows = list(self._rows)
         readings: list[tuple[Counter, list[Reading]]] = [
             (counter, [(at, value) for at, values in rows if (value := values[place]) is not None])
-            for place, (counter, _) in enumerate(self._counters)
+            for place, (counter, _) in enumerate(self.counters)
         ]
         return energy_of_run(readings, begin, end, used=nvml.gpus_of_processes(pids), not_measured=self.missing)
 
@@ -76,10 +70,10 @@ def energy_watched(
     with ExitStack() as stack:
         if here:
             _add_gpus(watch, stack)
-            watch.add(package_counters(root), partial(_no_package, root))
+            watch.add(list(package_counters(root)), _no_package(root))
         else:
             watch.missing.append(ELSEWHERE)
-        if watch.counts:
+        if watch.counters:
             watch.read()
             stack.callback(watch.read)
             stack.enter_context(repeated(watch.read, interval_s, "energy-counters"))
@@ -89,18 +83,13 @@ def energy_watched(
 def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
     """Add the counters of GPU boards; the drivers stay open as long as the stack."""
     library, amdsmi = stack.enter_context(nvml.opened()), stack.enter_context(amd.opened())
-
-    def gpu_counters() -> Iterator[tuple[Counter, Read]]:
-        if library is not None:
-            yield from nvidia_counters(library)
-        if amdsmi is not None:
-            yield from amd_counters(amdsmi)
-
-    def why_none() -> str:
-        seen = library is not None or amdsmi is not None
-        return f"{Scope.GPU}: " + ("the driver has no energy counter" if seen else nvml.why_none() or "no GPU")
-
-    watch.add(gpu_counters(), why_none)
+    counters = [
+        *(nvidia_counters(library) if library is not None else ()),
+        *(amd_counters(amdsmi) if amdsmi is not None else ()),
+    ]
+    seen = library is not None or amdsmi is not None
+    why_none = "the driver has no energy counter" if seen else nvml.why_none() or "no GPU"
+    watch.add(counters, f"{Scope.GPU}: {why_none}")
 
 
 def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
