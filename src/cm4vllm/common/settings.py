@@ -29,7 +29,7 @@ class Key:
     name: str
 
 
-def env_keys(cls: type[Any]) -> Mapping[str, str]:
+def env_keys(cls: type) -> Mapping[str, str]:
     """Return the environment key of each field of `cls` that has one, in the order of the fields."""
     hints = _hints(cls, include_extras=True)
     named = {
