@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from pathlib import Path
-
-import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.records import Record
 from cm4vllm.rules.records import AccuracyTarget
+from cm4vllm.rules.tables import read_table
 from cm4vllm.rules.terms import accuracy_targets
 from cm4vllm.rules.vocabulary import Scenario
 
@@ -34,8 +32,6 @@ __all__ = [
     "regions",
     "seed_set",
 ]
-
-_DATA = Path(__file__).with_name("data") / "endpoints"
 
 
 class Client(Record, frozen=True, kw_only=True):
@@ -232,13 +228,13 @@ class PointTerms(Record, frozen=True, kw_only=True):
 @cache
 def endpoints_rules() -> EndpointsRules:
     """Return the rules of the version that cm4vllm knows."""
-    return msgspec.yaml.decode((_DATA / "rules.yaml").read_bytes(), type=EndpointsRules)
+    return read_table("endpoints/rules.yaml", EndpointsRules)
 
 
 @cache
 def endpoints_benchmarks() -> tuple[EndpointsBenchmark, ...]:
     """Return all benchmark models, those that cm4vllm refuses included."""
-    return msgspec.yaml.decode((_DATA / "benchmarks.yaml").read_bytes(), type=tuple[EndpointsBenchmark, ...])
+    return read_table("endpoints/benchmarks.yaml", tuple[EndpointsBenchmark, ...])
 
 
 def endpoints_benchmark(name: str) -> EndpointsBenchmark:
