@@ -125,7 +125,8 @@ def _converted(
         return media_record(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
     if benchmark.media is Media.IMAGE:
         return _catalogue(path, source, settings, benchmark, model, folder)
-    rows = checked_rows(path, Requirements.of(settings, benchmark), _vocabulary(model))
+    vocabulary = read_checkpoint(Path(model.path)).vocabulary if model is not None else None
+    rows = checked_rows(path, Requirements.of(settings, benchmark), vocabulary)
     require_space(folder, 2 * path.stat().st_size + SPACE_BYTES, f"the dataset {path.name}")
     write_rows(ours, rows)
     return DatasetRecord(
@@ -180,7 +181,3 @@ def check(settings: DatasetSettings) -> None:
         check_file(given_path(settings.location), Requirements.of(settings, benchmark))
     elif settings.source == "mlcommons":
         _published(settings)
-
-
-def _vocabulary(model: ModelRecord | None) -> int | None:
-    return read_checkpoint(Path(model.path)).vocabulary if model is not None else None

@@ -13,6 +13,7 @@ from cm4vllm.assets.records import IDENTITY, ModelRecord
 from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.progress import step
+from cm4vllm.common.terminal_text import first_of
 from cm4vllm.common.units import size_text
 
 __all__ = ["differences", "identified", "is_from"]
@@ -55,7 +56,7 @@ def _compared(record: ModelRecord, benchmark: str) -> str:
         model = catalogue().benchmark(benchmark).model
         raise ModelError(
             f"{record.name} is not the model of {benchmark}",
-            cause=_first(differing),
+            cause=first_of(differing, _SHOWN, "\n"),
             remedy=f"take it from MLCommons: _mlcommons.{model} among the tags of run-mlperf,inference",
         )
     return f"{len(files)} files have the digests that MLCommons publishes"
@@ -99,8 +100,3 @@ def _published(benchmark: str) -> dict[str, str]:
     return {
         path.removeprefix(f"{inside}/") if inside else path: digest for path, digest in published_digests(name).items()
     }
-
-
-def _first(lines: list[str]) -> str:
-    more = f"\nand {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return "\n".join(lines[:_SHOWN]) + more
