@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -223,14 +223,10 @@ def _brought(bring: Any) -> str:
     return " ".join(filter(None, [bring.how, bring.what or bring.package or bring.requirements]))
 
 
-def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _columns(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Align two columns; the second one is wrapped to the terminal."""
-    listed = list(rows)
-    width = min(max((len(left) for left, _ in listed if _), default=0), 34)
-    room = max(_terminal_width() - width - 8, 40)
-    printed = []
-    for left, right in listed:
-        lines = textwrap.wrap(right, room, break_long_words=False, break_on_hyphens=False) or [""]
-        printed.append(f"  {left:<{width}}  {lines[0]}".rstrip())
-        printed += [f"  {'':<{width}}  {line}" for line in lines[1:]]
-    return printed
+    width = min(max((len(left) for left, _ in rows), default=0), 34)
+    whole = max(_terminal_width() - 4, width + 44)
+    return [
+        line for left, right in rows for line in _wrapped(right, f"  {left:<{width}}  ", f"  {'':<{width}}  ", whole)
+    ]
