@@ -26,10 +26,9 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         force=env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL", "") == "yes",
     )
     if env.get("CM_GENERIC_PYTHON_REQUIREMENTS") == "yes":
-        versions = pythons.require_file(pythons.requirements_of(i["artifact"].path), options)
-    else:
-        name = env.get("CM_GENERIC_PYTHON_PACKAGE_NAME", "")
-        versions = pythons.require_package(name, env.get("CM_TMP_PIP_VERSION_STRING", ""), options)
-    for name, version in versions.items():
-        env[f"CM_PYTHONLIB_{pythons.env_name(name)}_VERSION"] = version
-    return {"return": 0, "version": next(iter(versions.values())) if len(versions) == 1 else ""}
+        pythons.require_file(pythons.requirements_of(i["artifact"].path), options)
+        return {"return": 0}
+    name = env.get("CM_GENERIC_PYTHON_PACKAGE_NAME", "")
+    version = pythons.require_package(name, env.get("CM_TMP_PIP_VERSION_STRING", ""), options)
+    env[f"CM_PYTHONLIB_{pythons.env_name(name)}_VERSION"] = version
+    return {"return": 0, "version": version}

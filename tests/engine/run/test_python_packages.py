@@ -36,9 +36,9 @@ def test_what_is_no_python_is_told(path):
 def test_a_package_that_is_there_needs_no_pip(monkeypatch):
     monkeypatch.setattr(pythons, "_install", lambda *_args: pytest.fail("pip was called"))
     version = pythons.installed_version("PyYAML")
-    assert require_package("PyYAML", "", NETLESS) == {"PyYAML": version}
-    assert require_package("PyYAML", f"=={version}", NETLESS) == {"PyYAML": version}
-    assert require_package("PyYAML", ">=5,<=99", NETLESS) == {"PyYAML": version}
+    assert require_package("PyYAML", "", NETLESS) == version
+    assert require_package("PyYAML", f"=={version}", NETLESS) == version
+    assert require_package("PyYAML", ">=5,<=99", NETLESS) == version
 
 
 @pytest.mark.parametrize("condition", ["==0.0.1", ">=99", "<=1"])
@@ -68,7 +68,7 @@ def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypa
     file.write_text(f"# comment\nPyYAML=={pythons.installed_version('PyYAML')}\n\nmsgspec>=0.1\n")
     monkeypatch.setattr(pythons, "_install", lambda *_args: pytest.fail("pip was called"))
     assert missing_of(file) == []
-    assert require_file(file, NETLESS) == {}
+    require_file(file, NETLESS)
     file.write_text("PyYAML==0.0.1\nno_such.package\nmsgspec\n")
     assert missing_of(file) == ["PyYAML==0.0.1", "no_such.package"]
 
@@ -114,7 +114,7 @@ def test_package_goes_into_the_python_that_asks(tmp_path):
             "PIP_NO_INDEX": "1",
         },
     )
-    assert done.stdout.count("{'tiny-for-test': '1.2'}") == 2
+    assert done.stdout.splitlines().count("1.2") == 2
     assert list((tmp_path / "venv").glob(f"lib/*/site-packages/{info}"))
 
 

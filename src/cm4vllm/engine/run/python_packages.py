@@ -75,41 +75,38 @@ def inspect_python(path: str = "") -> Python:
 
 
 def env_name(package: str) -> str:
-    """Return a package's name as environment keys spell it: upper case, with underscores."""
-    return re.sub(r"[^A-Z0-9]", "_", package.upper())
+    """Return the name of a package as environment keys spell it: upper case, with underscores, without an extra."""
+    return re.sub(r"[^A-Z0-9]", "_", package.partition("[")[0].upper())
 
 
 def installed_version(package: str) -> str:
-    """Return the version of a package in the running Python; empty when it is not installed."""
+    """Return the version of a package (`name` or `name[extra]`) in the running Python; empty without it."""
     from importlib import metadata  # costs more than all of the engine's own modules, and few runs need it
 
     try:
-        return metadata.version(package)
+        return metadata.version(package.partition("[")[0])
     except metadata.PackageNotFoundError:
         return ""
 
 
-def require_package(package: str, condition: str, options: PipOptions) -> dict[str, str]:
+def require_package(package: str, condition: str, options: PipOptions) -> str:
     """Install a package, unless a version that `condition` allows (`==1.2`, `>=1,<=2`, or empty) is there already.
 
-    Returns {name: version}.
-
-    Raises UsageError without a name and InstallError when pip fails.
+    Returns its version. Raises UsageError without a name and InstallError when pip fails.
     """
     if not _PACKAGE.fullmatch(package):
         raise UsageError(
             f"{package!r} is not the name of a package" if package else "which package?",
             remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy",
         )
-    name = package.partition("[")[0]
     if options.force or needs(package, condition):
         _install([f"{package}{condition}"], f"install {package}{condition}", options)
-    return {name: installed_version(name)}
+    return installed_version(package)
 
 
 def needs(package: str, condition: str) -> bool:
     """Return whether the running Python lacks a package (`name` or `name[extra]`) in a version that fits."""
-    return not _allowed(installed_version(package.partition("[")[0]), condition)
+    return not _allowed(installed_version(package), condition)
 
 
 def requirements_of(recipe: str) -> Path:
@@ -117,8 +114,8 @@ def requirements_of(recipe: str) -> Path:
     return Path(recipe).resolve().parents[1] / "requirements.txt"
 
 
-def require_file(requirements: Path, options: PipOptions) -> dict[str, str]:
-    """Have everything that a requirements file lists, and return {} ; pip runs only when something is missing.
+def require_file(requirements: Path, options: PipOptions) -> None:
+    """Have everything that a requirements file lists; pip runs only when something is missing.
 
     Raises InstallError when the file is missing or pip fails.
     """
@@ -129,7 +126,6 @@ def require_file(requirements: Path, options: PipOptions) -> dict[str, str]:
         _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
         if still := missing_of(requirements):
             raise InstallError(f"pip succeeded, but {', '.join(still)} is missing in {sys.executable}")
-    return {}
 
 
 def missing_of(requirements: Path) -> list[str]:
