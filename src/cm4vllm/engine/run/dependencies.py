@@ -11,7 +11,7 @@ from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import require_shapes
 from cm4vllm.engine.format.versions import ANY, Wanted
-from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, without
+from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, as_text, matching, merge_into, substitute, unresolved
 from cm4vllm.engine.run.request import Request, Task, parse_tags
 
 if TYPE_CHECKING:
@@ -145,13 +145,11 @@ def _tags(dependency: Dependency, own_env: Mapping[str, Any], env: Mapping[str, 
 
 
 def _inherited(dependency: Dependency, script: ScriptMeta, env: Mapping[str, Any], phase: str) -> Env:
+    """Return the keys of a script that its dependency gets: not the local ones, and no values that still hold `<<<`."""
     local = script.clean_env_keys_post_deps if phase == "post_deps" else (*LOCAL_KEYS, *script.local_env_keys)
-    child = without(env, local)
-    forced = list(dependency.force_env_keys)
-    if dependency.reuse_version:
-        forced.append("CM_VERSION*")
-    child.update({key: env[key] for key in matching(env, forced)})
-    return child
+    dropped = set(matching(env, local))
+    forced = set(matching(env, (*dependency.force_env_keys, *(["CM_VERSION*"] if dependency.reuse_version else ()))))
+    return {key: value for key, value in env.items() if key in forced or not (key in dropped or unresolved(value))}
 
 
 def _wanted(dependency: Dependency, env: Mapping[str, Any]) -> Wanted:

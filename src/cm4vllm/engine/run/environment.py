@@ -33,7 +33,6 @@ __all__ = [
     "substitute",
     "substitute_all",
     "unresolved",
-    "without",
 ]
 
 Env = dict[str, Any]
@@ -163,12 +162,6 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str
     """Return the patterns that are keys, and one expression for all others."""
     wild = [pattern for pattern in patterns if any(sign in pattern for sign in "*?[")]
     return frozenset(patterns) - set(wild), re.compile("|".join(map(fnmatch.translate, wild))) if wild else None
-
-
-def without(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
-    """Return `env` without the keys that match, and without values that still hold `<<<`."""
-    dropped = set(matching(env, patterns))
-    return {key: value for key, value in env.items() if key not in dropped and not unresolved(value)}
 
 
 def exported(env: Mapping[str, Any], patterns: Iterable[str]) -> Env:
