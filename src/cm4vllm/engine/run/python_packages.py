@@ -155,8 +155,6 @@ def _installed() -> dict[str, str]:
     """Return all packages of the running Python from the names of their metadata, without reading them."""
     present: dict[str, str] = {}
     for folder in map(Path, sys.path):
-        if not folder.is_dir():
-            continue
         # A pip without the package wheel, as venv gives on Debian 12, leaves egg-info where a package comes as source.
         for info in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
             name, _, rest = info.stem.partition("-")
