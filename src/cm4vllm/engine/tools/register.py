@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pkgutil
@@ -62,14 +63,10 @@ def complete(home: Path) -> None:
 def engines_before(checkout: Path, home: Path) -> list[Path]:
     """Return the repositories with a script engine of their own that cmind finds before that of `checkout`."""
     checkout = checkout.resolve()
-    first: list[Path] = []
     # The order of cmind.repos.Repos.load: local, installed packages named cm*, repos.json.
-    for repository in [home / "repos" / "local", *_installed(), *registered(home)]:
-        if repository == checkout:
-            return first
-        if _has_script_engine(repository):
-            first.append(repository)
-    return first
+    repositories = [home / "repos" / "local", *_installed(), *registered(home)]
+    before = itertools.takewhile(lambda repository: repository != checkout, repositories)
+    return [repository for repository in before if _has_script_engine(repository)]
 
 
 def warning_about_engines(checkout: Path, home: Path) -> str:
