@@ -73,10 +73,7 @@ SCORE_UNITS = {
 @cache
 def terms_of(round_name: str, benchmark: str, scenario: str, mode: rules.Mode) -> rules.Terms | None:
     """Return the terms of a run; None where the rules do not know its round, benchmark or scenario."""
-    try:
-        return rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode)
-    except UsageError:
-        return None
+    return rules.if_known(lambda: rules.terms(round_name, benchmark, rules.Scenario.parse(scenario), mode))
 
 
 def reason_of(error: Exception) -> str:
