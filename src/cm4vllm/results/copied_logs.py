@@ -7,8 +7,8 @@ are not compared, so that white space, dates or a changed rate do not hide a cop
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -43,8 +43,9 @@ _ALIKE = CheckBase(
 #: The checks across the submissions of a tree.
 ACROSS = (_COPIED, _ALIKE)
 
-#: Figures in ns of which two logs of different runs never share this many.
-_ENOUGH = 3
+#: The entry whose time in ms two logs of different runs never share, and figures in ns of which they never share this
+#: many.
+_STAMP, _ENOUGH = "power_end", 3
 _LATENCIES = (
     "result_min_latency_ns",
     "result_max_latency_ns",
@@ -64,7 +65,7 @@ _LEAST_ANSWERS = 2048
 
 
 class LogMarks(msgspec.Struct, frozen=True):
-    """A published log with its submitter, its system and the marks of its run: each of `times`, all `latencies`.
+    """A published log with its submitter, its system and the marks of its run: a time in ms, and latencies.
 
     `answers` is the digest of a compliance test's answers: a model with one answer to a sample repeats it elsewhere.
     """
@@ -73,8 +74,7 @@ class LogMarks(msgspec.Struct, frozen=True):
     submitter: str
     system: str
     test: bool
-    times: tuple[str, ...] = ()
-    latencies: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     answers: str = ""
 
 
@@ -84,16 +84,14 @@ def marks_of(submission: Submission) -> tuple[LogMarks, ...]:
 
 
 def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
-    parts = [(part, False) for part in (result.performance, result.accuracy) if part is not None]
-    for part, test in [*parts, *((part, True) for part in result.test_runs.values())]:
+    for part in result.logged:
         if part.detail is not None:
             yield LogMarks(
                 file=part.log,
                 submitter=submission.submitter,
                 system=result.system,
-                test=test,
-                times=tuple(_times(part.detail)),
-                latencies=tuple(_latencies(part.detail.values)),
+                test=part is not result.performance and part is not result.accuracy,
+                marks=tuple(_marks_of_run(part.detail)),
             )
     for name in result.compliance:
         for place in compliance_folders(submission.home, submission.root / result.folder):
@@ -108,15 +106,13 @@ def _marks(submission: Submission, result: Result) -> Iterator[LogMarks]:
                 )
 
 
-def _times(log: DetailLog) -> Iterator[str]:
-    stamp = log.times_ms.get("power_end", 0.0)
+def _marks_of_run(log: DetailLog) -> Iterator[str]:
+    """Give the figures of a run that no other run has, by their keys."""
+    stamp = log.times_ms.get(_STAMP, 0.0)
     if stamp >= _LEAST_MS:
-        yield f"{stamp:.6f}"
-
-
-def _latencies(values: Mapping[str, object]) -> Iterator[str]:
+        yield f"{_STAMP}={stamp:.6f}"
     for key in _LATENCIES:
-        value = values.get(key)
+        value = log.values.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value >= _LEAST_NS:
             yield f"{key}={value}"
 
@@ -151,14 +147,14 @@ def _finding(check: CheckBase, fault: str, marks: LogMarks, other: LogMarks) -> 
 
 def _same_run(logs: list[LogMarks]) -> dict[int, int]:
     """Return the logs that are of one run with a log of another submitter or system, each with one of these."""
-    shared: dict[tuple[int, int], int] = defaultdict(int)
-    for weight, marks_of_logs in ((_ENOUGH, [log.times for log in logs]), (1, [log.latencies for log in logs])):
-        by_mark: dict[str, list[int]] = defaultdict(list)
-        for number, marks in enumerate(marks_of_logs):
-            for mark in marks:
-                by_mark[mark].append(number)
-        for pair in (pair for group in by_mark.values() for pair in combinations(group, 2)):
-            shared[pair] += weight
+    by_mark: dict[str, list[int]] = defaultdict(list)
+    for number, log in enumerate(logs):
+        for mark in log.marks:
+            by_mark[mark].append(number)
+    shared: Counter[tuple[int, int]] = Counter()
+    for mark, group in by_mark.items():
+        for pair in combinations(group, 2):
+            shared[pair] += _ENOUGH if mark.startswith(_STAMP) else 1
     first_of: dict[int, int] = {}
     for (earlier, other), count in shared.items():
         if count >= _ENOUGH and _apart(logs[earlier], logs[other]):
