@@ -29,7 +29,15 @@ def open_results(path: Path) -> tuple[Submission, ...]:
         raise UsageError(f"{path} is no folder", remedy=f"give {_PLACES}")
     base, system, model = _root(path)
     submissions = [read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path)
-    chosen = [_part(submission, system, model) for submission in submissions]
+    chosen = [
+        replace(
+            submission,
+            results=tuple(
+                result for result in submission.results if system in ("", result.system) and model in ("", result.model)
+            ),
+        )
+        for submission in submissions
+    ]
     if not any(submission.results for submission in chosen):
         raise SubmissionError(f"{path} holds no results", cause=f"read: {base}", remedy=f"give {_PLACES}")
     return tuple(submission for submission in chosen if submission.results)
@@ -50,10 +58,3 @@ def _tree(base: Path, path: Path) -> tuple[Submission, ...]:
         return read_tree(base)
     except SubmissionError as error:
         raise SubmissionError(f"{path} holds no results", cause=error.cause, remedy=f"give {_PLACES}") from error
-
-
-def _part(submission: Submission, system: str, model: str) -> Submission:
-    if not system:
-        return submission
-    results = tuple(result for result in submission.results if result.system == system and model in ("", result.model))
-    return replace(submission, results=results)
