@@ -81,24 +81,23 @@ def _event_data(line: bytes) -> bytes | None:
     return None
 
 
+def _fields(raw: bytes | bytearray) -> dict[str, Any]:
+    """Return the fields of a JSON object; none of anything else."""
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except Exception:  # whatever a server may have sent
+        return {}
+
+
 def error_message(raw: bytes | bytearray) -> str:
     """Return the message of an error document in `raw`; empty where none can be read."""
-    try:
-        document = msgspec.json.decode(raw)
-    except Exception:  # whatever a server may have sent
-        return ""
-    return error_words(document.get("error")) if isinstance(document, dict) else ""
+    return error_words(_fields(raw).get("error"))
 
 
 def refusal_words(raw: bytes) -> str:
     """Return the message in the body of an answer with an error status: its `error`, or the `detail` of FastAPI."""
-    try:
-        document = msgspec.json.decode(raw)
-    except Exception:  # whatever a server may have sent
-        return ""
-    if not isinstance(document, dict):
-        return ""
-    return error_words(document.get("error") or document.get("detail")).removeprefix("the server answered: ")
+    fields = _fields(raw)
+    return error_words(fields.get("error") or fields.get("detail")).removeprefix("the server answered: ")
 
 
 def error_words(error: Any) -> str:
