@@ -72,11 +72,12 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
     limits = AnswerLimits(min_tokens=least, max_tokens=settings.max_tokens, max_model_len=server.max_model_len)
     text = text_settings(settings)
     share = -(-settings.max_in_flight // workers) if settings.terms.at_once else None
+    endpoints = server.endpoints
     return [
         # Each begins with another server, so that single queries do not all go to the first one.
         WorkerSettings(
             name=f"worker {number + 1}",
-            endpoints=_rotated(server.endpoints, number),
+            endpoints=[*endpoints[number % len(endpoints) :], *endpoints[: number % len(endpoints)]],
             ca_file=server.ca_file,
             access=server.access,
             api=server.api,
@@ -87,11 +88,6 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
         )
         for number in range(workers)
     ]
-
-
-def _rotated(endpoints: list[str], by: int) -> list[str]:
-    by %= len(endpoints)
-    return [*endpoints[by:], *endpoints[:by]]
 
 
 class Workers:
