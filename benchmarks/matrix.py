@@ -200,7 +200,7 @@ def outcome(ran: Ran, out: Path) -> Ran:
     if not settings.model.is_dummy and not (out / "submission").is_dir():
         return replace(ran, error="no submission tree")
     made = read_performance(records[0].parent)
-    tokens, samples = float(made.tokens_per_second or 0.0), float(made.samples_per_second)
+    tokens, samples = float(made.figures.get("tokens_per_second", 0.0)), float(made.samples_per_second)
     published = next(
         (target.reference for target in settings.terms.targets if target.metric == "TOKENS_PER_SAMPLE"), None
     )

@@ -18,8 +18,6 @@ from clients.closed_loop import Client, Done, First
 from clients.task import PROMPTS, Result, Task, prompt
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.figures import figures
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunSettings
@@ -128,11 +126,10 @@ def _test(settings: RunSettings, folder: Path, issue: Callable[[Sequence[Any]], 
 
 def _result(folder: Path, tokens: int) -> Result:
     made = read_performance(folder)
-    logged = figures(read_detail_log(folder / DETAIL_LOG))
     names = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
     return Result(
         queries=made.samples,
         tokens=tokens,
         wall_s=made.samples / made.samples_per_second,
-        **{name: float(logged[name].value) for name in names if name in logged},
+        **{name: float(made.figures[name]) for name in names if name in made.figures},
     )

@@ -251,7 +251,7 @@ def published_records(folder: Path, run_terms: Terms, model: str) -> None:
         samples = result.samples
         counted = samples - (1 if scenario is Scenario.SERVER else 0)
         # The client of that time kept no count; the rules' own relation gives it back.
-        tokens = round(result.tokens_per_second / result.samples_per_second * counted)
+        tokens = round(result.figures["tokens_per_second"] / result.samples_per_second * counted)
     client = ClientRecord(
         requests=samples,
         completed=samples,

@@ -106,7 +106,7 @@ def test_a_performance_run_counts_what_the_server_counts(tmp_path, settings_for,
     assert record.client.reported_tokens == record.client.completion_tokens
     assert len(answered) == record.client.requests
     samples = result.samples - (scenario == "Server")
-    assert result.tokens_per_second / result.samples_per_second * samples == pytest.approx(
+    assert result.figures["tokens_per_second"] / result.samples_per_second * samples == pytest.approx(
         record.client.reported_tokens, rel=1e-3
     )
 
@@ -144,7 +144,7 @@ def test_the_first_token_of_a_reasoning_model_is_that_of_its_reasoning(tmp_path,
         record = run(settings, tmp_path / "run")
     result = read_performance(tmp_path / "run")
     # The reasoning takes 10 x 100 ms: a first token of the answer itself would come after all of it.
-    assert 100 < result.ttft_mean < 700
+    assert 100 < result.figures["ttft_mean"] < 700
     assert record.client.text.server_prompt_tokens > record.client.text.prompt_tokens
     assert record.client.failed == 0
 

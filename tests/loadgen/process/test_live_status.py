@@ -93,10 +93,10 @@ def test_a_paced_run_ends_when_its_queries_are_issued_and_answered(make_settings
             runner.run(settings, tmp_path / "run")
     result = read_performance(tmp_path / "run")
     plan = plan_of(tmp_path / "run", settings)
-    assert plan.samples == result.queries
+    assert plan.samples == result.figures["queries"]
     assert plan.seconds == pytest.approx(result.duration, rel=0.1)
     last = seen[-1]
-    assert (last.title, last.total) == ("Server performance", result.queries)
+    assert (last.title, last.total) == ("Server performance", result.figures["queries"])
     assert [latency.name for latency in last.latencies] == ["TTFT", "TPOT", "answer"]
     assert last.latencies[0].limit_ms == 2000
     assert last.left is None or 0 <= last.left.low <= last.left.seconds <= last.left.high

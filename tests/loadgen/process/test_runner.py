@@ -75,11 +75,11 @@ def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
     with FakeVllm(Behaviour(token_delay_s=0.005)) as server:
         run(make_settings(server.endpoint, "Server", "performance", target_qps=40), tmp_path / "run")
     result = read_performance(tmp_path / "run")
-    assert result.queries == result.samples == 64
+    assert result.figures["queries"] == result.samples == 64
     assert result.errors == 0
     # An answer takes 65 x 5 ms on average: a busy machine makes it slower, but its first token still comes well before.
-    assert result.tpot_mean > 4.9
-    assert result.ttft_mean < 32 * result.tpot_mean
+    assert result.figures["tpot_mean"] > 4.9
+    assert result.figures["ttft_mean"] < 32 * result.figures["tpot_mean"]
     assert result.target_qps == 40
 
 
@@ -91,8 +91,8 @@ def test_an_offline_run_keeps_its_requests_in_flight_below_the_bound(tmp_path, m
     assert server.connections <= 10  # one more looks at start whether anything answers, another at the metrics
     result = read_performance(tmp_path / "run")
     assert result.samples == record.client.completed
-    assert result.ttft_p99 is None
-    tokens = result.tokens_per_second / result.samples_per_second * result.samples
+    assert "ttft_p99" not in result.figures
+    tokens = result.figures["tokens_per_second"] / result.samples_per_second * result.samples
     assert tokens == pytest.approx(record.client.completion_tokens, rel=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_in_a_single_stream_each_query_follows_the_answer_before_it(tmp_path, ma
     assert server.most_in_flight == 1
     result = read_performance(tmp_path / "run")
     assert (result.scenario, result.errors, result.valid) == ("SingleStream", 0, True)
-    assert result.samples == result.queries == record.client.completed == 64
+    assert result.samples == result.figures["queries"] == record.client.completed == 64
     assert result.target_qps == pytest.approx(100)
     measured = figures(read_detail_log(tmp_path / "run" / DETAIL_LOG))
     assert metric_names("SingleStream", tokens=True) == ("latency_p90",)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, opened
-from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
+from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, undefined
 from cm4vllm.rules import Mode
@@ -46,28 +46,21 @@ _AGAIN = "remove the run's folder and run it again"
 class PerformanceResult:
     """LoadGen's result of one performance run.
 
-    `scenario` is LoadGen's own. `samples_per_second` and `tokens_per_second` are those the rules compare: all samples
-    over the whole run in Offline, completed ones in Server. In Server, LoadGen divides one sample less by the same time
-    (loadgen/results.cc).
+    `scenario` is LoadGen's own. `figures` are all of the log, by their names in logs/figures.py: TTFT and TPOT are not
+    among them in Offline, where LoadGen does not measure them. `samples_per_second` is the rate that the rules compare:
+    all samples over the whole run in Offline, completed ones in Server. In Server, LoadGen divides one sample less by
+    the same time (loadgen/results.cc).
     It is `valid` when LoadGen says VALID, and neither its own figures nor an error entry speak against it. `reasons`
     says what does, one reason each. `errors` counts LoadGen's error entries.
-    TTFT and TPOT are None in Offline, where LoadGen does not measure them, and `tokens_per_second` where it counts no
-    tokens.
     `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
     """
 
     scenario: str
     valid: bool
     reasons: tuple[str, ...]
+    figures: Mapping[str, Quantity]
     samples: int
-    queries: int
     samples_per_second: SamplesPerSecond
-    tokens_per_second: TokensPerSecond | None
-    scheduled_samples_per_second: SamplesPerSecond | None
-    ttft_p99: Milliseconds | None
-    ttft_mean: Milliseconds | None
-    tpot_p99: Milliseconds | None
-    tpot_mean: Milliseconds | None
     duration: Seconds
     min_duration: Seconds
     target_qps: float
@@ -226,36 +219,22 @@ def seeds(log: DetailLog) -> tuple[int, int, int]:
 
 
 def _result(log: DetailLog) -> PerformanceResult:
-    scenario, logged = log.text("effective_scenario"), figures(log)
-
-    def value(name: str) -> Quantity:
+    scenario, logged = log.text("effective_scenario"), {name: figure.value for name, figure in figures(log).items()}
+    valid, reasons = verdict(log)
+    # Where errors are not counted, the tokens alone tell a whole log from one that was cut.
+    for name in (*([] if log.counts_errors else ["tokens_per_second"]), "samples", "samples_per_second"):
         if name not in logged:
             raise RunFailed(
                 f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
             )
-        return logged[name].value
-
-    def latency(name: str) -> Milliseconds | None:
-        return Milliseconds(logged[name].value) if name in logged else None
-
-    valid, reasons = verdict(log)
-    scheduled, tokens = logged.get("scheduled_samples_per_second"), logged.get("tokens_per_second")
-    if not log.counts_errors:
-        value("tokens_per_second")  # nothing else tells a whole log of these versions from one that was cut
     return PerformanceResult(
         scenario=scenario,
         valid=valid,
         reasons=reasons,
-        samples=int(value("samples")),
-        queries=int(value("queries")),
-        samples_per_second=SamplesPerSecond(value("samples_per_second")),
-        tokens_per_second=None if tokens is None else TokensPerSecond(tokens.value),
-        scheduled_samples_per_second=None if scheduled is None else SamplesPerSecond(scheduled.value),
-        ttft_p99=latency("ttft_p99"),
-        ttft_mean=latency("ttft_mean"),
-        tpot_p99=latency("tpot_p99"),
-        tpot_mean=latency("tpot_mean"),
-        duration=Seconds(logged["duration"].value if "duration" in logged else 0.0),
+        figures=logged,
+        samples=int(logged["samples"]),
+        samples_per_second=SamplesPerSecond(logged["samples_per_second"]),
+        duration=Seconds(logged.get("duration", 0.0)),
         min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
         target_qps=log.number("effective_target_qps"),
         errors=log.error_count,
