@@ -143,9 +143,14 @@ def _rehearsal(
     samples = min(test_query_count or REHEARSAL_SAMPLES, at_hand)
     if test_query_count is None or terms.paced:
         _require_qps(terms, target_qps)
-    queries, duration_s = _rehearsal_size(
-        target_qps, test_query_count, max_test_duration_s, enough=rehearsal_queries(terms)
-    )
+    queries, duration_s = test_query_count, 0.0
+    if queries is None:
+        queries, duration_s = (
+            rehearsal_queries(terms),
+            min(REHEARSAL_DURATION_S, max_test_duration_s or REHEARSAL_DURATION_S),
+        )
+    if max_test_duration_s is not None and target_qps is not None:
+        queries = max(2, min(queries, int(max_test_duration_s * target_qps)))
     if terms.one_by_one and terms.needs_rate:
         # LoadGen makes whole passes over the samples, one more where the number of queries is whole passes already.
         enough = queries if duration_s == 0 else max(LEAST_ONE_BY_ONE, int(duration_s * (target_qps or 0)))
@@ -179,22 +184,6 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
         f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once"
     )
     return samples + 1
-
-
-def _rehearsal_size(
-    target_qps: float | None, test_query_count: int | None, max_duration_s: float | None, *, enough: int
-) -> tuple[int, float]:
-    """Return the least number of queries (Offline: samples) and the least duration in s of a rehearsal.
-
-    `enough` is the number of queries where neither a number nor a duration is asked for.
-    """
-    asked = enough if test_query_count is None else test_query_count
-    duration_s = 0.0
-    if test_query_count is None:
-        duration_s = min(REHEARSAL_DURATION_S, max_duration_s or REHEARSAL_DURATION_S)
-    if max_duration_s is None or target_qps is None:
-        return asked, duration_s
-    return max(2, min(asked, int(max_duration_s * target_qps))), duration_s
 
 
 def _require_qps(terms: Terms, target_qps: float | None) -> None:
