@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
 
 import psutil
 from msgspec.structs import replace
@@ -40,8 +39,14 @@ class MachineMeter:
         return replace(load, own_s=round(max(0.0, self._own_s() - self._own), 2))
 
     def _own_s(self) -> float:
+        """Return the processor time of its own processes, and of their children that have ended."""
         pids = [pid for supervisor in self._supervisors for pid in (supervisor, *descendants(supervisor))]
-        return _processes_s([os.getpid(), *pids])
+        total = 0.0
+        for pid in (os.getpid(), *pids):
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
 
 
 def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | None:
@@ -55,13 +60,3 @@ def load_between(first: MachineSample, last: MachineSample) -> MachineLoad | Non
         stolen_s=round((last.stolen_s or 0.0) - (first.stolen_s or 0.0), 2),
         throttled=throttled(first.throttled, last.throttled),
     )
-
-
-def _processes_s(pids: Iterable[int]) -> float:
-    """Return the processor time of processes and of their children that have ended."""
-    total = 0.0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
