@@ -159,11 +159,9 @@ class DetailLog:
     @property
     def counts_errors(self) -> bool:
         """True where the log of a performance run that ended has the number of errors as its last entry."""
-        return self._version() >= _COUNTS_ERRORS
-
-    def _version(self) -> tuple[int, ...]:
         words = self.text("loadgen_version").partition(" ")[0].split(".")
-        return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
+        version = (int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
+        return tuple(version) >= _COUNTS_ERRORS
 
     def _typed(self, key: str, kind: type[T], wanted: str) -> T:
         value = self._value(key)
