@@ -34,7 +34,18 @@ PACKAGES = (
 #: The parts of packages, in their order; what is not named, as the front of the engine, comes after them all.
 PARTS = {
     "engine": ("format", "run", "cache", "plan", "tools"),
-    "loadgen": ("logs", "records", "client", "user_conf", "settings", "identity", "wheel", "limits", "process"),
+    "loadgen": (
+        "logs",
+        "records",
+        "doubts",
+        "client",
+        "user_conf",
+        "settings",
+        "identity",
+        "wheel",
+        "limits",
+        "process",
+    ),
 }
 #: Packages that know nothing of each other.
 STRANGERS = {("rules", "engine")}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.doubts import headroom as client_headroom
 from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
 from cm4vllm.report.formatting import headroom, ms, number, percent, rate, times
 from cm4vllm.results.model import Latency, Performance

@@ -6,7 +6,7 @@ import dataclasses
 
 from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
-from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.doubts import headroom as client_headroom
 from cm4vllm.report import charts, formatting
 from cm4vllm.report.bottlenecks import why
 from cm4vllm.report.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.client.client_doubts import headroom as client_headroom
+from cm4vllm.loadgen.doubts import headroom as client_headroom
 from cm4vllm.report import formatting
 from cm4vllm.report.campaign_verdict import missing
 from cm4vllm.report.page_templates import environment

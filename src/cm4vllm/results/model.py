@@ -15,7 +15,7 @@ from cm4vllm.accuracy.accuracy_record import AccuracyRecord
 from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.compliance.records import ComplianceRecord
-from cm4vllm.loadgen.client.client_doubts import client_doubts
+from cm4vllm.loadgen.doubts import client_doubts
 from cm4vllm.loadgen.logs.detail_log import DetailLog, Window
 from cm4vllm.loadgen.logs.figures import metric_names
 from cm4vllm.loadgen.records import RunRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cm4vllm.loadgen.client.client_doubts import headroom
+from cm4vllm.loadgen.doubts import headroom
 from cm4vllm.loadgen.records import HEADROOM, RunRecord
 from cm4vllm.report.bottlenecks import FULL, UNEXPLAINED, UNEXPLAINED_MS, Cause
 from cm4vllm.serving.server_metrics import ServerMetrics

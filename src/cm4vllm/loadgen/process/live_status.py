@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.loadgen.client.client_doubts import times_the_load
+from cm4vllm.loadgen.doubts import times_the_load
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.process.messages import Progress
 from cm4vllm.loadgen.process.run_status import ClientStatus, PartialScores, RunStatus, ServerStatus, TimeLeft

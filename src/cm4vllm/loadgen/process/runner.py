@@ -16,6 +16,7 @@ from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, gpus_sampled
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
+from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
@@ -33,7 +34,6 @@ from cm4vllm.loadgen.process.process_monitor import (
     follow_process,
 )
 from cm4vllm.loadgen.process.run_servers import RunServers
-from cm4vllm.loadgen.process.run_warnings import run_warnings
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
 from cm4vllm.loadgen.settings import require_room
 from cm4vllm.rules import Mode

@@ -1,4 +1,4 @@
-"""Reasons to doubt that the client could measure the server on this machine, from the record of a run."""
+"""Reasons to doubt a run, from its record: that the client could measure the server, and what the run itself showed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cm4vllm.hardware.throttling import TIMES
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, MachineLoad, RunRecord, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
-__all__ = ["Doubt", "client_doubts", "doubts", "headroom", "slowed", "times_the_load"]
+__all__ = ["client_doubts", "headroom", "run_warnings", "times_the_load"]
 
 #: The parts of the machine that others and the hypervisor may take during a run.
 OTHERS, STOLEN = 0.05, 0.10
@@ -62,10 +62,10 @@ def times_the_load(check: SelfCheck, settings: RunSettings, done: int, tokens: i
 
 def client_doubts(run: RunRecord) -> list[str]:
     """Return the reasons to doubt the client's measurement, one sentence each; empty where there is none."""
-    return [doubt.text for doubt in doubts(run)]
+    return [doubt.text for doubt in _doubts(run)]
 
 
-def doubts(run: RunRecord) -> Iterator[Doubt]:
+def _doubts(run: RunRecord) -> Iterator[Doubt]:
     """Give the reasons to doubt the client's measurement, each with its remedy."""
     room = headroom(run)
     if room is None:
@@ -134,13 +134,13 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
     for counter, amount in load.throttled.items():
         if "temperature" in counter:
             yield Doubt(
-                f"{slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
+                f"{_slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
                 "see to its cooling",
                 precision=True,
             )
 
 
-def slowed(counter: str, amount: float) -> str:
+def _slowed(counter: str, amount: float) -> str:
     """Return in words that a processor or GPU was slowed down."""
     where, _, cause = counter.removesuffix(TIMES).partition(": ")
     how = f"{amount:,.0f} times" if counter.endswith(TIMES) else f"for {amount:,.1f} s"
@@ -153,3 +153,65 @@ def _late_ms(client: ClientRecord) -> float:
         (lag.p99_ms for process in client.processes for lag in (process.issue_lag, process.loop_lag) if lag),
         default=0.0,
     )
+
+
+def run_warnings(run: RunRecord) -> list[str]:
+    """Return the warnings about a run that has just ended on which the reader can act, one sentence each.
+
+    The report has the others as well, and those on the precision of a rehearsal's figures.
+    """
+    warnings = (*_doubts(run), *_limited(run), *_slower(run), *_preemptions(run), *_finish_reasons(run))
+    known = (doubt for doubt in warnings if doubt.remedy and not (doubt.precision and run.settings.rehearsal))
+    return [*run.faults, *(doubt.text for doubt in known)]
+
+
+def _limited(run: RunRecord) -> Iterator[Doubt]:
+    """Give the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
+    for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
+        if "temperature" not in counter:
+            yield Doubt(_slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
+
+
+def _slower(run: RunRecord) -> Iterator[Doubt]:
+    """Say when the server lost speed that the number of its requests does not explain."""
+    speed = run.server_metrics.speed if run.server_metrics else None
+    if speed is not None and speed.slowed:
+        yield Doubt(
+            f"{speed.words}. Longer prompts or answers can be the cause; where they are not, other programs, the host "
+            "of a virtual machine, or heat took the machine's speed",
+            "repeat the run",
+            precision=True,
+        )
+
+
+def _preemptions(run: RunRecord) -> Iterator[Doubt]:
+    metrics = run.server_metrics
+    if metrics is not None and metrics.preemptions:
+        yield Doubt(
+            f"the server preempted {metrics.preemptions:,} requests, whose tokens it computed twice; its KV cache "
+            f"was up to {metrics.kv_cache_usage_max:.0%} full",
+            "give it a larger KV cache (--gpu_memory_utilization, --kv_cache_space) or fewer sequences at a time "
+            "(--max_num_seqs)",
+        )
+
+
+def _finish_reasons(run: RunRecord) -> Iterator[Doubt]:
+    """Say when more answers were cut off at the greatest length than the benchmark's mean length allows.
+
+    Were a share p of the answers as long as they may be, their mean length would be p times that at least.
+    """
+    reasons = run.client.finish_reasons
+    target = next(
+        (target_of for target_of in run.settings.terms.targets if target_of.metric == "TOKENS_PER_SAMPLE"), None
+    )
+    if reasons is None or target is None or not (answers := reasons.stop + reasons.length):
+        return
+    most = (target.upper or target.reference) / run.settings.max_tokens
+    share = reasons.length / answers
+    if share > most:
+        yield Doubt(
+            f"{reasons.length:,} of {answers:,} answers ended at their greatest length of "
+            f"{run.settings.max_tokens:,} tokens (finish_reason length), more than the {most:.0%} that the "
+            f"benchmark's {target.reference:,.0f} tokens per sample allow",
+            "see whether the model's generation_config.json names the tokens that end an answer",
+        )

@@ -6,7 +6,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from cm4vllm.loadgen.client.client_doubts import client_doubts, headroom
+from cm4vllm.loadgen.doubts import client_doubts, headroom
 from cm4vllm.loadgen.process.machine_load import MachineMeter
 from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
 

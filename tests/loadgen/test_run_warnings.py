@@ -2,10 +2,9 @@
 
 import pytest
 from msgspec.structs import replace
-from test_client_doubts import LOAD, record  # noqa: F401 - a fixture
+from test_doubts import LOAD, record  # noqa: F401 - a fixture
 
-from cm4vllm.loadgen.client.client_doubts import client_doubts
-from cm4vllm.loadgen.process.run_warnings import run_warnings
+from cm4vllm.loadgen.doubts import client_doubts, run_warnings
 from cm4vllm.loadgen.records import FinishReasons
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.metrics_records import Speed
