@@ -30,7 +30,6 @@ __all__ = [
     "read_performance",
     "read_text_log",
     "require_whole",
-    "seeds",
     "verdict",
 ]
 
@@ -52,6 +51,7 @@ class PerformanceResult:
     the same time (loadgen/results.cc).
     It is `valid` when LoadGen says VALID, and neither its own figures nor an error entry speak against it. `reasons`
     says what does, one reason each. `errors` counts LoadGen's error entries.
+    `seeds` are those that LoadGen used: qsl, sample index, schedule.
     `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
     """
 
@@ -209,15 +209,6 @@ def verdict(log: DetailLog) -> tuple[bool, tuple[str, ...]]:
     return said == "VALID" and not reasons, reasons
 
 
-def seeds(log: DetailLog) -> tuple[int, int, int]:
-    """Return the seeds that LoadGen used: qsl, sample index, schedule."""
-    return (
-        log.count("effective_qsl_rng_seed"),
-        log.count("effective_sample_index_rng_seed"),
-        log.count("effective_schedule_rng_seed"),
-    )
-
-
 def _result(log: DetailLog) -> PerformanceResult:
     scenario, logged = log.text("effective_scenario"), {name: figure.value for name, figure in figures(log).items()}
     valid, reasons = verdict(log)
@@ -238,7 +229,11 @@ def _result(log: DetailLog) -> PerformanceResult:
         min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
         target_qps=log.number("effective_target_qps"),
         errors=log.error_count,
-        seeds=seeds(log),
+        seeds=(
+            log.count("effective_qsl_rng_seed"),
+            log.count("effective_sample_index_rng_seed"),
+            log.count("effective_schedule_rng_seed"),
+        ),
         loadgen_version=log.text("loadgen_version"),
     )
 
