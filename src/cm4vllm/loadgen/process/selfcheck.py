@@ -103,7 +103,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
             client.close()
     if tally.error is not None:
         raise tally.error
-    if tally.failures:
+    if client.failures:
         raise RunFailed(
             "the client's self-check failed",
             cause=next(iter(client.failures)),
@@ -178,7 +178,6 @@ class _Tally:
     def __init__(self) -> None:
         self.issued = array("d")
         self.done = 0
-        self.failures = 0
         self.error: CmError | None = None
         self._firsts: list[tuple[int, float]] = []
         self._awaited = 0
@@ -192,7 +191,6 @@ class _Tally:
         self._count(len(answers))
 
     def failed(self, key: int, cause: str, *, first_token_seen: bool) -> None:
-        self.failures += 1
         self._count(1)
 
     def broken(self, error: CmError) -> None:
