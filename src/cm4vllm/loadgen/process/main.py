@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -91,11 +91,11 @@ def _run(
     settings.server.access.headers()  # refused here, in words, and not in a worker
     if settings.dataset.media_folder:
         require_media(Path(settings.dataset.media_folder), rows)
-    require_room(settings, max(_prompt_tokens(settings.terms, row) for row in rows))
+    library, changed = _library(settings, rows)
+    require_room(settings, library.longest_prompt)
     raise_open_files()  # which the workers inherit
     least = needs(demand_of(settings), machine_limits()).workers
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    library, changed = _library(settings, rows)
     checked = _self_check(settings, library, least) if settings.self_check else None
     workers = checked.workers if checked else least
     with SystemUnderTest(
@@ -124,13 +124,6 @@ def _self_check(settings: RunSettings, library: SampleLibrary, least: int) -> Se
     checked = self_check(settings, library, least)
     _send(Checked(check=checked, text=in_words(checked, settings)))
     return checked
-
-
-def _prompt_tokens(terms: Terms, row: Mapping[str, Any]) -> int:
-    """Return the tokens of a sample's prompt: those of a picture among them, without what stands for a clip."""
-    if terms.prompt is not None:
-        return int(row["prompt_tokens"][terms.prompt.name])
-    return int(row["prompt_tokens"]) if "prompt_tokens" in row else len(row["tok_input"])
 
 
 def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:

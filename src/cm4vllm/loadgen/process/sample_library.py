@@ -51,6 +51,11 @@ class SampleLibrary:
     def __len__(self) -> int:
         return len(self._prompts)
 
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt: those of a picture among them, without what stands for a clip."""
+        return max(map(len, self._prompts))
+
     def load(self, indices: Iterable[int]) -> None:
         """Serialise these samples (LoadSamplesToRam)."""
         with os.fdopen(os.dup(self.descriptor), "wb") as file:
