@@ -15,9 +15,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.client.client_counts import Counts
-from cm4vllm.loadgen.client.connection import Address, Connection
+from cm4vllm.loadgen.client.connection import Address, Connection, Server
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
-from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
 from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason

@@ -1,4 +1,4 @@
-"""One keep-alive HTTP/1.1 connection to a server: a raw asyncio protocol with httptools for the framing.
+"""Keep-alive HTTP/1.1 connections to servers: a raw asyncio protocol with httptools for the framing.
 
 After its first token, the bytes of a stream are only collected, until the stream ends or the client asks for them.
 Where each token comes alone they are read by a poller, together with those of other streams (loadgen.stream_poller).
@@ -7,8 +7,10 @@ Where each token comes alone they are read by a poller, together with those of o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -19,7 +21,7 @@ import httptools
 from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
 from cm4vllm.serving.records import host_header, host_of
 
-__all__ = ["Address", "Connection", "ResponseHandler", "resolve"]
+__all__ = ["Address", "Connection", "ResponseHandler", "Server", "resolve"]
 
 
 class ResponseHandler(Protocol):
@@ -242,6 +244,47 @@ class Connection(asyncio.Protocol):
         self._polled = False
         cast(StreamPoller, self._poller).remove(self._descriptor)
         return True
+
+
+class Server:
+    """One server: its connections that are idle, the last used one last, and what is open on the others.
+
+    `opening` is the number of spare connections that are being opened.
+    """
+
+    __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening")
+
+    def __init__(self, address: Address, head: bytes) -> None:
+        self.address = address
+        self.idle: deque[Connection] = deque()
+        self.in_flight = self.opening = 0
+        self.avoid_until = 0.0
+        self._head = head
+
+    def request(self, body: bytes | memoryview) -> bytes:
+        """Return the bytes of a whole request."""
+        return b"".join((self._head, b"%d\r\n\r\n" % len(body), body))
+
+    def reusable(self, oldest: float) -> Connection | None:
+        """Return the connection used last, or None when there is none that the server surely keeps open."""
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.open and connection.idle_since >= oldest:
+                return connection
+            connection.close()
+        return None
+
+    def younger(self, oldest: float, most: int) -> int:
+        """Count the connections that are idle only since `oldest`, up to `most`."""
+        return sum(
+            connection.open and connection.idle_since >= oldest
+            for connection in itertools.islice(reversed(self.idle), most)
+        )
+
+    def drop_older(self, oldest: float) -> None:
+        """Close the connections that are idle since before `oldest`, and forget those that are closed."""
+        while self.idle and (self.idle[0].idle_since < oldest or not self.idle[0].open):
+            self.idle.popleft().close()
 
 
 def _cause(error: Exception | None) -> str:

@@ -6,9 +6,8 @@ import time
 from array import array
 from typing import TYPE_CHECKING
 
-from cm4vllm.loadgen.client.connection import Connection
+from cm4vllm.loadgen.client.connection import Connection, Server
 from cm4vllm.loadgen.client.event_stream import AnswerError, refusal_words
-from cm4vllm.loadgen.client.server_connections import Server
 from cm4vllm.loadgen.client.text_tokens import Encoded
 from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
 from cm4vllm.loadgen.client.wire import FinishReason, StreamReader, most_bytes, whole_answer
