@@ -145,10 +145,8 @@ def _rehearsal(
         _require_qps(terms, target_qps)
     queries, duration_s = test_query_count, 0.0
     if queries is None:
-        queries, duration_s = (
-            rehearsal_queries(terms),
-            min(REHEARSAL_DURATION_S, max_test_duration_s or REHEARSAL_DURATION_S),
-        )
+        queries = rehearsal_queries(terms)
+        duration_s = min(REHEARSAL_DURATION_S, max_test_duration_s or REHEARSAL_DURATION_S)
     if max_test_duration_s is not None and target_qps is not None:
         queries = max(2, min(queries, int(max_test_duration_s * target_qps)))
     if terms.one_by_one and terms.needs_rate:
