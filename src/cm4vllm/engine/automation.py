@@ -21,10 +21,10 @@ from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.run.dependencies import asked_by_code
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
+from cm4vllm.engine.run.scope import asked_by_code
 from cm4vllm.engine.run.session import Session
 
 __all__ = ["OwnAutomation", "ScriptAutomation"]

@@ -27,13 +27,12 @@ from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
 from cm4vllm.engine.plan.run_facts import decide, facts_in, in_words, unknown
-from cm4vllm.engine.run.dependencies import amended
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.hooks import reworded, working_in
 from cm4vllm.engine.run.python_packages import missing_of
 from cm4vllm.engine.run.request import Request
-from cm4vllm.engine.run.scope import completed, remarks
+from cm4vllm.engine.run.scope import amended, completed, remarks
 from cm4vllm.engine.run.script_selection import candidates, select, settled
 from cm4vllm.engine.run.session import DEEPEST, Session, depends_on_itself
 

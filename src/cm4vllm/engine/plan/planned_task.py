@@ -12,11 +12,10 @@ from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.run_facts import assured, decide, facts_in, in_words, is_assured, unknown
-from cm4vllm.engine.run.dependencies import amended, request_for
 from cm4vllm.engine.run.environment import LOCAL_KEYS, Env, exported, matching, merge_into, substitute_all
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.scope import Scope, amended, request_for
 
 __all__ = ["Exports", "PlannedTask", "vocabulary_of"]
 

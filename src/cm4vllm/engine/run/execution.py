@@ -14,11 +14,10 @@ from cm4vllm.common.errors import CmError, InstallError, RecipeError, translated
 from cm4vllm.common.files import require_space
 from cm4vllm.engine.format.conditions import is_no
 from cm4vllm.engine.format.dependency import Dependency
-from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Outcome, Scope, completed, remarks
+from cm4vllm.engine.run.scope import Outcome, Scope, amended, completed, remarks, request_for
 from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
 from cm4vllm.engine.run.script_selection import select, settled
 from cm4vllm.engine.run.session import Session
@@ -140,12 +139,12 @@ def run_phase(run: Run, phase: str, *, only_dynamic: bool = False) -> None:
 def _take(current: Run, dependency: Dependency, phase: str, *, only_dynamic: bool = False) -> None:
     """Run a dependency as it is amended, if its conditions hold."""
     session, task, scope = current.session, current.task, current.scope
-    dependency = dependencies.amended(dependency, task.ad + task.adr, scope.env)
+    dependency = amended(dependency, task.ad + task.adr, scope.env)
     if session.fake and dependency.skip_if_fake_run:
         return
     if not dependency.conditions.hold(scope.env) or (only_dynamic and not dependency.dynamic):
         return
-    request = settled(session.catalogue, dependencies.request_for(dependency, task, scope, phase), session.near)
+    request = settled(session.catalogue, request_for(dependency, task, scope, phase), session.near)
     scope.deps.append(request.title())
     if not session.no_deps:
         scope.receive(run(session, request))

@@ -16,11 +16,10 @@ from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.format.value import Value
-from cm4vllm.engine.run import dependencies
 from cm4vllm.engine.run.environment import as_text, merge_into
 from cm4vllm.engine.run.flags import flag
 from cm4vllm.engine.run.request import Task
-from cm4vllm.engine.run.scope import Scope
+from cm4vllm.engine.run.scope import Scope, update_from
 from cm4vllm.engine.run.session import Session
 
 __all__ = ["ENGINE_FILES", "Run", "is_fake"]
@@ -128,7 +127,7 @@ class Run(Value):
                 scope.env[key] = as_text(value)
         scope.version = str(result.get("version") or scope.env.get("CM_DETECTED_VERSION") or scope.version)
         scope.extra_tags = tuple(dict.fromkeys((*scope.extra_tags, *(result.get("add_extra_cache_tags") or ()))))
-        dependencies.update_from(given["meta"], scope.phases)
+        update_from(given["meta"], scope.phases)
         self.session.vault.learn(scope.env)
         return result
 
