@@ -68,7 +68,7 @@ class State(StrEnum):
         return self in (State.DONE, State.KEPT)
 
 
-class Entry(Record, frozen=True, kw_only=True):
+class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One change of a step's state.
 
     `run` names the command that made it, by when it began and its process; `at` is when, in UTC. `digest` is that of
@@ -286,18 +286,8 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _line(entry: Entry) -> bytes:
-    fields: dict[str, Any] = msgspec.to_builtins(entry)
-    said = {name: value for name, value in fields.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
-    return msgspec.json.encode(vault().cleaned({_SCHEMA: Entry.SCHEMA, **said}, by_name=False)) + b"\n"
-
-
-#: The fields that a line leaves out.
-_DEFAULTS: Mapping[str, Any] = msgspec.to_builtins(Entry(run="", at="", step="", state=State.PLANNED)) | {
-    "run": None,
-    "at": None,
-    "step": None,
-    "state": None,
-}
+    fields = {_SCHEMA: Entry.SCHEMA, **msgspec.to_builtins(entry)}
+    return msgspec.json.encode(vault().cleaned(fields, by_name=False)) + b"\n"
 
 
 def _entry(line: bytes, out: Path) -> Entry | None:
