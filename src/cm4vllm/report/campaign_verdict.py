@@ -52,12 +52,10 @@ def headline(report: Report, *, published: bool = False) -> str:
     if bad:
         return f"Not a valid submission: see {', '.join(bad)}"
     where = f" in the {report.division} division" if report.division else ""
-    doubtful = [f.subject for f in all_findings if f.text.startswith("DOUBTFUL")]
-    if doubtful:
-        return f"Valid{where}, but DOUBTFUL: see {', '.join(dict.fromkeys(doubtful))}"
-    incomplete = [f.subject for f in all_findings if f.kind is Kind.OPEN and f.text.startswith("not ")]
-    if incomplete:
-        return f"Valid{where}, but not complete: see {', '.join(dict.fromkeys(incomplete))}"
+    for beginning, words in (("DOUBTFUL", "DOUBTFUL"), ("not ", "not complete")):
+        open_ = dict.fromkeys(f.subject for f in all_findings if f.kind is Kind.OPEN and f.text.startswith(beginning))
+        if open_:
+            return f"Valid{where}, but {words}: see {', '.join(open_)}"
     return f"A valid result{where}"
 
 
