@@ -217,13 +217,12 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
 
 def _findings(lines: list[str], tree: Path) -> tuple[list[str], list[str]]:
     """Return the errors and warnings of a checker's log, each once, with paths as from the tree's root."""
-    by_level: dict[str, list[str]] = {"ERROR": [], "WARNING": [], "CRITICAL": []}
-    for line in lines:
-        match = _LINE.match(line) or _BARE.match(line)
-        if match and match["level"] in by_level:
-            text = match["text"].replace(f"{tree}/", "").strip()
-            if text not in by_level[match["level"]]:
-                by_level[match["level"]].append(text)
+    matches = filter(None, (_LINE.match(line) or _BARE.match(line) for line in lines))
+    said = [(match["level"], match["text"].replace(f"{tree}/", "").strip()) for match in matches]
+    by_level = {
+        level: list(dict.fromkeys(text for at, text in said if at == level))
+        for level in ("ERROR", "CRITICAL", "WARNING")
+    }
     return by_level["ERROR"] + by_level["CRITICAL"], by_level["WARNING"]
 
 
