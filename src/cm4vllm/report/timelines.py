@@ -36,9 +36,10 @@ def timelines(part: Performance, rows: Rows | None) -> Iterator[Picture]:
         yield _first_tokens(part, rows, part.beside(SAMPLES_FILE))
     if len(samples) > 2:
         source = part.beside(METRICS_FILE)
-        yield _tokens(part, samples, source)
-        yield _requests(samples, source)
-        yield _kv_cache(samples, source)
+        at = np.array([sample.at_s for sample in samples])
+        yield _tokens(part, at, samples, source)
+        yield _requests(at, samples, source)
+        yield _kv_cache(at, samples, source)
     elif rows is not None and len(rows) > 1:
         yield _open(rows, part.beside(SAMPLES_FILE))
     yield from gpu_pictures(
@@ -102,8 +103,7 @@ def _over_time(
     return Picture(title, words, tuple(canvas.shapes), tuple(tables), source, legend)
 
 
-def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) -> Picture:
-    at = np.array([sample.at_s for sample in samples])
+def _tokens(part: Performance, at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
     counts = np.array([sample.generation_tokens for sample in samples], float)
     rates = np.diff(counts) / np.maximum(np.diff(at), 1e-3)
     mean = part.figures.get("tokens_per_second")
@@ -122,8 +122,7 @@ def _tokens(part: Performance, samples: Sequence[MetricsSample], source: str) ->
     )
 
 
-def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
-    at = np.array([sample.at_s for sample in samples])
+def _requests(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
     running = np.array([sample.running for sample in samples], float)
     waiting = np.array([sample.waiting for sample in samples], float)
     words = f"Requests in the server: up to {number(int(running.max()))} running, {number(int(waiting.max()))} waiting"
@@ -137,8 +136,7 @@ def _requests(samples: Sequence[MetricsSample], source: str) -> Picture:
     )
 
 
-def _kv_cache(samples: Sequence[MetricsSample], source: str) -> Picture:
-    at = np.array([sample.at_s for sample in samples])
+def _kv_cache(at: Floats, samples: Sequence[MetricsSample], source: str) -> Picture:
     used = np.array([100 * sample.kv_cache_usage for sample in samples])
     preempted = samples[-1].preemptions - samples[0].preemptions
     words = f"KV cache in use: up to {percent(float(used.max()) / 100)}; {number(preempted)} preemptions"
