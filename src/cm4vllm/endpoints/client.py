@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,18 +16,17 @@ import yaml
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import exit_in_words, last_lines, run
-from cm4vllm.common.progress import Step, step
+from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.endpoints.client_leftovers import remove_leftovers
+from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = ["ClientInstallation", "RunCounts", "faults_of", "require_unmodified", "run_client"]
+__all__ = ["EVENTS", "ClientInstallation", "faults_of", "read_summary", "require_unmodified", "run_client"]
 
-SUMMARY = Path("performance") / "result_summary.json"
-SCORES = Path("accuracy") / "accuracy_results.json"
 EVENTS = "events.jsonl"
 #: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.
 _ISSUED = "sample_idx_map.json"
@@ -50,14 +48,6 @@ class ClientInstallation(Record, frozen=True, kw_only=True):
     python: str
     checkout: str
     commit: str
-
-
-class RunCounts(Record, frozen=True, kw_only=True):
-    """Samples of a run that its files state."""
-
-    issued: int
-    completed: int
-    failed: int
 
 
 def require_unmodified(client: ClientInstallation) -> None:
@@ -83,9 +73,9 @@ def run_client(
     environment: Mapping[str, str],
     *,
     alive: Callable[[], str | None] = lambda: None,
-    facts: Callable[[int, int, float], object] = lambda done, total, elapsed_s: None,
-) -> RunCounts:
-    """Make the run in `folder`, where `wanted.folder` appears, and return its counts.
+    facts: Callable[[int, int, float], object] | None = None,
+) -> None:
+    """Make the run in `folder`, where `wanted.folder` appears.
 
     A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
     runs; `facts` what a view shows of samples done, all samples, and the seconds since the start. Raises ServerDied,
@@ -113,7 +103,6 @@ def run_client(
         raise RunIncomplete(
             f"the run in {target} is not whole", cause="; ".join(faults), remedy=f"{_AGAIN}; the client's log is {log}"
         )
-    return _counts(json.loads((target / SUMMARY).read_text(encoding="utf-8")))
 
 
 def _followed(
@@ -122,15 +111,22 @@ def _followed(
     folder: Path,
     environment: Mapping[str, str],
     alive: Callable[[], str | None],
-    facts: Callable[[int, int, float], object],
+    facts: Callable[[int, int, float], object] | None,
 ) -> int | None:
-    """Run the client's program with a supervisor until it ends, and return its exit status."""
+    """Run the client's program with a supervisor until it ends, show how far it is, and return its exit status."""
     log, state = folder / f"{wanted.folder}.log", folder / f"{wanted.folder}.state.json"
     spec = folder / f"{wanted.folder}.spec.json"
     supervisor = start_supervised(argv, environment, spec=spec, log=log, state=state, grace_s=_GRACE_S, cwd=folder)
     try:
         with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
-            _follow(supervisor, log, shown, alive, facts)
+            while supervisor.poll() is None:
+                if reason := alive():
+                    raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
+                done, total = _progress(log)
+                shown.facts = facts(done, total, time.monotonic() - shown.began) if facts else None
+                if total:
+                    shown.update(f"{done:,} of {total:,} samples")
+                time.sleep(_LOOK_S)
     finally:
         if supervisor.stdin is not None:
             supervisor.stdin.close()
@@ -142,15 +138,15 @@ def _followed(
 def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
     """Return why the files of a run are not those of the whole run that was wanted, a clause each."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        counts = _counts(summary)
+        summary = read_summary(folder)
+        issued, completed, failed = (int(summary[f"n_samples_{name}"]) for name in ("issued", "completed", "failed"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         return [f"{SUMMARY} cannot be read: {error}"]
     faults = []
-    if counts.issued != wanted.samples:
-        faults.append(f"{counts.issued:,} of {wanted.samples:,} samples were issued")
-    if counts.completed != counts.issued:
-        faults.append(f"{counts.completed:,} of {counts.issued:,} were answered, {counts.failed:,} failed")
+    if issued != wanted.samples:
+        faults.append(f"{issued:,} of {wanted.samples:,} samples were issued")
+    if completed != issued:
+        faults.append(f"{completed:,} of {issued:,} were answered, {failed:,} failed")
     if summary.get("state") != "complete" or summary.get("complete") is not True:
         faults.append(f"it calls itself {summary.get('state')}")
     if (sha := str(summary.get("git_sha"))) and not (commit.startswith(sha) or sha.startswith(commit)):
@@ -188,40 +184,21 @@ def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
         return 0
 
 
-def _counts(summary: Mapping[str, Any]) -> RunCounts:
-    return RunCounts(
-        issued=int(summary["n_samples_issued"]),
-        completed=int(summary["n_samples_completed"]),
-        failed=int(summary["n_samples_failed"]),
-    )
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the client's own summary of the run in `folder`. Raises OSError, ValueError."""
+    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return summary
 
 
-def _follow(
-    supervisor: subprocess.Popen[bytes],
-    log: Path,
-    shown: Step,
-    alive: Callable[[], str | None],
-    facts: Callable[[int, int, float], object],
-) -> None:
-    """Wait for the end of the client; show how far it is. Raises ServerDied when the server ends."""
-    while supervisor.poll() is None:
-        if reason := alive():
-            raise ServerDied("the server ended during the run", cause=reason, remedy=_AGAIN)
-        done, total = _progress(log) or (0, 0)
-        shown.facts = facts(done, total, time.monotonic() - shown.began)
-        if total:
-            shown.update(f"{done:,} of {total:,} samples")
-        time.sleep(_LOOK_S)
-
-
-def _progress(log: Path) -> tuple[int, int] | None:
+def _progress(log: Path) -> tuple[int, int]:
+    """Return the samples that are answered, and all; 0 of 0 while the client starts."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             matches = _PROGRESS.findall(file.read())
     except OSError:
-        return None
-    return (int(matches[-1][0]), int(matches[-1][1])) if matches else None
+        return 0, 0
+    return (int(matches[-1][0]), int(matches[-1][1])) if matches else (0, 0)
 
 
 def _require_server(alive: Callable[[], str | None]) -> None:
@@ -233,7 +210,7 @@ def _require_server(alive: Callable[[], str | None]) -> None:
 def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
     """Tell whether the client was interrupted: it has issued fewer samples, and ends with 0, or fails to score."""
     try:
-        issued = _counts(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))).issued
+        issued = int(read_summary(folder)["n_samples_issued"])
     except (OSError, ValueError, TypeError, KeyError):
         return False
     return issued < wanted.samples or _issued_for_accuracy(folder, wanted) < wanted.accuracy_samples

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from cm4vllm.common.records import Record, read_record
-from cm4vllm.endpoints.client import SUMMARY
+from cm4vllm.endpoints.client import read_summary
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
+from cm4vllm.results.endpoints_harness import times
 
 __all__ = ["CurveStatus", "MeasuredPoint", "curve_status"]
-
-_NS_OF_MS = 1e6
 
 
 class MeasuredPoint(Record, frozen=True, kw_only=True):
@@ -61,13 +59,12 @@ def curve_status(record: CurveRecord, number: int, folder: Path) -> CurveStatus:
 
 def _measured(folder: Path, number: int) -> MeasuredPoint:
     record = read_record(folder / POINT_FILE, PointRecord)
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    percentiles = (summary.get("tpot") or {}).get("percentiles") or {}
-    tpot = next((value for key, value in percentiles.items() if float(key) == 90), None)
+    summary = read_summary(folder)
+    tpot = next((value for name, value, _ in times(summary, ("percentiles",)) if name == "tpot_p90"), None)
     return MeasuredPoint(
         number=number,
         concurrency=record.terms.concurrency,
         tokens_per_second=float(summary["tps"]),
-        tokens_per_second_per_user=1000 * _NS_OF_MS / tpot if tpot else None,
+        tokens_per_second_per_user=1000 / tpot if tpot else None,
         steady_state=record.steady_state.status if record.steady_state else "",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from functools import partial
@@ -22,7 +21,7 @@ from cm4vllm.common.files import given_path
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.endpoints.client import EVENTS, SUMMARY, ClientInstallation, faults_of, run_client
+from cm4vllm.endpoints.client import EVENTS, ClientInstallation, faults_of, read_summary, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.curve_status import curve_status
@@ -117,13 +116,11 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     environment = client_environment(hub=not sentences)
     started, began = now(), time.monotonic()
     alive = partial(death_reason, planned.server)
-    if inputs.curve:
-        status = curve_status(read_record(Path(inputs.curve), CurveRecord), inputs.number, folder)
-        run_client(planned.client, planned.run, folder, environment, alive=alive, facts=status.after)
-    else:
-        run_client(planned.client, planned.run, folder, environment, alive=alive)
+    curve = read_record(Path(inputs.curve), CurveRecord) if inputs.curve else None
+    facts = curve_status(curve, inputs.number, folder).after if curve else None
+    run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
     wall_s = round(time.monotonic() - began, 3)
-    summary = json.loads((target / SUMMARY).read_text(encoding="utf-8"))
+    summary = read_summary(target)
     record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
     write_record(target / POINT_FILE, record)
     _say_result(record, summary)
