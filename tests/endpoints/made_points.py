@@ -10,7 +10,7 @@ import yaml
 
 from cm4vllm.common.files import write_json, write_text
 from cm4vllm.endpoints.client_config import ClientRun
-from cm4vllm.endpoints.disclosure import Disclosure, point_document, system_document
+from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, Window
 from cm4vllm.rules import ClientDataset, endpoints_benchmark, endpoints_targets, point_terms, regions, seed_set
@@ -183,14 +183,14 @@ def _write_point(folder, concurrency, benchmark):
             state={"tpot_p50": "Plateau", "tpot_p90": "Plateau"},
         ),
     )
-    stated = Disclosure(
-        division="Standardized",
-        cohort="2026-11-C1",
-        model_precision="FP8",
-        link_to_model="https://example.org/model",
-        dataset_name="CNN/DailyMail",
-        dataset_link="https://example.org/dataset",
-    )
+    stated = {
+        "division": "Standardized",
+        "target_cohort": "2026-11-C1",
+        "model_precision": "FP8",
+        "link_to_model": "https://example.org/model",
+        "dataset_name": "CNN/DailyMail",
+        "dataset_link": "https://example.org/dataset",
+    }
     write_text(folder / "point.yaml", yaml.safe_dump(point_document(record, CURVE, stated, "none")))
     write_json(
         folder / "system_desc.json",

@@ -5,20 +5,19 @@ import random
 import pytest
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.endpoints.curve_plan import ServerRates, coverage_words, plan_curve, require_coverage
+from cm4vllm.endpoints.curve_plan import coverage_words, plan_curve, rate_at, require_coverage
 from cm4vllm.endpoints.curve_search import _gaps, _highest, given_points
 from cm4vllm.endpoints.plan_words import foreseen_table, moved_ends, one_more_point, plan_lines
 from cm4vllm.endpoints.records import CurveRecord, Probe
 from cm4vllm.rules import endpoints_benchmark, endpoints_rules, regions
 
 BENCHMARK = endpoints_benchmark("llama3_1-8b")
-RATES = ServerRates(by_concurrency={1: 2.0, 512: 80.0}, source="made")
+RATES = {1: 2.0, 512: 80.0}
 
 
 def record(plan):
     probes = tuple(
-        Probe(concurrency=at, samples=32, samples_per_second=rate, overhead_s=6.0)
-        for at, rate in RATES.by_concurrency.items()
+        Probe(concurrency=at, samples=32, samples_per_second=rate, overhead_s=6.0) for at, rate in RATES.items()
     )
     return CurveRecord(plan=plan, probes=probes, identity="", found_at="2026-11-24T00:00:00+00:00")
 
@@ -26,12 +25,12 @@ def record(plan):
 def test_the_planned_window_has_the_passes_and_the_seconds_of_the_rules_after_what_is_left_out():
     draw, window = random.Random(1), endpoints_rules().window
     for _ in range(20):
-        rates = ServerRates(by_concurrency={1: draw.uniform(0.1, 9), 4096: draw.uniform(10, 900)}, source="made")
+        rates = {1: draw.uniform(0.1, 9), 4096: draw.uniform(10, 900)}
         plan = plan_curve(BENCHMARK, rates, c_min=draw.randint(1, 8), c_max=draw.randint(200, 4096))
         for point in plan.points:
             in_window = point.passes - window.left_out
             assert in_window >= window.passes
-            seconds = in_window * BENCHMARK.samples / rates.at(point.concurrency)
+            seconds = in_window * BENCHMARK.samples / rate_at(rates, point.concurrency)
             assert seconds >= 1.1 * point.terms.least_seconds
 
 

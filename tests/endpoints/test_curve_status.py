@@ -6,14 +6,12 @@ from made_points import BENCHMARK, point_record
 from msgspec.structs import replace
 
 from cm4vllm.common.records import write_record
-from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
+from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.curve_status import MeasuredPoint, curve_status
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, Probe
 from cm4vllm.endpoints.steady_state import SteadyState
 
-PLAN = plan_curve(
-    BENCHMARK, ServerRates(by_concurrency={1: 2.0, 512: 80.0}, source="made"), c_min=1, c_max=512, at_full_length=False
-)
+PLAN = plan_curve(BENCHMARK, {1: 2.0, 512: 80.0}, c_min=1, c_max=512, at_full_length=False)
 CURVE = CurveRecord(
     plan=PLAN,
     probes=(Probe(concurrency=1, samples=32, samples_per_second=2.0, overhead_s=6.0),),

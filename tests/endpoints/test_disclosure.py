@@ -4,7 +4,7 @@ import pytest
 from made_points import BENCHMARK, CURVE, DESCRIPTION, SEEDS, STATED, point_record
 
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.endpoints.disclosure import Disclosure, point_document, region_word, system_document
+from cm4vllm.endpoints.disclosure import point_document, region_word, system_document
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.endpoints.submitter_file import read_submitter_file
 from cm4vllm.rules import point_terms
@@ -20,7 +20,7 @@ def point(concurrency=14, offline="none"):
 
 
 def test_a_value_that_is_not_stated_is_left_out():
-    stated = Disclosure(division="RDI", cohort="2026-11-C1", model_precision="FP8")
+    stated = {"division": "RDI", "target_cohort": "2026-11-C1", "model_precision": "FP8"}
     document = point_document(point(), CURVE, stated, "none: no requests before the run")
     assert document["model_precision"] == "FP8"
     assert "link_to_model" not in document and "dataset_name" not in document

@@ -58,10 +58,14 @@ def write_log(path, levels, *, before=0, cut=False):
     return path
 
 
+def answered(samples):
+    return sum(sample.complete_ns is not None for sample in samples)
+
+
 def test_times_and_tokens_are_those_of_the_events(tmp_path):
-    log = read_events(write_log(tmp_path / "events.jsonl", [10], before=3), words)
-    assert log.completed == len(log.samples) == SIZE
-    first = log.samples[0]
+    samples = read_events(write_log(tmp_path / "events.jsonl", [10], before=3), words)
+    assert answered(samples) == len(samples) == SIZE
+    first = samples[0]
     assert (first.ttft_ns, first.tpot_ns) == (5 * MS, 9.8 * MS)
     assert (first.tokens, first.tokens_after_first) == (11, 10)
 
@@ -83,7 +87,7 @@ def test_a_run_has_the_status_of_its_events(tmp_path, levels, status, verdict):
 def test_a_line_that_was_cut_off_is_left_out_and_another_one_is_refused(tmp_path):
     path = write_log(tmp_path / "events.jsonl", [10], cut=True)
     path.write_text(path.read_text()[:-20])
-    assert read_events(path, words).completed == SIZE
+    assert answered(read_events(path, words)) == SIZE
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(CmError, match="line 1 of .* is no event"):
         read_events(path, words)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cm4vllm.endpoints.events import EventLog, SampleTimes
+from cm4vllm.endpoints.events import SampleTimes
 from cm4vllm.endpoints.steady_state import steady_state
 from cm4vllm.rules import PointTerms
 
@@ -33,7 +33,7 @@ def log(*levels, partial=0, seed=1):
             issued = len(samples) * NS // 100
             tpot = level * 1e6 * random_numbers.gauss(1, 0.05)
             samples.append(SampleTimes(issued, issued + NS // 50, issued + NS // 50 + int(20 * tpot), 21, 20))
-    return EventLog(samples=samples, start_ns=0, stop_ns=len(samples) * NS // 100)
+    return samples
 
 
 def test_a_steady_run_is_windowable_after_its_first_pass():
@@ -60,8 +60,7 @@ def test_fewer_than_four_passes_after_the_first_are_never_windowable(passes):
 
 
 def test_less_than_one_pass_is_a_part_of_the_dataset():
-    short = log(10)
-    state = steady_state(EventLog(samples=short.samples[:-1]), terms())
+    state = steady_state(log(10)[:-1], terms())
     assert (state.status, state.verdict) == ("partial_dataset", "not found")
 
 

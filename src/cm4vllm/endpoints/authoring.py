@@ -19,7 +19,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
-from cm4vllm.endpoints.disclosure import Disclosure, point_document, system_document
+from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.results.curves import POWER_FILE
@@ -115,7 +115,7 @@ def _author(
     record: PointRecord,
     stated: SubmitterFile,
     description: Mapping[str, str],
-    disclosure: Disclosure,
+    disclosure: Mapping[str, str],
     warmed: str,
 ) -> None:
     """Write point.yaml, system_desc.json and system_power.json of a point; `warmed` is its warm-up in words."""
@@ -174,9 +174,11 @@ def _parallel(record: PointRecord) -> dict[str, int]:
 
 def _disclosure(
     inputs: BundleInputs, stated: SubmitterFile, model: ModelRecord, dataset: DatasetRecord | None
-) -> Disclosure:
-    """Return what point.yaml says of model and dataset: what is stated, else what their records say."""
+) -> dict[str, str]:
+    """Return what point.yaml says of the curve: what is stated, else what the records of model and dataset say."""
     known = {
+        "division": stated.division,
+        "target_cohort": inputs.cohort,
         "model_precision": model.weight_data_types,
         "link_to_model": model.source,
         "model_notes": f"{model.name}, SHA-256 of its files {model.sha256}",
@@ -184,7 +186,7 @@ def _disclosure(
         "dataset_link": dataset.source if dataset else "",
     }
     known.update([*stated.model.items(), *stated.dataset.items()])
-    return Disclosure(division=stated.division, cohort=inputs.cohort, **known)
+    return known
 
 
 def _starts(records: Sequence[PointRecord], model: ModelRecord) -> Iterator[str]:

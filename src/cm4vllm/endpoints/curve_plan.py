@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise, permutations
+
+import numpy as np
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
@@ -13,11 +16,11 @@ from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_rul
 __all__ = [
     "CurvePlan",
     "PlannedPoint",
-    "ServerRates",
     "coverage_words",
     "next_point",
     "placed_points",
     "plan_curve",
+    "rate_at",
     "require_coverage",
 ]
 
@@ -25,24 +28,6 @@ __all__ = [
 _MARGIN = 1.1
 #: Seconds of the window of a rehearsal, where the passes that the rules ask for take fewer.
 _REHEARSAL_S = 10.0
-
-
-class ServerRates(Record, frozen=True, kw_only=True):
-    """Samples/s of the server by concurrency, as a probe measured them."""
-
-    by_concurrency: dict[int, float]
-    source: str
-
-    def at(self, concurrency: int) -> float:
-        """Return samples/s: between two that were measured by their logarithms, outside of them the nearest one."""
-        measured = sorted(self.by_concurrency.items())
-        if concurrency <= measured[0][0]:
-            return measured[0][1]
-        for (low, low_rate), (high, high_rate) in pairwise(measured):
-            if concurrency <= high:
-                part = math.log(concurrency / low) / math.log(high / low)
-                return math.exp(math.log(low_rate) + part * math.log(high_rate / low_rate))
-        return measured[-1][1]
 
 
 class PlannedPoint(Record, frozen=True, kw_only=True):
@@ -82,7 +67,7 @@ class CurvePlan(Record, frozen=True, kw_only=True):
 
 def plan_curve(
     benchmark: EndpointsBenchmark,
-    rates: ServerRates,
+    rates: Mapping[int, float],
     *,
     c_min: int,
     c_max: int,
@@ -93,22 +78,23 @@ def plan_curve(
 ) -> CurvePlan:
     """Return the plan of a curve of `count` points (the least allowed by default), or of the given `points`.
 
-    Each region gets the point that takes the least time in it; the other points halve the widest gaps. With
-    `elected_offline` the highest point is the Offline result too, else a run of all samples at once follows. Each point
-    has the passes that the window of the steady state needs; with `at_full_length` the window takes the seconds that
-    the rules ask for, else those of a rehearsal. Raises UsageError.
+    `rates` are the samples/s of the server by concurrency, as probes measured them. Each region gets the point that
+    takes the least time in it; the other points halve the widest gaps. With `elected_offline` the highest point is the
+    Offline result too, else a run of all samples at once follows. Each point has the passes that the window of the
+    steady state needs; with `at_full_length` the window takes the seconds that the rules ask for, else those of a
+    rehearsal. Raises UsageError.
     """
     chosen = tuple(sorted(set(points)))
     if chosen:
         c_min, c_max = chosen[0], chosen[-1]
     curve = regions(c_min=c_min, c_max=c_max)
-    cost = _Cost(benchmark, rates, curve, at_full_length=at_full_length)
-    chosen = chosen or _chosen(curve, cost, count or endpoints_rules().curve.least_points)
+    point = partial(_planned, benchmark, rates, curve, at_full_length=at_full_length)
+    chosen = chosen or _chosen(curve, point, count or endpoints_rules().curve.least_points)
     require_coverage(curve, chosen)
-    with_accuracy = _with_accuracy(curve, chosen, cost, elected_offline=elected_offline)
-    planned = [cost.point(concurrency, accuracy=concurrency in with_accuracy) for concurrency in chosen]
+    with_accuracy = _with_accuracy(curve, chosen, point, elected_offline=elected_offline)
+    planned = [point(concurrency, accuracy=concurrency in with_accuracy) for concurrency in chosen]
     if not elected_offline:
-        planned.append(cost.point(max(benchmark.samples, c_max), accuracy=True, offline=True))
+        planned.append(point(max(benchmark.samples, c_max), accuracy=True, offline=True))
     return CurvePlan(benchmark=benchmark.name, regions=curve, points=tuple(planned), elected_offline=elected_offline)
 
 
@@ -154,53 +140,51 @@ def require_coverage(curve: Regions, points: Sequence[int]) -> None:
         )
 
 
-class _Cost:
-    """The time that a point of the curve takes."""
-
-    def __init__(
-        self, benchmark: EndpointsBenchmark, rates: ServerRates, curve: Regions, *, at_full_length: bool
-    ) -> None:
-        self._benchmark, self._rates, self._curve = benchmark, rates, curve
-        self._at_full_length = at_full_length
-
-    def point(self, concurrency: int, *, accuracy: bool = False, offline: bool = False) -> PlannedPoint:
-        """Return the point as it is planned: the blocks before the window, and the window."""
-        terms, window = (
-            point_terms(self._benchmark, concurrency, self._curve, offline=offline),
-            endpoints_rules().window,
-        )
-        rate, size = self._rates.at(concurrency), terms.samples_of_a_pass
-        least_seconds = _MARGIN * terms.least_seconds if self._at_full_length else _REHEARSAL_S
-        of_the_seconds = math.ceil(least_seconds * rate / size)
-        if offline:
-            passes = max(1, of_the_seconds if self._at_full_length else 1)
-        else:
-            # A block of the steady state has as many passes as are in flight.
-            block = math.ceil(concurrency / size)
-            passes = window.left_out * block + max(window.passes * block, of_the_seconds)
-        samples = passes * size
-        return PlannedPoint(
-            terms=terms,
-            passes=passes,
-            samples=samples,
-            seconds=samples / rate,
-            accuracy=accuracy,
-            accuracy_seconds=self._benchmark.accuracy_samples / rate,
-        )
-
-    def with_accuracy(self, concurrency: int) -> float:
-        """Return the seconds of a point with its accuracy run."""
-        point = self.point(concurrency)
-        return point.seconds + point.accuracy_seconds
+def rate_at(rates: Mapping[int, float], concurrency: int) -> float:
+    """Return samples/s: between two that were measured by their logarithms, outside of them the nearest one."""
+    measured = np.log(sorted(rates.items()))
+    return math.exp(np.interp(math.log(concurrency), measured[:, 0], measured[:, 1]))
 
 
-def _chosen(curve: Regions, cost: _Cost, count: int) -> tuple[int, ...]:
+def _planned(
+    benchmark: EndpointsBenchmark,
+    rates: Mapping[int, float],
+    curve: Regions,
+    concurrency: int,
+    *,
+    at_full_length: bool,
+    accuracy: bool = False,
+    offline: bool = False,
+) -> PlannedPoint:
+    """Return a point as it is planned: the blocks before the window, and the window."""
+    terms, window = point_terms(benchmark, concurrency, curve, offline=offline), endpoints_rules().window
+    rate, size = rate_at(rates, concurrency), terms.samples_of_a_pass
+    least_seconds = _MARGIN * terms.least_seconds if at_full_length else _REHEARSAL_S
+    of_the_seconds = math.ceil(least_seconds * rate / size)
+    if offline:
+        passes = max(1, of_the_seconds if at_full_length else 1)
+    else:
+        # A block of the steady state has as many passes as are in flight.
+        block = math.ceil(concurrency / size)
+        passes = window.left_out * block + max(window.passes * block, of_the_seconds)
+    samples = passes * size
+    return PlannedPoint(
+        terms=terms,
+        passes=passes,
+        samples=samples,
+        seconds=samples / rate,
+        accuracy=accuracy,
+        accuracy_seconds=benchmark.accuracy_samples / rate,
+    )
+
+
+def _chosen(curve: Regions, point: Callable[..., PlannedPoint], count: int) -> tuple[int, ...]:
     """Return the lowest and the highest concurrency, the cheapest of the regions between, and what halves the gaps."""
     chosen = {curve.c_min, curve.c_max}
     for region in (curve.low, curve.medium):
         inside = range(region.start, region.end + 1)
         if inside and not any(concurrency in region for concurrency in chosen):
-            chosen.add(min(inside, key=cost.with_accuracy))
+            chosen.add(min(inside, key=lambda concurrency: point(concurrency, accuracy=True).all_seconds))
     return _with_gaps_halved(chosen, count)
 
 
@@ -221,12 +205,14 @@ def next_point(chosen: Sequence[int]) -> int | None:
     return min(max(round(math.sqrt(low * high)), low + 1), high - 1)
 
 
-def _with_accuracy(curve: Regions, chosen: Sequence[int], cost: _Cost, *, elected_offline: bool) -> frozenset[int]:
+def _with_accuracy(
+    curve: Regions, chosen: Sequence[int], point: Callable[..., PlannedPoint], *, elected_offline: bool
+) -> frozenset[int]:
     """Return the points that carry an accuracy run: a different one for each region, together in the least time.
 
     The highest point carries one where it is elected as the Offline result.
     """
-    seconds: Mapping[int, float] = {concurrency: cost.point(concurrency).accuracy_seconds for concurrency in chosen}
+    seconds: Mapping[int, float] = {concurrency: point(concurrency).accuracy_seconds for concurrency in chosen}
     candidates = [
         sorted((c for c in chosen if c in region), key=seconds.__getitem__)[: len(curve.required)]
         for region in curve.required

@@ -16,7 +16,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.endpoints.curve_plan import ServerRates, plan_curve
+from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, PointSetup, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, Probe
@@ -68,13 +68,9 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
         high = _highest(probe, planned.benchmark.samples)
     for between in _gaps([probe.concurrency for probe in probes]):
         probe(between)
-    rates = ServerRates(
-        by_concurrency={probe.concurrency: probe.samples_per_second for probe in probes},
-        source=f"probes of {probes[0].samples} to {probes[-1].samples} samples",
-    )
     plan = plan_curve(
         planned.benchmark,
-        rates,
+        {probe.concurrency: probe.samples_per_second for probe in probes},
         c_min=low,
         c_max=high,
         points=given,

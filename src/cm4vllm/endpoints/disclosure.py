@@ -13,41 +13,23 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.records import Record
 from cm4vllm.endpoints.records import PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState
 from cm4vllm.rules import Regions
 
-__all__ = [
-    "OFFLINE_REGION",
-    "REQUIRED_OF_NODE",
-    "Disclosure",
-    "missing_of_node",
-    "point_document",
-    "region_word",
-    "system_document",
-]
+__all__ = ["OFFLINE_REGION", "REQUIRED_OF_NODE", "missing_of_node", "point_document", "region_word", "system_document"]
 
 #: The word for a point that fills no region, as a dedicated Offline run (rules §8.3, question C7 of the documentation).
 OFFLINE_REGION = "submitters_choice"
 _WORDS = {"Ultra Low": "low_latency", "Low": "low_concurrency", "Medium": "med_concurrency", "High": "high_concurrency"}
 
 
-class Disclosure(Record, frozen=True, kw_only=True):
-    """Statements of the submitter on the whole curve; empty where nothing is stated."""
+def point_document(record: PointRecord, curve: Regions, stated: Mapping[str, str], warm_up: str) -> dict[str, Any]:
+    """Return point.yaml of a point of a curve; keys without a value are left out.
 
-    division: str
-    cohort: str
-    model_precision: str = ""
-    link_to_model: str = ""
-    link_to_model_transformation: str = ""
-    model_notes: str = ""
-    dataset_name: str = ""
-    dataset_link: str = ""
-
-
-def point_document(record: PointRecord, curve: Regions, stated: Disclosure, warm_up: str) -> dict[str, Any]:
-    """Return point.yaml of a point of a curve; keys without a value are left out. `warm_up` says what it had before."""
+    `stated` are the submitter's statements on the whole curve, by the keys of point.yaml; `warm_up` says what the point
+    had before.
+    """
     run, seeds = record.run, record.run.seeds
     document = {
         "concurrency": record.terms.concurrency,
@@ -73,19 +55,19 @@ def point_document(record: PointRecord, curve: Regions, stated: Disclosure, warm
             "concurrency": 0,
             "logs_retained": True,
         },
-        "division": stated.division,
+        "division": stated["division"],
         "max_supported_concurrency": curve.c_max,
         "model_name": record.benchmark.name,
-        "model_precision": stated.model_precision,
-        "link_to_model": stated.link_to_model,
-        "link_to_model_transformation": stated.link_to_model_transformation,
-        "model_notes": stated.model_notes,
-        "dataset_name": stated.dataset_name,
+        "model_precision": stated.get("model_precision"),
+        "link_to_model": stated.get("link_to_model"),
+        "link_to_model_transformation": stated.get("link_to_model_transformation"),
+        "model_notes": stated.get("model_notes"),
+        "dataset_name": stated.get("dataset_name"),
         "dataset_type": "Accuracy + Performance" if run.accuracy else "Performance",
-        "dataset_link": stated.dataset_link,
+        "dataset_link": stated.get("dataset_link"),
         "offline": record.offline,
         "seed_set": seeds.name,
-        "target_cohort": stated.cohort,
+        "target_cohort": stated["target_cohort"],
         "steady_state": _steady_state(record.steady_state),
     }
     return _given(document)

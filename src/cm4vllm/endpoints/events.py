@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 
 from cm4vllm.common.errors import CmError
 
-__all__ = ["EventLog", "SampleTimes", "read_events"]
+__all__ = ["SampleTimes", "read_events"]
 
 _START, _STOP = "session.start_performance_tracking", "session.stop_performance_tracking"
 _ISSUED, _FIRST, _COMPLETE = "sample.issued", "sample.recv_first", "sample.complete"
@@ -43,21 +43,6 @@ class SampleTimes:
         return (self.complete_ns - self.first_ns) / self.tokens_after_first
 
 
-@dataclass
-class EventLog:
-    """The samples of the performance run in the order in which they were issued, and when the run began and ended."""
-
-    samples: list[SampleTimes] = field(default_factory=list)
-    start_ns: int | None = None
-    stop_ns: int | None = None
-    failed: int = 0
-
-    @property
-    def completed(self) -> int:
-        """Samples that were answered."""
-        return sum(sample.complete_ns is not None for sample in self.samples)
-
-
 class _Event(msgspec.Struct):
     event_type: str
     timestamp_ns: int
@@ -65,37 +50,26 @@ class _Event(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()
 
 
-def read_events(path: Path, count_tokens: Callable[[str], int]) -> EventLog:
-    """Read the samples that were issued between the start and the stop of the performance run.
+def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTimes]:
+    """Return the samples that were issued between the start and the stop of the performance run, in their order.
 
     `count_tokens` is the tokenizer of the model. A line that was cut off at the end of the log is passed over. Raises
     CmError for a log that cannot be read, or whose other lines are no events.
     """
-    log, open_samples = EventLog(), dict[str, SampleTimes]()
+    samples, measured = dict[str, SampleTimes](), False
     for event in _events(path):
-        if event.event_type == _START:
-            log.start_ns = event.timestamp_ns
-        elif event.event_type == _STOP:
-            log.stop_ns = event.timestamp_ns
-        elif event.event_type == _ISSUED and log.start_ns is not None and log.stop_ns is None:
-            sample = SampleTimes(event.timestamp_ns)
-            open_samples[event.sample_uuid] = sample
-            log.samples.append(sample)
-        elif (known := open_samples.get(event.sample_uuid)) is not None:
-            _received(known, event, count_tokens, log)
-    return log
-
-
-def _received(sample: SampleTimes, event: _Event, count_tokens: Callable[[str], int], log: EventLog) -> None:
-    if event.event_type == _FIRST:
-        sample.first_ns = event.timestamp_ns
-    elif event.event_type == _COMPLETE:
-        if (chunks := _answer(event.data)) is None:
-            log.failed += 1
-            return
-        sample.complete_ns = event.timestamp_ns
-        sample.tokens = count_tokens("".join(chunks))
-        sample.tokens_after_first = count_tokens("".join(chunks[1:]))
+        sample = samples.get(event.sample_uuid)
+        if event.event_type in (_START, _STOP):
+            measured = event.event_type == _START
+        elif event.event_type == _ISSUED and measured:
+            samples[event.sample_uuid] = SampleTimes(event.timestamp_ns)
+        elif sample and event.event_type == _FIRST:
+            sample.first_ns = event.timestamp_ns
+        elif sample and event.event_type == _COMPLETE and (chunks := _answer(event.data)) is not None:
+            sample.complete_ns = event.timestamp_ns
+            sample.tokens = count_tokens("".join(chunks))
+            sample.tokens_after_first = count_tokens("".join(chunks[1:]))
+    return list(samples.values())
 
 
 def _answer(data: msgspec.Raw) -> list[str] | None:

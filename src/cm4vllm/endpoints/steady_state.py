@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from cm4vllm.common.records import Record
-from cm4vllm.endpoints.events import EventLog, SampleTimes
+from cm4vllm.endpoints.events import SampleTimes
 from cm4vllm.endpoints.trend import LEAST_VALUES, trend
 from cm4vllm.rules import PointTerms, WindowRules, endpoints_rules
 
@@ -78,14 +78,14 @@ class SteadyState(Record, frozen=True, kw_only=True):
         )
 
 
-def steady_state(log: EventLog, terms: PointTerms) -> SteadyState:
-    """Return the steady state of a point.
+def steady_state(samples: Sequence[SampleTimes], terms: PointTerms) -> SteadyState:
+    """Return the steady state of a point, from its samples in the order in which they were issued.
 
     The window is the first run of blocks over which every gating metric is a plateau, as long as it stays one.
     """
     rules = endpoints_rules().window
     size = terms.samples_of_a_pass * math.ceil(terms.concurrency / terms.samples_of_a_pass)
-    blocks = [log.samples[start : start + size] for start in range(0, len(log.samples) - size + 1, size)]
+    blocks = [samples[start : start + size] for start in range(0, len(samples) - size + 1, size)]
     if not blocks:
         return SteadyState(status="partial_dataset", verdict="not found")
     series = [_gating_metrics(block) for block in blocks]
