@@ -154,13 +154,16 @@ def benchmark_terms(round_name: str, name: str, division: Division = Division.OP
         round=round_name,
         name=name,
         model=family.model,
-        category=_category([rule.system_type for rule in required]),
+        # A benchmark of both is one of the datacenter unless a user says otherwise.
+        category=next(
+            (kind for kind in Category if kind in {rule.system_type for rule in required}), Category.DATACENTER
+        ),
         scenarios=tuple(scenario for scenario in Scenario if scenario in used),
         required=required,
         samples=max(entry.count for entry in matching(family.samples, round_name, name, mode=Mode.ACCURACY)),
         max_tokens=max((entry.max_tokens for entry in lengths), default=0),
         scorer=family.scorer,
-        compliance=_tests(family, round_name, name),
+        compliance=tuple(test for entry in matching(family.compliance, round_name, name) for test in entry.tests),
         loadgen=bool(family.loadgen and generation),
         columns={
             entry.name: Column(values=entry.values, in_part=entry.in_part)
@@ -322,11 +325,6 @@ def family_of(round_name: str, benchmark: str) -> Family:
     return family
 
 
-def _category(system_types: Sequence[str]) -> Category:
-    """Return the category of a benchmark: a benchmark of both is one of the datacenter unless a user says otherwise."""
-    return next((kind for kind in Category if kind in system_types), Category.DATACENTER)
-
-
 def _generation(family: Family, division: Division, cell: _Cell) -> Generation:
     """Return the reference's settings of generation, with the division's lengths where it states them.
 
@@ -357,7 +355,3 @@ def _lengths(
     has_rule = any(rule.code == _LENGTHS and division in rule.divisions for rule in division_rule_entries())
     closed = matching(family.closed_lengths, *cell) if has_rule else []
     return closed[0] if closed else reference
-
-
-def _tests(family: Family, round_name: str, benchmark: str) -> tuple[str, ...]:
-    return tuple(test for entry in matching(family.compliance, round_name, benchmark) for test in entry.tests)
