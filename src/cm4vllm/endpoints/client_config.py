@@ -54,7 +54,7 @@ def client_document(run: ClientRun) -> dict[str, Any]:
 
     The model's seed of the set is no parameter of requests: it is greater than what vLLM takes (2^63 - 1).
     """
-    datasets = [_performance(run.dataset), *map(_accuracy, run.scored)]
+    datasets = [_dataset(run.dataset, "performance"), *map(_accuracy, run.scored)]
     pattern: dict[str, Any] = (
         {"type": "max_throughput"}
         if run.concurrency is None
@@ -92,19 +92,16 @@ def client_document(run: ClientRun) -> dict[str, Any]:
     }
 
 
-def _performance(dataset: ClientDataset) -> dict[str, Any]:
-    return {"name": dataset.name, "type": "performance", **_file(dataset)}
-
-
 def _accuracy(dataset: ClientDataset) -> dict[str, Any]:
     scoring = {"eval_method": dataset.scorer, "ground_truth": dataset.ground_truth, "extractor": dataset.extractor}
     given = {key: value for key, value in scoring.items() if value}
-    config = {**given, "num_repeats": dataset.repeats}
-    return {"name": dataset.name, "type": "accuracy", **_file(dataset), "accuracy_config": config}
+    return {**_dataset(dataset, "accuracy"), "accuracy_config": {**given, "num_repeats": dataset.repeats}}
 
 
-def _file(dataset: ClientDataset) -> dict[str, Any]:
+def _dataset(dataset: ClientDataset, kind: str) -> dict[str, Any]:
     return {
+        "name": dataset.name,
+        "type": kind,
         **({"path": dataset.path} if dataset.path else {}),
         **({"parser": dataset.parser} if dataset.parser else {}),
     }
