@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.power.samples import SIMULATED, Sample, mean_watts, samples_of
+from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
 
 __all__ = ["IDENTITY", "SimulatedAnalyzer", "main"]
 
@@ -100,17 +100,14 @@ class SimulatedAnalyzer:
         _say("Completed test")
         return "Stopping untimed measurement"
 
-    def _samples(self) -> tuple[Sample, ...]:
-        with self._lock:
-            return samples_of("\n".join(self._lines)).samples
-
     def _unread(self) -> list[str]:
         with self._lock:
             lines, self._read = self._lines[self._read :], len(self._lines)
         return [f"Last {len(lines)} samples", *lines]
 
     def _totals(self, name: str) -> str:
-        samples = self._samples()
+        with self._lock:
+            samples = samples_of("\n".join(self._lines)).samples
         count = len(samples)
         if name == "Uncertainty" and "Auto" in self._ranges.values():
             return f"Uncertainty,-1.0,10000000.000000,0.000000,{count},0,0,{count}"
