@@ -25,7 +25,7 @@ WORDS = st.one_of(
 
 def stems(vocabulary, text):
     words = vocabulary.read([text]).words.tolist()
-    names = {number: stem for stem, number in vocabulary._numbers.stems.items()}
+    names = {number: stem for stem, number in vocabulary.stems.items()}
     return [names[number] for number in words]
 
 
@@ -52,4 +52,4 @@ def test_a_word_keeps_its_number():
     first, second = (vocabulary.read([text]).words.tolist() for text in ("Ships LANDED", "landing of ships"))
     assert first == [0, 1]
     assert second == [1, 2, 0]
-    assert len(vocabulary) == 3
+    assert len(vocabulary.stems) == 3

@@ -38,18 +38,20 @@ class Texts:
         return sizes
 
 
-class Vocabulary:
-    """Gives the same number to words with the same Porter stem; each word is stemmed once."""
+class Vocabulary(dict[bytes, int]):
+    """The number of each word: the same for words with the same Porter stem. Each word is stemmed once."""
 
     def __init__(self) -> None:
-        self._numbers = _Numbers()
+        # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
+        from cm4vllm.accuracy.stemmer import Stemmer
 
-    def __len__(self) -> int:
-        return len(self._numbers.stems)
+        super().__init__()
+        self.stems: dict[str, int] = {}
+        self._stem = Stemmer().stem
 
     def read(self, texts: Sequence[str]) -> Texts:
         """Return the words of each text. Only a line feed ends a line, and only a-z and 0-9 are parts of words."""
-        number = self._numbers.__getitem__
+        number = self.__getitem__
         words: list[int] = []
         lengths: list[int] = []
         lines: list[int] = []
@@ -61,18 +63,6 @@ class Vocabulary:
                     lengths.append(len(numbers))
             lines.append(len(lengths) - before)
         return Texts(np.array(words, np.int64), np.array(lengths, np.int64), np.array(lines, np.int64))
-
-
-class _Numbers(dict[bytes, int]):
-    """The number of each word; a word that is new gets that of its stem."""
-
-    def __init__(self) -> None:
-        # nltk takes a third of a second to load: a plan and a run that scores nothing do without.
-        from cm4vllm.accuracy.stemmer import Stemmer
-
-        super().__init__()
-        self.stems: dict[str, int] = {}
-        self._stem = Stemmer().stem
 
     def __missing__(self, word: bytes) -> int:
         text = word.decode()
