@@ -19,9 +19,8 @@ from pathlib import Path
 from clients.task import Result, Task
 from clients.through_loadgen import settings_of
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.current_status import JobStatus
 from cm4vllm.campaign.live.monitor import Monitor, watched
-from cm4vllm.campaign.live.records import StepStatus
+from cm4vllm.campaign.live.status import JobStatus, StepStatus
 from cm4vllm.loadgen.process.runner import run
 
 __all__ = ["watched_run"]

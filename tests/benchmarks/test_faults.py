@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.records import STATUS_FILE
+from cm4vllm.campaign.live.status import STATUS_FILE
 from fault_injection.catalogue import REAL_FAULTS
 from fault_injection.trial import MARK, Trial
 from faults import REAL_JOB

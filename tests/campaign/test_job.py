@@ -10,7 +10,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign import job as module
 from cm4vllm.campaign.computed_targets import target_of
 from cm4vllm.campaign.ledger import State, read_ledger
-from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord
+from cm4vllm.campaign.live.status import STATUS_FILE, JobState, StatusRecord
 from cm4vllm.campaign.schedule import schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.campaign.step_values import Values

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
-from cm4vllm.campaign.live.current_status import JobStatus, steps_of
 from cm4vllm.campaign.live.monitor import watched
+from cm4vllm.campaign.live.status import JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder

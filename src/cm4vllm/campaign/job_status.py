@@ -9,7 +9,7 @@ import msgspec
 
 from cm4vllm.campaign.ledger import LEDGER_FILE, Ledger, State, StepState, is_under_way, read_ledger
 from cm4vllm.campaign.live.panels import view_of
-from cm4vllm.campaign.live.records import read_status
+from cm4vllm.campaign.live.status import read_status
 from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, translated_os_errors

@@ -2,7 +2,7 @@
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.endpoints.curve_status import CurveStatus, MeasuredPoint
 from cm4vllm.loadgen.process.run_status import (

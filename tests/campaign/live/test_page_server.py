@@ -14,7 +14,7 @@ from browser import chromium
 from cm4vllm.campaign.live.monitor import _clean
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.live.page_server import Page
-from cm4vllm.campaign.live.records import JobState
+from cm4vllm.campaign.live.status import JobState
 from cm4vllm.common.errors import PortInUse, UsageError
 
 

@@ -19,10 +19,17 @@ from states import ACCURACY_RUN, CURVE, SEARCH, SERVER_RUN, STEPS, status, step
 from cm4vllm.campaign.job_status import StatusSettings, report_status
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live import monitor as module
-from cm4vllm.campaign.live.current_status import JobStatus, job_left
 from cm4vllm.campaign.live.monitor import Monitor, watched
 from cm4vllm.campaign.live.panels import Tone, view_of
-from cm4vllm.campaign.live.records import STATUS_FILE, JobState, StatusRecord, StepStatus, read_status
+from cm4vllm.campaign.live.status import (
+    STATUS_FILE,
+    JobState,
+    JobStatus,
+    StatusRecord,
+    StepStatus,
+    job_left,
+    read_status,
+)
 from cm4vllm.campaign.live.terminal import plain_text
 from cm4vllm.campaign.search.search_status import SearchStatus, TriedRate
 from cm4vllm.common import progress

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.campaign.live.current_status import JobStatus
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.campaign.live.page_server import Page
 from cm4vllm.campaign.live.panels import view_of
-from cm4vllm.campaign.live.records import INTERVAL_S, STATUS_FILE, JobState, StatusRecord
+from cm4vllm.campaign.live.status import INTERVAL_S, STATUS_FILE, JobState, JobStatus, StatusRecord
 from cm4vllm.campaign.live.terminal import Drawing, drawing
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import say, warn

@@ -21,7 +21,7 @@ import msgspec
 
 from cm4vllm.campaign.live.page_address import Address, is_own
 from cm4vllm.campaign.live.panels import view_of
-from cm4vllm.campaign.live.records import StatusRecord
+from cm4vllm.campaign.live.status import StatusRecord
 from cm4vllm.common.errors import PortInUse, UsageError
 
 __all__ = ["Page"]

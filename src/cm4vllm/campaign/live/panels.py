@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.records import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.curve_status import CurveStatus
