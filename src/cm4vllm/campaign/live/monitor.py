@@ -68,7 +68,10 @@ class Monitor:
             if self._page is not None:
                 self._page.show(data, status)
             if self._draw is not None:
-                self._draw(view_of(status))
+                try:
+                    self._draw(view_of(status))
+                except OSError:  # the terminal has gone, which ends the drawing and not the job
+                    self._draw = None
 
 
 @contextmanager

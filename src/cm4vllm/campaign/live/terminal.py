@@ -15,7 +15,6 @@ from cm4vllm.common.terminal_text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.live import Live
 
 __all__ = ["Drawing", "drawing", "plain_text"]
 
@@ -25,7 +24,7 @@ _NOTICE = "yellow"
 _LABEL, _BAR = 9, 12
 
 
-#: Draws a view.
+#: Draws a view. Raises OSError where the terminal has gone.
 Drawing = Callable[[View], None]
 
 
@@ -46,9 +45,14 @@ def drawing() -> Iterator[Drawing]:
 
     lock = threading.RLock()
     live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def draw(view: View) -> None:
+        with lock:
+            live.update(_drawn(view, *console.size), refresh=True)
+
     with drawn_by_a_view(), live, _printed_above(console, lock):
         console.show_cursor(True)  # so that a process that is killed leaves the terminal with one
-        yield _LiveDrawing(live, lock)
+        yield draw
 
 
 @contextmanager
@@ -77,22 +81,6 @@ def _printed_above(console: Console, lock: threading.RLock) -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = before
-
-
-class _LiveDrawing:
-    """Draws; a terminal that has gone ends the drawing, not the job."""
-
-    def __init__(self, live: Live, lock: threading.RLock) -> None:
-        self._live: Live | None = live
-        self._lock = lock
-
-    def __call__(self, view: View) -> None:
-        if self._live is not None:
-            try:
-                with self._lock:
-                    self._live.update(_drawn(view, *self._live.console.size), refresh=True)
-            except OSError:
-                self._live = None
 
 
 def plain_text(view: View, width: int = 80) -> str:
