@@ -104,7 +104,7 @@ def test_in_a_browser_it_updates_itself_and_logs_no_error(page, tmp_path):
     show(page, status(run=None, doing="<script>document.title = 1</script>"))
 
     def change():
-        page._server.read_again.wait(60)
+        page.read_again.wait(60)
         show(page, status(search=SEARCH))
 
     threading.Thread(target=change, daemon=True).start()

@@ -36,38 +36,15 @@ _LAST_S = 2.5
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 
 
-class Page:
+class Page(ThreadingHTTPServer):
     """Serves the last status that `show` was given, until `close`. Raises PortInUse, UsageError where it cannot."""
 
-    def __init__(self, address: Address) -> None:
-        self._server = _Server(address)
-        self.address = Address(address.host, self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="page", daemon=True)
-        self._thread.start()
-
-    def show(self, data: bytes, status: StatusRecord) -> None:
-        """Serve this status from now on; `data` is status.json."""
-        self._server.shown = data, status, time.monotonic()
-
-    def close(self) -> None:
-        """Stop serving, once somebody who reads the page has seen the last status."""
-        server = self._server
-        if server.read_at is not None and time.monotonic() - server.read_at < _LAST_S:
-            server.read_again.clear()
-            server.read_again.wait(_LAST_S)
-        server.shutdown()
-        server.server_close()
-        self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: Address) -> None:
         self.shown: tuple[bytes, StatusRecord, float] | None = None
         self.read_at: float | None = None
         self.read_again = threading.Event()
-        self.is_on_loopback = is_own(address.host)
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             super().__init__((address.host, address.port), _Handler)
@@ -84,6 +61,22 @@ class _Server(ThreadingHTTPServer):
                 cause=str(error.strerror),
                 remedy="give --serve a port above 1023, and an address of this machine",
             ) from error
+        self.address = Address(address.host, self.server_port)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="page", daemon=True)
+        self._thread.start()
+
+    def show(self, data: bytes, status: StatusRecord) -> None:
+        """Serve this status from now on; `data` is status.json."""
+        self.shown = data, status, time.monotonic()
+
+    def close(self) -> None:
+        """Stop serving, once somebody who reads the page has seen the last status."""
+        if self.read_at is not None and time.monotonic() - self.read_at < _LAST_S:
+            self.read_again.clear()
+            self.read_again.wait(_LAST_S)
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer asks for the host's name, which may take long
@@ -91,7 +84,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Page
     server_version, sys_version = "cm4vllm", ""
     timeout = 30
 
@@ -118,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say whether a request on loopback asks for loopback, and not for a name that somebody pointed at it."""
         given = self.headers.get("Host", "")
         host = given.rpartition(":")[0] if given.rpartition(":")[2].isdecimal() else given
-        return not self.server.is_on_loopback or is_own(host.removeprefix("[").removesuffix("]"))
+        return not self.server.address.is_loopback or is_own(host.removeprefix("[").removesuffix("]"))
 
     def _answer(self, code: HTTPStatus, body: bytes, kind: str) -> None:
         try:
