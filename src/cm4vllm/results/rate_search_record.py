@@ -8,7 +8,17 @@ from cm4vllm.common.records import Record
 from cm4vllm.loadgen.logs.early_stopping import passes
 from cm4vllm.serving.metrics_records import Speed
 
-__all__ = ["SEARCH_FILE", "Boundary", "Interval", "LimitRecord", "ProbeRecord", "SearchRecord", "Verdict", "tightest"]
+__all__ = [
+    "SEARCH_FILE",
+    "Boundary",
+    "Interval",
+    "LimitRecord",
+    "ProbeRecord",
+    "SearchOutcome",
+    "SearchRecord",
+    "Verdict",
+    "tightest",
+]
 
 #: The name of the record's file in the folder of a search.
 SEARCH_FILE = "search.json"
@@ -96,21 +106,15 @@ class Interval(Record, frozen=True, kw_only=True):
     probes: int
 
 
-class SearchRecord(Record, frozen=True, kw_only=True):
-    """A search that ended. Rates are in queries/s.
+class SearchOutcome(Record, frozen=True, kw_only=True):
+    """The outcome of a search. Rates are in queries/s.
 
     `rate` is the highest one whose full-length run passed, where `confirmed`; else one to which the probes point.
     `lowest_failing` is None where no rate above it failed, `high` where no full-length run failed. `stopped` says why
-    the search ended. `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered
-    by. `cost_s` is the time that all probes and full-length runs took. `result` is the folder in which the run that
-    passed became the scenario's result. `interval` is None where too few probes say something.
-    `since` is the number of the first probe that counts: a full-length run contradicted those before it. `drift` says
-    by how much the server's speed changed from probe to probe, where it did. `settings_sha256` is the digest of the
-    settings of the search's runs (loadgen/identity), without their rate.
+    the search ended. `interval` is None where too few probes say something. `since` is the number of the first probe
+    that counts: a full-length run contradicted those before it.
     """
 
-    scenario: str
-    benchmark: str
     rate: float
     confirmed: bool
     lowest_failing: float | None
@@ -119,16 +123,34 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     binding: str
     cause: str
     boundary: Boundary
+    stopped: str
+    probes: list[ProbeRecord]
+    interval: Interval | None = None
+    since: int = 1
+
+    @property
+    def run(self) -> int:
+        """The number of the full-length run that passed, the last one if several did; 0 for none."""
+        return max((probe.number for probe in self.probes if probe.sure and probe.verdict is Verdict.PASSES), default=0)
+
+
+class SearchRecord(SearchOutcome, frozen=True, kw_only=True):
+    """A search that ended, with what it was made for.
+
+    `precision` is the first step, as a part of the rate, that a run which misses a limit is lowered by. `cost_s` is the
+    time that all probes and full-length runs took. `result` is the folder in which the run that passed became the
+    scenario's result. `drift` says by how much the server's speed changed from probe to probe, where it did.
+    `settings_sha256` is the digest of the settings of the search's runs (loadgen/identity), without their rate.
+    """
+
+    scenario: str
+    benchmark: str
     precision: float
     start: float
     start_source: str
-    stopped: str
     cost_s: float
     rehearsal: bool
-    probes: list[ProbeRecord]
     result: str = ""
-    interval: Interval | None = None
-    since: int = 1
     drift: str = ""
     settings_sha256: str = ""
 

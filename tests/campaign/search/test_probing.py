@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from cm4vllm.campaign.search import probing
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
-from cm4vllm.campaign.search.rate_search import SearchOutcome, SearchPlan
+from cm4vllm.campaign.search.rate_search import SearchPlan
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen import measurement
@@ -20,7 +20,7 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.user_conf import user_conf
-from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import ExecutionMode
 
 
@@ -184,7 +184,6 @@ def one_run(prober, start, plan, seen):
     return SearchOutcome(
         rate=made.rate,
         confirmed=True,
-        run=made.number,
         lowest_failing=None,
         low=made.rate,
         high=None,
@@ -192,7 +191,7 @@ def one_run(prober, start, plan, seen):
         cause="",
         boundary=Boundary.UNKNOWN,
         stopped="",
-        probes=(made,),
+        probes=[replace(made, verdict=Verdict.PASSES)],
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from cm4vllm.campaign.computed_targets import REHEARSAL_SEARCH_S
 from cm4vllm.campaign.search.drift import drift_words
@@ -20,7 +20,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.missed_limits import cause_words
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchOutcome, SearchPlan, queueing_estimate, search
+from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.search_status import LiveSearch
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
@@ -34,7 +34,7 @@ from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
-from cm4vllm.results.rate_search_record import SEARCH_FILE, ProbeRecord, SearchRecord, Verdict
+from cm4vllm.results.rate_search_record import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.server_metrics import ServerMetrics, look
@@ -300,26 +300,15 @@ def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -
 
 def _record(outcome: SearchOutcome, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:
     return SearchRecord(
+        **asdict(outcome),
         scenario=str(settings.scenario),
         benchmark=settings.benchmark,
-        rate=outcome.rate,
-        confirmed=outcome.confirmed,
-        lowest_failing=outcome.lowest_failing,
-        low=outcome.low,
-        high=outcome.high,
-        binding=outcome.binding,
-        cause=outcome.cause,
-        boundary=outcome.boundary,
         precision=STEP_DOWN,
         start=round(start, 4),
         start_source=source,
-        stopped=outcome.stopped,
         cost_s=round(sum(probe.took_s for probe in outcome.probes), 3),
         rehearsal=settings.rehearsal,
-        probes=list(outcome.probes),
         result=result,
-        interval=outcome.interval,
-        since=outcome.since,
         drift=drift_words(outcome.probes),
         settings_sha256=settings_sha256(settings),
     )

@@ -21,10 +21,10 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.projection import Window, predicted_rate, project, rate_interval
 from cm4vllm.common.errors import InvalidResult
-from cm4vllm.results.rate_search_record import Boundary, Interval, ProbeRecord, Verdict
+from cm4vllm.results.rate_search_record import Boundary, ProbeRecord, SearchOutcome, Verdict
 from cm4vllm.rules import LatencyLimits
 
-__all__ = ["STEP_DOWN", "Prober", "SearchOutcome", "SearchPlan", "queueing_estimate", "search"]
+__all__ = ["STEP_DOWN", "Prober", "SearchPlan", "queueing_estimate", "search"]
 
 #: The largest step from one probe's rate to the next, as a factor. Where the probes point nowhere it is the first step,
 #: whose logarithm doubles.
@@ -79,29 +79,6 @@ class SearchPlan:
     approach_s: float = 255.0
     runs: float = SEARCH_RUNS
     budget_s: float = 0.0
-
-    @property
-    def limits_ms(self) -> dict[str, float]:
-        return self.limits.by_name
-
-
-@dataclass(frozen=True)
-class SearchOutcome:
-    """The result of a search; see SearchRecord. `run` is the number of the full-length run that passed, 0 for none."""
-
-    rate: float
-    confirmed: bool
-    run: int
-    lowest_failing: float | None
-    low: float
-    high: float | None
-    binding: str
-    cause: str
-    boundary: Boundary
-    stopped: str
-    probes: tuple[ProbeRecord, ...]
-    interval: Interval | None = None
-    since: int = 1
 
 
 def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
@@ -165,7 +142,7 @@ class _Search:
     def approach(self, start: float) -> float:
         """Probe where the probes before point to; return the rate to which they point in the end."""
         rate, lengths, step = start, list(self._plan.probes_s), math.log(_FURTHEST)
-        while lengths and (not self._probes or self._ends(rate, lengths[0]) < self._plan.approach_s):
+        while lengths and (not self._probes or self._spent + self._length(rate, lengths[0]) < self._plan.approach_s):
             if rate < _LEAST_PART * start:
                 raise self._none_passes()
             last = self._probe(rate, lengths[0])
@@ -227,9 +204,6 @@ class _Search:
         full_s = self._prober.full.duration(rate)
         return self._made(rate, ProbePlan(seconds=seconds, warm_up_s=warm_up, full_s=full_s))
 
-    def _ends(self, rate: float, seconds: float) -> float:
-        return self._spent + self._length(rate, seconds)
-
     def _length(self, rate: float, seconds: float) -> float:
         """Return how long a probe of at least so many seconds must be to say something."""
         longest = _LONGEST_PART * self._prober.full.duration(rate)
@@ -237,7 +211,7 @@ class _Search:
 
     def _made(self, rate: float, plan: ProbePlan) -> ProbeRecord:
         made, window = self._prober.probe(rate, plan)
-        projected = project(window, self._plan.limits_ms, self._prober.full)
+        projected = project(window, self._plan.limits.by_name, self._prober.full)
         probe = replace(made, projected={name: _rounded(edge) for name, edge in projected.items()})
         self._probes.append(probe)
         self._seen(probe)
@@ -290,7 +264,6 @@ class _Search:
         return SearchOutcome(
             rate=rate,
             confirmed=self._passing is not None,
-            run=self._passing.number if self._passing else 0,
             lowest_failing=min((probe.rate for probe in failed), default=None),
             low=rate,
             high=self._failing.rate if self._failing else None,
@@ -298,7 +271,7 @@ class _Search:
             cause=nearest.server if nearest else "",
             boundary=_boundary(rate, above),
             stopped=stopped,
-            probes=tuple(self._probes),
+            probes=self._probes,
             interval=rate_interval(self._probes[self._since :]),
             since=self._probes[self._since].number,
         )
