@@ -11,11 +11,11 @@ def ran(monkeypatch):
     seen = []
     original = execution.perform
 
-    def perform(session, task, scope):
+    def perform(run):
         place = len(seen)
         seen.append(None)
-        done = original(session, task, scope)
-        seen[place] = (task.script.alias, task.variations.names, done.cached)
+        done = original(run)
+        seen[place] = (run.task.script.alias, run.task.variations.names, done.cached)
         return done
 
     monkeypatch.setattr(execution, "perform", perform)

@@ -12,10 +12,8 @@ from cm4vllm.engine.format.documents import merged
 from cm4vllm.engine.run.environment import merge_into
 from cm4vllm.engine.run.execution import check_version, fresh, run_phase
 from cm4vllm.engine.run.flags import flag
-from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Outcome, Scope
 from cm4vllm.engine.run.script_run import Run
-from cm4vllm.engine.run.session import Session
 
 __all__ = ["kept_outcome"]
 
@@ -24,13 +22,14 @@ _VALIDATE = "validate_cache"
 _DEPENDENT = "CM_GET_DEPENDENT_CACHED_PATH"
 
 
-def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Outcome:
+def kept_outcome(cache: Cache, run: Run) -> Outcome:
     """Use the entry that fits; where none does, hold its lock, run the script and make the entry."""
-    identity = identity_of(task, scope, session.vault.is_secret)
+    session, task = run.session, run.task
+    identity = identity_of(task, run.scope, session.vault.is_secret)
     again = flag(task.request.inputs, "new", "renew")
     if not again and (entry := cache.find(identity, task.wanted)) is not None:
         try:
-            return _used(session, task, scope, entry)
+            return _used(run, entry)
         except Damaged:
             pass  # found once more, and reported, with the lock held
     with cache.lock(identity, session.tell):
@@ -38,7 +37,7 @@ def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Ou
         entry = cache.find(identity, task.wanted)
         if entry is not None and not again:
             try:
-                return _used(session, task, scope, entry)
+                return _used(run, entry)
             except Damaged as damage:
                 session.tell(
                     f"{task.script.title()}: its cache entry has changed since it was made ({damage}); making it again"
@@ -48,19 +47,21 @@ def kept_outcome(cache: Cache, session: Session, task: Task, scope: Scope) -> Ou
         renews = entry is not None and flag(task.request.inputs, "renew")
         with cache.emptied(entry.folder if entry and renews else cache.free_folder(identity)) as folder:
             try:
-                return _made(session, task, identity, scope.but(folder=folder), cache)
+                return _made(run.but(scope=run.scope.but(folder=folder)), identity, cache)
             except CmError as error:
                 session.keep_logs(task.script, folder, error)
                 raise
 
 
-def _used(session: Session, task: Task, scope: Scope, entry: Entry) -> Outcome:
+def _used(run: Run, entry: Entry) -> Outcome:
     """Return the content of an entry: only dynamic dependencies run. Raises Damaged."""
     saved = entry.result()
-    current = Run(session, task, scope.but(env=dict(scope.env), deps=[], folder=entry.folder))
-    if os.path.isfile(os.path.join(task.script.folder, f"{_VALIDATE}.sh")):
+    current = run.but(scope=run.scope.but(env=dict(run.scope.env), deps=[], folder=entry.folder))
+    if os.path.isfile(os.path.join(run.task.script.folder, f"{_VALIDATE}.sh")):
         _validate(current, str(saved.get("version", "")), entry)
-    session.tell(f"{task.script.title()} (from the cache: {entry.folder})", detail=task.request.is_dependency)
+    run.session.tell(
+        f"{run.task.script.title()} (from the cache: {entry.folder})", detail=run.task.request.is_dependency
+    )
     for phase in PHASES:
         run_phase(current, phase, only_dynamic=True)
     env, state = current.scope.env, merged(current.scope.state, saved["new_state"])
@@ -80,7 +81,7 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
     """Run the script's validate_cache.sh, after its dependencies; the entry is damaged when it fails or sees another
     version than the entry's.
     """
-    trial = Run(current.session, current.task, Scope.of(current.task))
+    trial = current.but(scope=Scope.of(current.task))
     trial.scope.folder = entry.folder
     script = current.task.script
     trial.scope.env["CM_TMP_CURRENT_SCRIPT_PATH"] = script.folder
@@ -94,20 +95,19 @@ def _validate(current: Run, version: str, entry: Entry) -> None:
         raise Damaged(f"it has version {version}, and {_VALIDATE}.sh detects {seen}")
 
 
-def _made(session: Session, task: Task, identity: Identity, scope: Scope, cache: Cache) -> Outcome:
+def _made(run: Run, identity: Identity, cache: Cache) -> Outcome:
     """Run the script in the folder of its entry, that of the scope, and finish the entry when it ends well."""
-    outcome = fresh(session, task, scope)
+    outcome, task, vault = fresh(run), run.task, run.session.vault
     check_version(task, outcome.version)
-    vault, script = session.vault, task.script
     versions = [f"version-{version}" for version in dict.fromkeys((task.wanted.version, outcome.version)) if version]
-    tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{script.uid}"]
+    tags = [*cache_tags(task, outcome.env), *versions, *outcome.extra_tags, f"script-artifact-{task.script.uid}"]
     kept = {key: value for key, value in outcome.new_env.items() if not vault.is_secret(key) and not vault.holds(value)}
     for key in sorted(outcome.new_env.keys() - kept.keys()):
-        session.tell(f"note: {key} is or contains a secret, and is not stored in the cache")
+        run.session.tell(f"note: {key} is or contains a secret, and is not stored in the cache")
     cache.finish(
-        scope.folder,
+        run.scope.folder,
         identity,
-        script=(script.alias, script.uid),
+        script=(task.script.alias, task.script.uid),
         asked=task.wanted.pip_text(),
         tags=[tag for tag in tags if not vault.holds(tag)],
         depends_on=str(outcome.env.get(_DEPENDENT, "")),

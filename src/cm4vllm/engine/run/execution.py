@@ -18,7 +18,7 @@ from cm4vllm.engine.run.environment import Env, merge_into
 from cm4vllm.engine.run.flags import flag, require_inputs
 from cm4vllm.engine.run.request import Request, Task
 from cm4vllm.engine.run.scope import Outcome, Scope, amended, completed, remarks, request_for
-from cm4vllm.engine.run.script_run import ENGINE_FILES, Run, is_fake
+from cm4vllm.engine.run.script_run import ENGINE_FILES, Run
 from cm4vllm.engine.run.script_selection import select, settled
 from cm4vllm.engine.run.session import Session
 
@@ -31,40 +31,39 @@ def run(session: Session, request: Request) -> Outcome:
     script = select(session.catalogue, request, session.near)
     with session.under_way(script, request):
         task = Task.of(script, request)
-        scope = Scope.of(task)
+        current = Run(session, task, Scope.of(task))
         session.vault.declare(script.secret_env_keys)
         session.vault.learn(request.inputs)
-        session.vault.learn(scope.env)
-        for remark in remarks(task, scope.env, session.vault.is_secret):
+        session.vault.learn(current.scope.env)
+        for remark in remarks(task, current.scope.env, session.vault.is_secret):
             session.tell(remark)
-        outcome = perform(session, task, scope)
+        outcome = perform(current)
         check_version(task, outcome.version)
-        if not is_fake(session, task):
+        if not current.is_fake:
             _check_promises(task, outcome.new_env)
         session.note_version(task, outcome.version)
         _tell_exported(session, task, outcome)
     return outcome
 
 
-def perform(session: Session, task: Task, scope: Scope) -> Outcome:
+def perform(run: Run) -> Outcome:
     """Run a task, or use its entry in the cache."""
-    if session.kept_outcome is not None and task.is_cached and not is_fake(session, task):
-        return session.kept_outcome(session, task, scope)
-    return fresh(session, task, scope)
+    if run.session.kept_outcome is not None and run.task.is_cached and not run.is_fake:
+        return run.session.kept_outcome(run)
+    return fresh(run)
 
 
-def fresh(session: Session, task: Task, scope: Scope) -> Outcome:
+def fresh(run: Run) -> Outcome:
     """Run a script step by step, from the scope of its task. A step that returns an outcome is the last one."""
-    settled = task.settled()
-    if settled is not task:  # a version more has its own say
-        task, scope = settled, Scope.of(settled).but(folder=scope.folder)
-    current = Run(session, task, scope)
+    settled = run.task.settled()
+    if settled is not run.task:  # a version more has its own say
+        run = run.but(task=settled, scope=Scope.of(settled).but(folder=run.scope.folder))
     for step in _STEPS:
-        outcome = step(current)
+        outcome = step(run)
         if outcome is not None:
             return outcome
-    current.hold_constants()
-    return scope.outcome(task)
+    run.hold_constants()
+    return run.scope.outcome(run.task)
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------

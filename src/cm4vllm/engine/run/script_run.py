@@ -22,7 +22,7 @@ from cm4vllm.engine.run.request import Task
 from cm4vllm.engine.run.scope import Scope, update_from
 from cm4vllm.engine.run.session import Session
 
-__all__ = ["ENGINE_FILES", "Run", "is_fake"]
+__all__ = ["ENGINE_FILES", "Run"]
 
 _ENV_OUT, _STATE_OUT, _STATE_IN, _VERSION_OUT = "tmp-run-env.out", "tmp-run-state.json", "tmp-state.json", "tmp-ver.out"
 #: The files that a shell file leaves for the engine, and the engine for it.
@@ -97,7 +97,7 @@ class Run(Value):
     @property
     def is_fake(self) -> bool:
         """Return whether only dependencies are processed: in fake runs, and of the script that is only prepared."""
-        return is_fake(self.session, self.task)
+        return self.session.fake or self.session.no_deps or flag(self.task.request.inputs, "prepare")
 
     def hold_constants(self) -> None:
         """Give constants their values back, as public scripts rely on; one with strict_input may overrule its flags."""
@@ -190,11 +190,6 @@ class Run(Value):
             if self.scope.state:
                 with open(os.path.join(folder, _STATE_IN), "w", encoding="utf-8") as file:
                     file.write(json.dumps(self.session.vault.cleaned(self.scope.state), default=str))
-
-
-def is_fake(session: Session, task: Task) -> bool:
-    """Tell whether only the dependencies of a task are run, and the task itself is not."""
-    return session.fake or session.no_deps or flag(task.request.inputs, "prepare")
 
 
 def _native_state(path: str, title: str) -> dict[str, Any]:

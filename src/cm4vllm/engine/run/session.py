@@ -21,13 +21,14 @@ from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION, Catalogue
 from cm4vllm.engine.run.flags import flag, with_usable_flags
 from cm4vllm.engine.run.request import Request, Task
-from cm4vllm.engine.run.scope import Outcome, Scope
 
 if TYPE_CHECKING:
     from cm4vllm.engine.run.hooks import Hooks
+    from cm4vllm.engine.run.scope import Outcome
+    from cm4vllm.engine.run.script_run import Run
     from cm4vllm.engine.run.shell_script import Guardian
 
-    KeptOutcome = Callable[["Session", Task, Scope], Outcome]
+    KeptOutcome = Callable[[Run], Outcome]
 
 __all__ = ["DEEPEST", "Session", "depends_on_itself"]
 
@@ -40,8 +41,8 @@ _MOST_LOGS = 50
 class Session:
     """State of a top-level run, shared with all runs inside it.
 
-    `automation` is what hooks get as i['automation']. `kept_outcome` returns the kept result of a task, or runs it and
-    keeps its result; without it nothing is kept, and everything runs.
+    `automation` is what hooks get as i['automation']. `kept_outcome` returns the kept result of a script, or runs
+    it and keeps its result; without it nothing is kept, and everything runs.
     """
 
     def __init__(self, automation: Any, inputs: Mapping[str, Any], kept_outcome: KeptOutcome | None = None) -> None:
