@@ -8,23 +8,24 @@ written as SAMPLES_FILE beside run.json, when the test is over. Until then anoth
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import write_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from cm4vllm.loadgen.client.workers import Answer, WholeAnswer
 
-    Rows = npt.NDArray[np.void]
+__all__ = ["AT_LENGTH", "SAMPLES_FILE", "STOPPED", "Rows", "SampleTimes", "client_values", "read_sample_times"]
 
-__all__ = ["AT_LENGTH", "SAMPLES_FILE", "STOPPED", "SampleTimes", "client_values", "read_sample_times"]
+Rows = npt.NDArray[np.void]
 
 #: The name of the file in a run's folder: an array of NumPy (format .npy) with a row for each sample, in the order of
 #: issue. Times are in ns since the first sample was issued; first_ns is -1 where no first token was seen, as in whole
@@ -87,18 +88,12 @@ class SampleTimes:
 
     def write(self, folder: Path) -> None:
         """Write the rows of a run in which every sample was answered to SAMPLES_FILE in `folder`."""
-        import io
-
-        import numpy as np
-
         buffer = io.BytesIO()
         np.save(buffer, self._rows(), allow_pickle=False)
         write_bytes(folder / SAMPLES_FILE, buffer.getvalue())
 
     def _rows(self) -> Rows:
         """Put the events of each sample together. LoadGen may use a key again once it has ended."""
-        import numpy as np
-
         issued, first = self._issued.array(_ISSUED_FIELDS), self._first.array(_FIRST_FIELDS)
         ended = self._ended.array(_ENDED_FIELDS)
         order = np.argsort(issued["key"], kind="stable")
@@ -142,8 +137,6 @@ class _Events:
 
     def new(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records since the last call; another thread may be adding some."""
-        import numpy as np
-
         pieces = len(self._pieces)
         begin, end = self._read, (pieces - 1) * self._bytes + self._at
         if end <= begin:  # nothing, or a piece that is just being added
@@ -159,8 +152,6 @@ class _Events:
 
     def array(self, fields: list[tuple[str, str]]) -> Any:
         """Return the records as an array with these fields."""
-        import numpy as np
-
         data = b"".join([*self._pieces[:-1], memoryview(self._pieces[-1])[: self._at]])
         return np.frombuffer(data, np.dtype(fields))
 
@@ -170,8 +161,6 @@ def read_sample_times(folder: Path) -> Rows | None:
 
     Raises RunFailed when it is not of this format.
     """
-    import numpy as np
-
     path = folder / SAMPLES_FILE
     if not path.is_file():
         return None
@@ -197,8 +186,6 @@ def client_values(name: str, rows: Rows | None) -> npt.NDArray[np.float64] | Non
 
     None where the record has none: answers that came whole have no first token.
     """
-    import numpy as np
-
     if rows is None or not len(rows):
         return None
     if name and (rows["first_ns"] < 0).any():

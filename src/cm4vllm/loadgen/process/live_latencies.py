@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.loadgen.client.sample_times import Rows, SampleTimes
 from cm4vllm.loadgen.logs.early_stopping import PERCENTILE, missing_queries, most_over
 from cm4vllm.loadgen.process.messages import Latencies, Timed
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.rules import LatencyLimits
-
-if TYPE_CHECKING:
-    from cm4vllm.loadgen.client.sample_times import Rows, SampleTimes
 
 __all__ = ["LiveLatencies", "Tally"]
 
