@@ -21,9 +21,8 @@ from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
-from cm4vllm.loadgen.process.machine_load import MachineMeter
+from cm4vllm.loadgen.process.machine_load import MachineMeter, NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.messages import Ended
-from cm4vllm.loadgen.process.node_samples import NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.process_monitor import (
     Alive,
     Attempt,
