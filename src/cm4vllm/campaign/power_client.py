@@ -161,10 +161,10 @@ def require_wiring(session: PowerSession) -> int:
                     cause=f"{phase}/spl.txt; PTDaemon states {stated}",
                     remedy="give the channels that are wired: --channel=FIRST,NUMBER of run,mlperf,power,server",
                 )
-            for name, reading in (sample.channels or {"of one": sample.total}).items():
-                if reading.watts < _NO_READING_W:
+            for name, watts in (sample.channels or {"of one": sample.watts}).items():
+                if watts < _NO_READING_W:
                     raise UsageError(
-                        f"channel {name} of the analyzer reads {reading.watts:g} W",
+                        f"channel {name} of the analyzer reads {watts:g} W",
                         cause="a machine that runs draws power: its current is wired the wrong way round, or not "
                         "steadily",
                         remedy="mend the wiring of that channel",

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from cm4vllm.loadgen.logs.detail_log import time_of
 
-__all__ = ["SAMPLES", "SIMULATED", "Reading", "Sample", "Samples", "mean_watts", "samples_of"]
+__all__ = ["SAMPLES", "SIMULATED", "Sample", "Samples", "mean_watts", "samples_of"]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"
@@ -30,32 +30,22 @@ _PART = re.compile(
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Power in W, voltage in V, current in A and power factor as the analyzer gave them; any may be negative or NaN."""
+class Sample:
+    """One sample: its time in UTC, the power of all in W, the mark of its measurement, and the power of each channel.
 
+    Powers are as the analyzer gave them: any may be negative or NaN. It is `simulated` where it says so itself.
+    """
+
+    at: datetime
     watts: float
-    volts: float
-    amps: float
-    power_factor: float
+    mark: str = ""
+    channels: Mapping[str, float] = field(default_factory=dict)
+    simulated: bool = False
 
     @property
     def usable(self) -> bool:
         """True if the official checkers count the power: it is above zero."""
         return self.watts > 0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample: its time in UTC, the reading of all, the mark of its measurement, and the reading of each channel.
-
-    It is `simulated` where it says so itself.
-    """
-
-    at: datetime
-    total: Reading
-    mark: str = ""
-    channels: Mapping[str, Reading] = field(default_factory=dict)
-    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def mean_watts(samples: Iterable[Sample]) -> float | None:
 
     Computed as in tools/submission/submission_checker/checks/power_check.py.
     """
-    watts = [sample.total.watts for sample in samples if sample.total.usable]
+    watts = [sample.watts for sample in samples if sample.usable]
     return sum(watts) / len(watts) if watts else None
 
 
@@ -98,9 +88,9 @@ def _sample(text: str) -> Sample | None:
     whole = _WHOLE.match(text)
     if whole is None or (at := time_of(whole[1])) is None:
         return None
-    mark, simulated, channels, end = "", False, dict[str, Reading](), whole.end()
+    mark, simulated, channels, end = "", False, dict[str, float](), whole.end()
     try:
-        total = Reading(*map(float, whole.groups()[1:]))
+        watts, *_ = map(float, whole.groups()[1:])  # volts, amperes and factor, too: a cut one is no number
         while end < len(text):
             part = _PART.match(text, end)
             if part is None:
@@ -110,8 +100,9 @@ def _sample(text: str) -> Sample | None:
             elif part["simulated"]:
                 simulated = True
             else:  # PTDaemon's replies do not name the channels
-                channels[part["name"] or f"Ch{len(channels) + 1}"] = Reading(*map(float, part.groups()[3:]))
+                power, *_ = map(float, part.groups()[3:])
+                channels[part["name"] or f"Ch{len(channels) + 1}"] = power
             end = part.end()
     except ValueError:
         return None
-    return Sample(at, total, mark, channels, simulated)
+    return Sample(at, watts, mark, channels, simulated)

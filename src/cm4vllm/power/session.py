@@ -201,6 +201,6 @@ def unmeasured(session: PowerSession) -> tuple[str, ...]:
         window, samples = session.window(phase), session.samples(phase)
         if window is None:
             reasons.append(f"LoadGen's log in {phase}/ states no power_begin and power_end")
-        elif not any(sample.total.usable for sample in samples.within(window.begin, window.end)):
+        elif not any(sample.usable for sample in samples.within(window.begin, window.end)):
             reasons.append(f"no sample above zero lies in the measured window of {phase}/")
     return tuple(reasons)

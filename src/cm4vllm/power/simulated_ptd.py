@@ -113,7 +113,7 @@ class SimulatedAnalyzer:
             return f"Uncertainty,-1.0,10000000.000000,0.000000,{count},0,0,{count}"
         if name == "Uncertainty":
             return f"Uncertainty,{','.join([f'{_UNCERTAINTY:.6f}'] * 3)},{count},0,{count},0"
-        watts = [sample.total.watts for sample in samples]
+        watts = [sample.watts for sample in samples]
         low, high = min(watts, default=-1.0), max(watts, default=-1.0)
         return f"Watts,{mean_watts(samples) or -1.0:.6f},{low:.6f},{high:.6f},{count},0,{count}"
 

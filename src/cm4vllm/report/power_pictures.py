@@ -29,7 +29,7 @@ def power_pictures(part: Performance) -> Iterator[Picture]:
         return
     samples = power.session.samples(Phase.TESTING).samples
     start = samples[0].at
-    points = [((sample.at - start).total_seconds(), sample.total.watts) for sample in samples if sample.total.usable]
+    points = [((sample.at - start).total_seconds(), sample.watts) for sample in samples if sample.usable]
     begin, end = ((at - start).total_seconds() for at in (power.window.begin, power.window.end))
     canvas = Canvas.over([0.0, *(at for at, _ in points)], [watts for _, watts in points], from_zero=True, rows=1)
     canvas.zone(max(begin, 0.0), min(end, points[-1][0]))

@@ -76,9 +76,9 @@ def recorded_power(part: Performance) -> RecordedPower | None:
         mean=mean,
         metric=metric,
         efficiency=_efficiency(part, mean, metric),
-        samples=sum(sample.total.usable for sample in inside),
+        samples=sum(sample.usable for sample in inside),
         idle=mean_watts(outside),
-        peak=max(sample.total.watts for sample in inside if sample.total.usable),
+        peak=max(sample.watts for sample in inside if sample.usable),
         ranging=mean_watts(session.samples(Phase.RANGING).within(before.begin, before.end)) if before else None,
         uncertainty=(100 * said[-1].mean, 100 * said[-1].maximum) if said else None,
         simulated=any(identity.simulated for identity in session.identities)

@@ -148,7 +148,7 @@ def window(_: Result, measured: _Measured) -> Iterator[Fault]:
 def coverage(_: Result, measured: _Measured) -> Iterator[Fault]:
     for phase, span, samples in measured.phases:
         inside = samples.within(span.begin, span.end)
-        usable = sum(sample.total.usable for sample in inside)
+        usable = sum(sample.usable for sample in inside)
         if inside and usable < _COVERED * len(inside):
             yield Fault(
                 "samples of the run are not above zero, and are left out of the mean",
@@ -238,9 +238,9 @@ def _channels(file: str, samples: tuple[Sample, ...], wanted: int) -> Iterator[F
         if len(parts) < wanted and wanted > 1:
             yield Fault("a channel is missing", file, str(sample.at), f"{len(parts)} channels", f"{wanted} channels")
             return
-        whole = sum(channel.watts for channel in parts.values())
-        if parts and sample.total.usable and abs(whole - sample.total.watts) > _SUM * sample.total.watts:
-            yield Fault("the channels do not add up", file, str(sample.at), f"{whole:g} W", f"{sample.total.watts:g} W")
+        whole = sum(parts.values())
+        if parts and sample.usable and abs(whole - sample.watts) > _SUM * sample.watts:
+            yield Fault("the channels do not add up", file, str(sample.at), f"{whole:g} W", f"{sample.watts:g} W")
             return
 
 
