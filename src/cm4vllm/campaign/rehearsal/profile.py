@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -24,18 +24,12 @@ _FOLDER = Path(__file__).with_name("profiles")
 #: One answer of fewer tokens makes a run with token latencies invalid ("Number of tokens need to be greater than 1").
 SHORTEST_ANSWER = 2
 
-#: From which number to which each of a server's may be. No server takes a step in less than 1 us; with a noise above 1
-#: the factors of steps span so much that a run is ruled by the longest. `nan` is in no range.
-_ALLOWED: Mapping[str, tuple[float, float]] = {
-    "step_s": (0.000001, 3600),
-    "each_s": (0, 3600),
-    "token_s": (0, 3600),
-    "noise": (0, 1),
-    "max_num_seqs": (1, GREATEST),
-    "max_num_batched_tokens": (1, GREATEST),
-    "max_model_len": (1, GREATEST),
-    "kv_tokens": (1, GREATEST),
-}
+#: No server takes a step in less than 1 us; with a noise above 1 the factors of steps span so much that a run is ruled
+#: by the longest. `nan` is in no range.
+_StepSeconds = Annotated[float, msgspec.Meta(ge=0.000001, le=3600)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+_Noise = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=GREATEST)]
 
 
 class Lengths(Record, frozen=True, kw_only=True):
@@ -54,15 +48,13 @@ class Lengths(Record, frozen=True, kw_only=True):
         part = (share - low) / (high - low)
         return round(self.tokens[place - 1] + part * (self.tokens[place] - self.tokens[place - 1]))
 
-    @property
-    def fault(self) -> str:
-        """The error in them, empty if they are correct."""
+    def __post_init__(self) -> None:
+        """Raise ValueError for lists that are no lengths."""
         rising = all(a < b for a, b in zip(self.shares, self.shares[1:], strict=False))
         if len(self.shares) != len(self.tokens) or len(self.shares) < 2 or not rising:
-            return "shares and tokens are lists of the same length, and shares rise"
+            raise ValueError("shares and tokens are lists of the same length, and shares rise")
         if (self.shares[0], self.shares[-1]) != (0, 1) or self.tokens != sorted(self.tokens) or self.tokens[0] < 1:
-            return "shares go from 0 to 1, and tokens rise from 1 or more"
-        return ""
+            raise ValueError("shares go from 0 to 1, and tokens rise from 1 or more")
 
 
 class ServerTimes(Record, frozen=True, kw_only=True):
@@ -72,22 +64,14 @@ class ServerTimes(Record, frozen=True, kw_only=True):
     A step has at most `max_num_seqs` answers and `max_num_batched_tokens` tokens; the KV cache holds `kv_tokens`.
     """
 
-    step_s: float
-    each_s: float
-    token_s: float
-    noise: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    kv_tokens: int
-
-    @property
-    def fault(self) -> str:
-        """The first number that no server can have, with what is allowed; empty where all are usable."""
-        for name, (least, most) in _ALLOWED.items():
-            if not least <= getattr(self, name) <= most:
-                return f"{name} is {getattr(self, name)}; a number from {_plain(least)} to {_plain(most)} is allowed"
-        return ""
+    step_s: _StepSeconds
+    each_s: _Seconds
+    token_s: _Seconds
+    noise: _Noise
+    max_num_seqs: _Count
+    max_num_batched_tokens: _Count
+    max_model_len: _Count
+    kv_tokens: _Count
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -109,6 +93,14 @@ class Profile(Record, frozen=True, kw_only=True):
     answers: Lengths
     name: str = ""
     sha256: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for answers with which LoadGen calls a run invalid."""
+        if self.answers.tokens[0] < SHORTEST_ANSWER:
+            raise ValueError(
+                f"answers: an answer of {self.answers.tokens[0]} token makes the run invalid for LoadGen; let "
+                f"tokens of answers begin with {SHORTEST_ANSWER} or more"
+            )
 
     def simulation(self, seed: int, faults: str) -> Simulation:
         """Return the note on a server with these times, for its records."""
@@ -136,11 +128,6 @@ class Profile(Record, frozen=True, kw_only=True):
         )
 
 
-def _plain(number: float) -> str:
-    """Return a number without an exponent."""
-    return f"{number:f}".rstrip("0").rstrip(".")
-
-
 @cache
 def named_profiles() -> tuple[str, ...]:
     """Return the names of the profiles that come with cm4vllm."""
@@ -162,19 +149,8 @@ def read_profile(name: str) -> Profile:
         raise UsageError(f"cannot read the profile {path}", cause=str(error.strerror)) from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"the profile {path} cannot be used", cause=str(error), remedy="docs/rehearse.md has its fields"
-        ) from error
-    for key, part in (("server", profile.server), ("prompts", profile.prompts), ("answers", profile.answers)):
-        if part.fault:
-            raise UsageError(
-                f"the profile {path} cannot be used",
-                cause=f"{key}: {part.fault}",
-                remedy="change it there; docs/rehearse.md has the fields",
-            )
-    if profile.answers.tokens[0] < SHORTEST_ANSWER:
-        raise UsageError(
             f"the profile {path} cannot be used",
-            cause=f"answers: an answer of {profile.answers.tokens[0]} token makes the run invalid for LoadGen",
-            remedy=f"let tokens of answers begin with {SHORTEST_ANSWER} or more",
-        )
+            cause=str(error),
+            remedy="change it there; docs/rehearse.md has its fields",
+        ) from error
     return msgspec.structs.replace(profile, name=path.stem, sha256=hashlib.sha256(data).hexdigest())
