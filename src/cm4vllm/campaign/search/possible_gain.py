@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cm4vllm.campaign.search.search_space import words_of
 from cm4vllm.results.settings_search_record import TRIAL, Evaluation, Rival, Score
@@ -25,14 +24,6 @@ _LEAST = 3
 _T = (2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 Round = Mapping[int, Evaluation]
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """Up to which ratio to the chosen candidate the records leave room, None where they bound nothing; and by what."""
-
-    ratio: float | None
-    words: str
 
 
 def interval_of_parts(rates: Sequence[float]) -> tuple[float, float] | None:
@@ -98,10 +89,9 @@ def _rival(rounds: Mapping[int, Round], round_: int, number: int, chosen: int) -
         for score in evaluation.scenarios
         if score.scenario in ours
     ]
-    ratios = [bound.ratio for bound in bounds]
-    known = [ratio for ratio in ratios if ratio is not None]
-    most = statistics.geometric_mean(known) if known and len(known) == len(ratios) else None
-    why = [bound.words for bound in bounds if (bound.ratio is None) is (most is None)]
+    known = [ratio for ratio, _ in bounds if ratio is not None]
+    most = statistics.geometric_mean(known) if known and len(known) == len(bounds) else None
+    why = [words for ratio, words in bounds if (ratio is None) is (most is None)]
     return Rival(
         number=number,
         round=round_,
@@ -119,19 +109,22 @@ def _standing(most: float | None) -> str:
     return f"up to {100 * (most - 1):.1f} % better" if most > 1 else f"at least {100 * (1 - most):.1f} % below"
 
 
-def _bound(score: Score, chosen: Score, spread: float | None) -> _Bound:
-    """Return the largest gain over the chosen candidate that is still possible in a scenario."""
+def _bound(score: Score, chosen: Score, spread: float | None) -> tuple[float | None, str]:
+    """Return the ratio to the chosen candidate up to which the records leave room in a scenario, and by what.
+
+    The ratio is None where they bound nothing.
+    """
     if score.high is None and score.low is not None:
-        return _Bound(None, f"it failed at no {score.scenario} rate that was probed")
+        return (None, f"it failed at no {score.scenario} rate that was probed")
     if chosen.low is None and chosen.high is not None:
-        return _Bound(None, f"beside it the chosen one passed at no {score.scenario} rate that was probed")
+        return (None, f"beside it the chosen one passed at no {score.scenario} rate that was probed")
     by_rounds = 0.0 if spread is None else score.value / chosen.value * math.exp(spread)
     own = 0.0 if score.high is None or not chosen.low else score.high / chosen.low
     if not own and not by_rounds:
-        return _Bound(None, f"its {score.scenario} value has no interval, and too few others were measured twice")
+        return (None, f"its {score.scenario} value has no interval, and too few others were measured twice")
     if own < by_rounds:
-        return _Bound(by_rounds, f"{score.scenario} values of one setting differ that much from round to round")
-    return _Bound(
+        return (by_rounds, f"{score.scenario} values of one setting differ that much from round to round")
+    return (
         own,
         f"its {score.scenario} interval reaches {score.high:,.4g} {score.unit}, and that of the chosen one begins at "
         f"{chosen.low:,.4g}",
