@@ -219,14 +219,14 @@ class ServerBench:
                 f"no answer within {elapsed:.0f} s", cause="the measurement is too short for this server"
             )
         self._rates[inputs.scenario] = self._now[inputs.scenario] = answered / elapsed
-        tokens = made.client.completion_tokens / made.duration_s if made is not None else _tokens_per_s(folder)
-        if not tokens:
+        tokens = [made.client.completion_tokens / made.duration_s] if made is not None else _tokens_per_s(folder, 1)
+        if not any(tokens):
             raise InvalidResult(
                 f"the server's counter of tokens was read too rarely in {elapsed:.0f} s",
                 cause="the measurement is too short",
             )
-        parts = [] if made is not None else _tokens_of_parts(folder)
-        return tokens, answered / elapsed, interval_of_parts(parts)
+        parts = [] if made is not None else _tokens_per_s(folder, PARTS)
+        return tokens[0], answered / elapsed, interval_of_parts(parts)
 
     def _rate(self, inputs: RunInputs) -> float:
         return self._rates.get(inputs.scenario, 1.0)
@@ -271,19 +271,19 @@ def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, know
     return replace(settings, rehearsal=True, user_conf=conf.text, target_qps_source="a search over server settings")
 
 
-def _tokens_per_s(folder: Path) -> float | None:
-    """Return the tokens/s of the server, after the time in which its batch fills."""
-    samples = _full(folder)
-    return _generated(samples[0], samples[-1]) if samples else None
+def _tokens_per_s(folder: Path, parts: int) -> list[float]:
+    """Return the tokens/s of the server in each of so many equal parts of the time after which its batch is full.
 
-
-def _tokens_of_parts(folder: Path) -> list[float]:
-    """Return the same for each of PARTS equal parts of that time; none where the counter was read too rarely."""
+    Empty where the server's counter was read too rarely for that.
+    """
     samples = _full(folder)
-    if len(samples) <= PARTS:
+    if len(samples) <= parts:
         return []
-    edges = [samples[round(part * (len(samples) - 1) / PARTS)] for part in range(PARTS + 1)]
-    return [_generated(first, last) for first, last in itertools.pairwise(edges)]
+    edges = [samples[round(part * (len(samples) - 1) / parts)] for part in range(parts + 1)]
+    return [
+        (last.generation_tokens - first.generation_tokens) / (last.at_s - first.at_s)
+        for first, last in itertools.pairwise(edges)
+    ]
 
 
 def _full(folder: Path) -> list[MetricsSample]:
@@ -294,10 +294,6 @@ def _full(folder: Path) -> list[MetricsSample]:
     warm = samples[0].at_s + _WARM * (samples[-1].at_s - samples[0].at_s)
     counted = [sample for sample in samples if sample.at_s >= warm]
     return counted if len(counted) > 1 else [samples[0], samples[-1]]
-
-
-def _generated(first: MetricsSample, last: MetricsSample) -> float:
-    return (last.generation_tokens - first.generation_tokens) / (last.at_s - first.at_s)
 
 
 def _free(place: Path) -> Path:
