@@ -15,7 +15,7 @@ import numpy as np
 
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.projection import Window
+from cm4vllm.campaign.search.projection import Window, largest_but
 from cm4vllm.campaign.search.rate_search import Prober
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
@@ -127,10 +127,9 @@ def _excess(probe: ProbeRecord, window: Window, limits: Mapping[str, float], ful
     for name, limit in limits.items():
         values = window.values(name)
         seen = values[judged & np.isfinite(values)]
-        if not len(seen):
-            continue
-        rank = min(window.rank(full), len(seen) - 1)
-        worst = max(worst, math.log(max(1e-9, float(np.sort(seen)[-1 - rank])) / (limit / 1000)))
+        if len(seen):
+            decides = largest_but(seen, window.rank(full))
+            worst = max(worst, math.log(max(1e-9, decides) / (limit / 1000)))
     if worst <= 0 and probe.verdict is Verdict.FAILS:  # by queries that are not answered yet
         return math.inf
     return worst

@@ -63,11 +63,13 @@ class Judge:
         self._waiting = limits.waiting
         self._over = dict.fromkeys(self._limits, 0)
         self._values: dict[str, list[float]] = {name: [] for name in self._limits}
-        self._queries = 0
+        #: The queries that count: issued after the warm-up, and all before them answered.
+        self.queries = 0
         #: Answers to queries that others issued before them have not had yet, by the time of issue.
         self._ahead: list[tuple[float, int, Timed]] = []
         self._seen = 0
-        self._last = Latencies(elapsed_s=0.0, answers=[], issued=0, overdue=0, oldest_open_s=None)
+        #: The last report.
+        self.last = Latencies(elapsed_s=0.0, answers=[], issued=0, overdue=0, oldest_open_s=None)
         self._known: list[Timed] = []
         self._latency_sum = 0.0
 
@@ -77,7 +79,7 @@ class Judge:
             self._seen += 1
             self._latency_sum += answer.latency_ms
             heapq.heappush(self._ahead, (answer.issued_s, self._seen, answer))
-        self._last = news
+        self.last = news
         until = math.inf if news.oldest_open_s is None else news.oldest_open_s
         while self._ahead and self._ahead[0][0] < until:
             self._count(heapq.heappop(self._ahead)[2])
@@ -89,17 +91,8 @@ class Judge:
         """Return the verdict at the probe's end."""
         if self._is_passing():
             return Verdict.PASSES
-        return Verdict.FAILS if self._plan.sure or self._is_failing() else Verdict.UNDECIDED
-
-    @property
-    def queries(self) -> int:
-        """The queries that count: issued after the warm-up, and all before them answered."""
-        return self._queries
-
-    @property
-    def elapsed_s(self) -> float:
-        """The time since the first query, by the last report."""
-        return self._last.elapsed_s
+        fails = self._plan.sure or any(failing(queries, late) for queries, late in self._late())
+        return Verdict.FAILS if fails else Verdict.UNDECIDED
 
     @property
     def answer_ms(self) -> float:
@@ -135,7 +128,7 @@ class Judge:
         ).T
         return Window(
             rate=self._rate,
-            seconds=min(self._last.elapsed_s, self._plan.seconds),
+            seconds=min(self.last.elapsed_s, self._plan.seconds),
             warm_up=self._plan.warm_up_s,
             whole=self._plan.sure,
             issued=issued,
@@ -167,7 +160,7 @@ class Judge:
         """Return the status of each limit by the queries that count."""
         records = []
         for name, limit in self._limits.items():
-            counted, over, values = self._queries, self._over[name], self._values[name]
+            counted, over, values = self.queries, self._over[name], self._values[name]
             low, high = wilson_interval(counted - over, counted)
             records.append(
                 LimitRecord(
@@ -205,30 +198,27 @@ class Judge:
         self._known.append(answer)
         if answer.issued_s < self._plan.warm_up_s:
             return
-        self._queries += 1
+        self.queries += 1
         for name, limit in self._limits.items():
             if (value := _value(answer, name)) is not None:
                 self._values[name].append(value)
                 self._over[name] += value > limit
 
     def _is_passing(self, confidence: float = CONFIDENCE) -> bool:
-        return all(passes(self._queries, over, confidence=confidence) for over in self._over.values()) and (
+        return all(passes(self.queries, over, confidence=confidence) for over in self._over.values()) and (
             self._plan.sure or not self.growing
         )
-
-    def _is_failing(self) -> bool:
-        return any(failing(queries, late) for queries, late in self._late())
 
     def _late(self) -> Iterator[tuple[int, int]]:
         """Give for each limit the queries after the warm-up, and how many of them are over it for certain.
 
         Those that are open count as within it unless what they wait for is overdue.
         """
-        begin, last = self._plan.warm_up_s, self._last
+        begin, last = self._plan.warm_up_s, self.last
         if last.elapsed_s <= begin:
             return
         waiting = [answer for _, _, answer in self._ahead if answer.issued_s >= begin]
-        queries = max(self._queries + len(waiting), round(last.issued * (1 - begin / last.elapsed_s)))
+        queries = max(self.queries + len(waiting), round(last.issued * (1 - begin / last.elapsed_s)))
         for name, over in self._over.items():
             values = (_value(query, name) or 0.0 for query in waiting)
             late = over + sum(value > self._limits[name] for value in values)

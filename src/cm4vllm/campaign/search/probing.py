@@ -191,7 +191,7 @@ class LoadGenProber:
             judge,
             verdict,
             took_s=time.monotonic() - begin,
-            ended_early=made is None and judge.elapsed_s < plan.seconds,
+            ended_early=made is None and judge.last.elapsed_s < plan.seconds,
             folder=folder.name,
             server=cause_words(judge.tightest, judge.ttft_ms, metrics, made),
             speed=metrics.speed if metrics else None,

@@ -31,7 +31,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.loadgen.logs.arrivals import Times
 from cm4vllm.results.rate_search_record import Interval, ProbeRecord
 
-__all__ = ["Point", "Window", "meeting_point", "predicted_rate", "project", "rate_interval"]
+__all__ = ["Point", "Window", "largest_but", "meeting_point", "predicted_rate", "project", "rate_interval"]
 
 #: Queries from which on a probe says anything.
 _LEAST_QUERIES = 50
@@ -163,18 +163,18 @@ def predicted_rate(probes: Sequence[ProbeRecord]) -> float:
 def _ttft_edge(window: Window, limit: float, full: FullLength) -> float | None:
     judged, rank = window.judged, window.rank(full)
     base = float(np.percentile(window.ttft[judged], 5))  # of a query that does not wait
-    seen = _largest_but(window.ttft[judged], rank)
+    seen = largest_but(window.ttft[judged], rank)
     if seen - base < _NEAR_TTFT * (limit - base) or base >= limit:
         return window.rate / _FURTHEST if base >= limit else None
 
     def above(capacity: float) -> bool:
-        return _largest_but(_waits(window.issued, capacity)[judged], rank) + base > seen
+        return largest_but(_waits(window.issued, capacity)[judged], rank) + base > seen
 
     capacity = _boundary(above, window.rate / 2, window.rate * _FURTHEST)
 
     def keeps(rate: float) -> bool:
         waits = _waits(full.arrivals(rate), capacity)
-        return _largest_but(waits, full.most_late(rate)) + base <= limit
+        return largest_but(waits, full.most_late(rate)) + base <= limit
 
     return _boundary(keeps, capacity * 0.3, capacity * 1.3)
 
@@ -195,7 +195,7 @@ def _latency_edge(window: Window, limit: float, full: FullLength) -> float | Non
     Answers differ in length: what is left of each is added again to the waits of the full-length run.
     """
     judged, values = window.judged, window.values("latency")
-    if _largest_but(values[judged], window.rank(full)) < _NEAR_LATENCY * limit:
+    if largest_but(values[judged], window.rank(full)) < _NEAR_LATENCY * limit:
         return None
     capacities = window.rate * np.geomspace(*_CAPACITIES)
     spreads = [float(np.std((values - _waits(window.issued, capacity))[judged])) for capacity in capacities]
@@ -204,7 +204,7 @@ def _latency_edge(window: Window, limit: float, full: FullLength) -> float | Non
 
     def keeps(rate: float) -> bool:
         waits = _waits(full.arrivals(rate), capacity)
-        return _largest_but(waits + np.resize(own, len(waits)), full.most_late(rate)) <= limit
+        return largest_but(waits + np.resize(own, len(waits)), full.most_late(rate)) <= limit
 
     low, high = capacity * 0.3, capacity * 1.3
     return _boundary(keeps, low, high) if keeps(low) else window.rate / _FURTHEST
@@ -256,7 +256,7 @@ def _tpot_edge(window: Window, limit: float, full: FullLength) -> float | None:
     judged, rank = window.judged & known, window.rank(full)
     if np.count_nonzero(judged) < _LEAST_QUERIES:
         return None
-    seen = _largest_but(window.tpot[judged], rank)
+    seen = largest_but(window.tpot[judged], rank)
     if seen < _NEAR_TPOT * limit:
         return None
     tokens = np.where(known, (window.done - window.issued - window.ttft) / np.where(known, window.tpot, 1.0), 1.0)
@@ -266,14 +266,14 @@ def _tpot_edge(window: Window, limit: float, full: FullLength) -> float | None:
 
     def excess(log_factor: float) -> float:
         times = batch.slower(math.exp(log_factor)).tpot(window.issued, lengths)
-        return math.log(_largest_but(times[judged], rank) / seen)
+        return math.log(largest_but(times[judged], rank) / seen)
 
     fitted = batch.slower(math.exp(_root(excess, 0.0, 2.0)))
 
     def over(log_rate: float) -> float:
         issued = full.arrivals(math.exp(log_rate))
         again = (lengths * (len(issued) // len(lengths) + 1))[: len(issued)]  # LoadGen, too, issues the samples again
-        return math.log(_largest_but(fitted.tpot(issued, again), full.most_late(math.exp(log_rate))) / limit)
+        return math.log(largest_but(fitted.tpot(issued, again), full.most_late(math.exp(log_rate))) / limit)
 
     return math.exp(_root(over, math.log(window.rate) - math.log(seen / limit) / 3, 3.0))
 
@@ -314,7 +314,7 @@ def _integral(window: Window, times: Times) -> Times:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _largest_but(values: Times, count: int) -> float:
+def largest_but(values: Times, count: int) -> float:
     """Return the largest of the values but the `count` largest."""
     place = len(values) - 1 - min(count, len(values) - 1)
     return float(np.partition(values, place)[place])
