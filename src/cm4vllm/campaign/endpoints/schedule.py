@@ -10,8 +10,6 @@ from cm4vllm.rules import endpoints_rules
 
 __all__ = ["common_inputs", "schedule"]
 
-_YES_NO = {True: "yes", False: "no"}
-
 
 def common_inputs(job: EndpointsJob) -> dict[str, str]:
     """Return the environment keys that every step of the job gets."""
@@ -95,10 +93,12 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
             "CM_MLPERF_ENDPOINTS_POINTS_GIVEN": settings.points,
             "CM_MLPERF_ENDPOINTS_POINT_COUNT": str(settings.count),
             "CM_MLPERF_ENDPOINTS_OFFLINE_RESULT": settings.offline,
-            "CM_MLPERF_ENDPOINTS_REHEARSAL": _YES_NO[job.rehearsal],
+            "CM_MLPERF_ENDPOINTS_REHEARSAL": "yes" if job.rehearsal else "no",
         },
         notes=("short runs measure the server's rates, from which the points, their samples and minutes follow",),
     )
+    seconds = min(rule.seconds for rule in endpoints_rules().durations)
+    least = Duration(seconds=seconds, source="the rules' shortest steady state", at_least=True)
     options = ""
     for number in range(1, job.points + 1):
         concurrency = job.given[number - 1] if number <= len(job.given) else 0  # a dedicated Offline run has none
@@ -110,20 +110,13 @@ def _curve(job: EndpointsJob) -> Iterator[Step]:
             tags="run,mlperf,endpoints,point",
             gives=f"points/point-{number}",
             product=Product.POINT,
-            duration=None if job.rehearsal else _least(job),
+            duration=None if job.rehearsal else least,
             inputs={
                 "CM_MLPERF_ENDPOINTS_CURVE": "<<<CM_MLPERF_ENDPOINTS_CURVE>>>",
                 "CM_MLPERF_ENDPOINTS_POINT_NUMBER": str(number),
                 "CM_MLPERF_OUTPUT_DIR": str(job.out / "points" / f"point-{number}"),
             },
         )
-
-
-def _least(job: EndpointsJob) -> Duration:
-    """Return the least seconds of a point by the rules."""
-    rules = endpoints_rules()
-    seconds = min(rule.seconds for rule in rules.durations)
-    return Duration(seconds=seconds, source="the rules' shortest steady state", at_least=True)
 
 
 def _bundle(job: EndpointsJob) -> Iterator[Step]:
