@@ -1,6 +1,6 @@
 """A server that is slower or faster than in the probes before."""
 
-from cm4vllm.campaign.search.drift import drift_words
+from cm4vllm.campaign.search.explanations import drift_words
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 from cm4vllm.serving.metrics_records import Speed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cm4vllm.campaign.search.missed_limits import cause_of, cause_words
+from cm4vllm.campaign.search.explanations import cause_of, cause_words
 from cm4vllm.report.bottlenecks import Cause
 from cm4vllm.serving.metrics_records import Speed
 from cm4vllm.serving.server_metrics import ServerMetrics, Timing

@@ -15,9 +15,8 @@ from pathlib import Path
 from msgspec.structs import asdict, replace
 
 from cm4vllm.campaign.computed_targets import REHEARSAL_SEARCH_S
-from cm4vllm.campaign.search.drift import drift_words
+from cm4vllm.campaign.search.explanations import cause_words, drift_words
 from cm4vllm.campaign.search.full_length import FullLength
-from cm4vllm.campaign.search.missed_limits import cause_words
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
