@@ -50,28 +50,23 @@ def metrics_page(
 ) -> str:
     """Return the page in Prometheus' text format."""
     labels = f'engine="0",model_name="{model}"'
-    gauges = {
-        "num_requests_running": running,
-        "num_requests_waiting": waiting,
-        "kv_cache_usage_perc": round(kv_cache_usage, 6),
-    }
-    counters = {
-        "num_preemptions": preemptions,
-        "prefix_cache_hits": 0,
-        "prompt_tokens_cached": 0,
-        "prompt_tokens": counts.prompt_tokens,
-        "generation_tokens": counts.generation_tokens,
-    }
-    timings = {"queue": counts.queue, "prefill": counts.prefill, "decode": counts.decode}
+    values = (
+        ("gauge", "vllm:num_requests_running", running),
+        ("gauge", "vllm:num_requests_waiting", waiting),
+        ("gauge", "vllm:kv_cache_usage_perc", round(kv_cache_usage, 6)),
+        ("gauge", "cm4vllm:late_seconds", f"{counts.late_s:.3f}"),
+        ("counter", "vllm:num_preemptions", preemptions),
+        ("counter", "vllm:prefix_cache_hits", 0),
+        ("counter", "vllm:prompt_tokens_cached", 0),
+        ("counter", "vllm:prompt_tokens", counts.prompt_tokens),
+        ("counter", "vllm:generation_tokens", counts.generation_tokens),
+    )
     lines = [
         f'vllm:cache_config_info{{enable_prefix_caching="False",{labels}}} 1.0',
         f"process_start_time_seconds {PROCESS_STARTED_S:.2f}",
     ]
-    for name, value in gauges.items():
-        lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {value}"]
-    for name, value in counters.items():
-        lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}_total{{{labels}}} {value}"]
-    for name, timing in timings.items():
+    for kind, name, value in values:
+        lines += [f"# TYPE {name} {kind}", f"{name}{'_total' if kind == 'counter' else ''}{{{labels}}} {value}"]
+    for name, timing in (("queue", counts.queue), ("prefill", counts.prefill), ("decode", counts.decode)):
         lines += timing.lines(f"vllm:request_{name}_time_seconds", labels)
-    lines += ["# TYPE cm4vllm:late_seconds gauge", f"cm4vllm:late_seconds{{{labels}}} {counts.late_s:.3f}"]
     return "\n".join(lines) + "\n"
