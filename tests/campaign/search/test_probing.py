@@ -32,7 +32,7 @@ def server_settings(make_settings):
     return make
 
 
-def prober(settings, folder, *, alive=None, **conf):
+def prober(settings, folder, **conf):
     """Return a prober whose full-length runs have the user.conf of a rehearsal."""
 
     def at(rate):
@@ -46,7 +46,7 @@ def prober(settings, folder, *, alive=None, **conf):
         ).text
         return replace(settings, user_conf=text, target_qps=rate)
 
-    return LoadGenProber(settings, folder, at, alive=alive)
+    return LoadGenProber(settings, folder, at)
 
 
 def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path, server_settings):
@@ -97,9 +97,10 @@ def test_the_latencies_that_are_judged_are_those_of_loadgen(tmp_path, server_set
     pytest.fail(f"LoadGen's TTFT and TPOT less the client's, p99 in ms, of three runs: {apart}")
 
 
-def test_a_server_that_has_ended_ends_the_search(tmp_path, server_settings):
+def test_a_server_that_has_ended_ends_the_search(tmp_path, server_settings, monkeypatch):
+    monkeypatch.setattr(probing, "death_reason", lambda server: "killed by a signal")
     with FakeVllm(Behaviour(token_delay_s=0.15)) as server:
-        dying = prober(server_settings(server), tmp_path, alive=lambda: "killed by a signal")
+        dying = prober(server_settings(server), tmp_path)
         with pytest.raises(ServerDied):
             dying.probe(20, ProbePlan(seconds=20, warm_up_s=1, full_s=60))
 

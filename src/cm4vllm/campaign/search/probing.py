@@ -150,14 +150,12 @@ class LoadGenProber:
         at: Callable[[float], RunSettings],
         *,
         pythonpath: str = "",
-        alive: Callable[[], str | None] | None = None,
         begun: Callable[[int, float, ProbePlan], None] = lambda number, rate, plan: None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._at = at
         self._pythonpath = pythonpath
-        self._alive = alive or partial(death_reason, settings.server)
         self._begun = begun
         self._number = 0
         seconds = REHEARSAL_DURATION_S if settings.rehearsal else settings.terms.min_duration_ms / 1000
@@ -179,7 +177,7 @@ class LoadGenProber:
                 verdicts.append(verdict)
             return bool(verdicts)
 
-        metrics, made = run_or_part(settings, folder, take, alive=self._alive, pythonpath=self._pythonpath)
+        metrics, made = run_or_part(settings, folder, take, self._pythonpath)
         verdict = verdicts[0] if verdicts else None
         if plan.sure and made is not None:
             verdict = Verdict.PASSES if self._has_passed(folder, judge) else Verdict.FAILS
@@ -208,19 +206,16 @@ class LoadGenProber:
 
 
 def run_or_part(
-    settings: RunSettings,
-    folder: Path,
-    take: Callable[[Latencies], bool],
-    *,
-    alive: Callable[[], str | None],
-    pythonpath: str = "",
+    settings: RunSettings, folder: Path, take: Callable[[Latencies], bool], pythonpath: str
 ) -> tuple[ServerMetrics | None, RunRecord | None]:
     """Make a run until `take` says of its latencies that it is enough.
 
     Returns what the server said of itself, and the record of a run that went on to its end. Raises the errors of a run.
     """
     try:
-        made = run(settings, folder, pythonpath=pythonpath, alive=alive, on_latencies=take)
+        made = run(
+            settings, folder, pythonpath=pythonpath, alive=partial(death_reason, settings.server), on_latencies=take
+        )
     except RunStopped as stopped:
         folder.with_name(f"{folder.name}.failed").rename(folder)
         _wait_until_idle(settings)

@@ -13,7 +13,6 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -41,7 +40,6 @@ from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.results.settings_search_record import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
-from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import stop
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
@@ -209,9 +207,7 @@ class ServerBench:
             answered, elapsed = answered + len(news.answers), news.elapsed_s
             return elapsed >= seconds
 
-        _, made = run_or_part(
-            settings, folder, take, alive=partial(death_reason, settings.server), pythonpath=inputs.pythonpath
-        )
+        _, made = run_or_part(settings, folder, take, inputs.pythonpath)
         if made is not None:
             answered, elapsed = made.client.completed, made.duration_s
         if not answered:
