@@ -48,6 +48,7 @@ __all__ = [
     "plan_of",
     "require_searchable",
     "run_or_part",
+    "settings_of_part",
 ]
 
 #: The record of a probe, in its folder.
@@ -168,7 +169,17 @@ class LoadGenProber:
         self._begun(self._number, rate, plan)
         folder = self._folder / _probe_folder(self._number)
         judge = Judge(_limits(self._settings), rate, plan)
-        settings = self._at(rate) if plan.sure else _at_rate(self._settings, rate, plan, self._number)
+        settings = (
+            self._at(rate)
+            if plan.sure
+            else settings_of_part(
+                self._settings,
+                rate,
+                least_ms=round(1000 * _LONGER * plan.seconds),
+                least_queries=2,
+                source=f"probe {self._number} of a search",
+            )
+        )
         verdicts: list[Verdict] = []
         begin = time.monotonic()
 
@@ -276,20 +287,20 @@ def _limits(settings: RunSettings) -> LatencyLimits:
     return limits
 
 
-def _at_rate(settings: RunSettings, rate: float, plan: ProbePlan, number: int) -> RunSettings:
-    """Return the settings of a probe: shorter than the rules ask, and so a rehearsal whatever the search is for."""
+def settings_of_part(
+    settings: RunSettings, rate: float, *, least_ms: int, least_queries: int, source: str
+) -> RunSettings:
+    """Return the settings of a run that is ended early: shorter than the rules ask, and so a rehearsal in any case."""
     conf = UserConf(
         settings.terms,
         True,
         settings.samples,
         rate,
-        round(1000 * _LONGER * plan.seconds),
-        min_query_count=2,
+        least_ms,
+        min_query_count=least_queries,
         performance_sample_count=settings.samples,
     )
-    return replace(
-        settings, rehearsal=True, user_conf=conf.text, target_qps=rate, target_qps_source=f"probe {number} of a search"
-    )
+    return replace(settings, rehearsal=True, user_conf=conf.text, target_qps=rate, target_qps_source=source)
 
 
 def _record(outcome: SearchOutcome, settings: RunSettings, *, start: float, source: str, result: str) -> SearchRecord:

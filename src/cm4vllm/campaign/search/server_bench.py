@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.search.bracketing import Bracket, bracket
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
-from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part
+from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part, settings_of_part
 from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
@@ -38,7 +38,6 @@ from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.results.settings_search_record import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import stop
@@ -252,19 +251,12 @@ def paced_score(scenario: str, bracket: Bracket) -> Score:
 
 def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:
     """Return the settings of a run that would last longer than `seconds`, after which it is ended."""
-    passes = _FIRST_PASSES
+    rate, passes = inputs.target_qps or 1.0, _FIRST_PASSES
     if known:
-        passes = max(1, -(-round(_MORE * seconds * (inputs.target_qps or 1.0)) // settings.samples))
-    conf = UserConf(
-        settings.terms,
-        True,
-        settings.samples,
-        inputs.target_qps,
-        1,
-        min_query_count=passes * settings.samples,
-        performance_sample_count=settings.samples,
+        passes = max(1, -(-round(_MORE * seconds * rate) // settings.samples))
+    return settings_of_part(
+        settings, rate, least_ms=1, least_queries=passes * settings.samples, source="a search over server settings"
     )
-    return replace(settings, rehearsal=True, user_conf=conf.text, target_qps_source="a search over server settings")
 
 
 def _tokens_per_s(folder: Path, parts: int) -> list[float]:
