@@ -17,14 +17,15 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
                 "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=..."
             ),
         }
+    from cm4vllm.common.environments import index_options
     from cm4vllm.engine.run import python_packages as pythons
 
     env = i["env"]
-    options = pythons.PipOptions(
-        index_url=env.get("CM_GENERIC_PYTHON_PIP_INDEX_URL", ""),
-        extra_index_url=env.get("CM_GENERIC_PYTHON_PIP_EXTRA_INDEX_URL", ""),
-        force=env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL", "") == "yes",
+    options = index_options(
+        env.get("CM_GENERIC_PYTHON_PIP_INDEX_URL", ""), env.get("CM_GENERIC_PYTHON_PIP_EXTRA_INDEX_URL", "")
     )
+    if env.get("CM_TMP_PYTHON_PACKAGE_FORCE_INSTALL") == "yes":
+        options.append(pythons.FORCE)
     if env.get("CM_GENERIC_PYTHON_REQUIREMENTS") == "yes":
         pythons.require_file(pythons.requirements_of(i["artifact"].path), options)
         return {"return": 0}

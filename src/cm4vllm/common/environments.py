@@ -17,6 +17,7 @@ from cm4vllm.common.processes import Completed, run
 __all__ = [
     "TORCH_CPU_INDEX",
     "checked",
+    "index_options",
     "install_pinned",
     "install_torch",
     "make_environment",
@@ -80,6 +81,12 @@ def pinned_requirements(lock: Path) -> dict[str, str]:
 def install_pinned(python: Path, lock: Path, log: Path, index_words: Sequence[str] = ()) -> Completed:
     """Install what a requirements file pins, and nothing else: pip refuses a file with none of the pinned hashes."""
     return pip(python, ["--no-deps", "--require-hashes", "-r", str(lock), *index_words], log)
+
+
+def index_options(index_url: str, extra_index_url: str) -> list[str]:
+    """Return pip's options for indexes of the user's own, of which either may be empty."""
+    urls = {"--index-url": index_url, "--extra-index-url": extra_index_url}
+    return [word for option, url in urls.items() if url for word in (option, url)]
 
 
 def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str] = (), own_index: str = "") -> None:

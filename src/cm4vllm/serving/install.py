@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from cm4vllm.common import environments, input_types
 from cm4vllm.common.environments import (
     checked,
+    index_options,
     install_pinned,
     install_torch,
     make_environment,
@@ -116,8 +117,7 @@ class InstallSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def index_words(self) -> list[str]:
-        words = ["--index-url", self.index_url] if self.index_url else []
-        return words + (["--extra-index-url", self.extra_index_url] if self.extra_index_url else [])
+        return index_options(self.index_url, self.extra_index_url)
 
 
 class VllmRecord(Record, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ import pytest
 
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.engine.run import python_packages as pythons
-from cm4vllm.engine.run.python_packages import PipOptions, inspect_python, missing_of, require_file, require_package
+from cm4vllm.engine.run.python_packages import inspect_python, missing_of, require_file, require_package
 
 ROOT = Path(__file__).resolve().parents[3]
-NETLESS = PipOptions(index_url="http://127.0.0.1:9/simple")
+NETLESS = ["--index-url", "http://127.0.0.1:9/simple"]
 
 
 def test_running_python_is_the_default():
@@ -57,7 +57,7 @@ def test_what_is_no_package_name_is_refused(name):
 
 def test_failed_pip_is_told_with_its_last_lines_and_a_remedy():
     with pytest.raises(InstallError) as caught:
-        require_package("a-package-that-nobody-has", "", PipOptions(index_url="file:///nowhere/simple"))
+        require_package("a-package-that-nobody-has", "", ["--index-url", "file:///nowhere/simple"])
     text = str(caught.value)
     assert "No matching distribution found" in text
     assert "remedy:" in text
@@ -100,8 +100,8 @@ def test_package_goes_into_the_python_that_asks(tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     code = (
         "from cm4vllm.engine.run.python_packages import *; "
-        "print(require_package('tiny-for-test', '==1.2', PipOptions())); "
-        "print(require_package('tiny-for-test', '>=1', PipOptions(index_url='file:///nowhere')))"
+        "print(require_package('tiny-for-test', '==1.2', [])); "
+        "print(require_package('tiny-for-test', '>=1', ['--index-url', 'file:///nowhere']))"
     )
     done = subprocess.run(
         [tmp_path / "venv" / "bin" / "python", "-c", code],

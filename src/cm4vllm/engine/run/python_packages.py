@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from cm4vllm.common.progress import step
 from cm4vllm.engine.format.versions import version_key
 
 __all__ = [
-    "PipOptions",
+    "FORCE",
     "Python",
     "env_name",
     "inspect_python",
@@ -29,6 +29,8 @@ __all__ = [
     "requirements_of",
 ]
 
+#: The option of pip with which what is there is installed once more.
+FORCE = "--force-reinstall"
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.\-]*)(?:\[[^\]]*\])?\s*([^;#\\]*)")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.\-]*(\[[\w,.\-]*\])?")
 #: The conditions that are understood here; of all others (`~=`, `!=`, `==2.*`, an epoch) pip decides.
@@ -42,20 +44,6 @@ class Python:
     path: Path
     version: str
     is_virtual: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PipOptions:
-    """Options of a pip call; empty texts leave pip's configuration as it is."""
-
-    index_url: str = ""
-    extra_index_url: str = ""
-    force: bool = False
-
-    def words(self) -> list[str]:
-        options = [("--index-url", self.index_url), ("--extra-index-url", self.extra_index_url)]
-        words = [word for name, value in options if value for word in (name, value)]
-        return [*words, "--force-reinstall"] if self.force else words
 
 
 def inspect_python(path: str = "") -> Python:
@@ -89,17 +77,17 @@ def installed_version(package: str) -> str:
         return ""
 
 
-def require_package(package: str, condition: str, options: PipOptions) -> str:
+def require_package(package: str, condition: str, options: Sequence[str]) -> str:
     """Install a package, unless a version that `condition` allows (`==1.2`, `>=1,<=2`, or empty) is there already.
 
-    Returns its version. Raises UsageError without a name and InstallError when pip fails.
+    `options` are pip's. Returns its version. Raises UsageError without a name and InstallError when pip fails.
     """
     if not _PACKAGE.fullmatch(package):
         raise UsageError(
             f"{package!r} is not the name of a package" if package else "which package?",
             remedy="for example: cm run script --tags=get,generic-python-lib,_package.numpy",
         )
-    if options.force or needs(package, condition):
+    if FORCE in options or needs(package, condition):
         _install([f"{package}{condition}"], f"install {package}{condition}", options)
     return installed_version(package)
 
@@ -114,15 +102,15 @@ def requirements_of(recipe: str) -> Path:
     return Path(recipe).resolve().parents[1] / "requirements.txt"
 
 
-def require_file(requirements: Path, options: PipOptions) -> None:
-    """Have everything that a requirements file lists; pip runs only when something is missing.
+def require_file(requirements: Path, options: Sequence[str]) -> None:
+    """Have everything that a requirements file lists; pip, with these options, runs only when something is missing.
 
     Raises InstallError when the file is missing or pip fails.
     """
     if not requirements.is_file():
         raise InstallError(f"{requirements} does not exist", remedy="use a complete checkout, or pip install cm4vllm")
     missing = missing_of(requirements)
-    if missing or options.force:
+    if missing or FORCE in options:
         _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
         if still := missing_of(requirements):
             raise InstallError(f"pip succeeded, but {', '.join(still)} is missing in {sys.executable}")
@@ -181,19 +169,10 @@ def _holds(version: str, part: str) -> bool:
     return {">=": have >= want, "<=": have <= want, ">": have > want, "<": have < want}[sign]
 
 
-def _install(arguments: list[str], title: str, options: PipOptions) -> None:
+def _install(arguments: list[str], title: str, options: Sequence[str]) -> None:
     with step(title):
         done = run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-                "--no-input",
-                *options.words(),
-                *arguments,
-            ]
+            [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options, *arguments]
         )
     importlib.invalidate_caches()
     checked(done, f"cannot {title}")
