@@ -87,15 +87,10 @@ def _tags(word: str, indexed: Sequence[Mapping[str, Any]], home: str) -> Iterato
     scripts = _meant(typed, indexed)
     tags = {tag for entry in scripts for tag in entry["tags"]} - before
     if before and (begun.startswith("_") or len(scripts) == 1):
-        tags |= {name for entry in scripts for name in _variations(entry, home)} - before
+        # A variation that takes a value, `_name.#`, is typed as far as its dot.
+        names = {name for entry in scripts for name in _meta(entry, home).get("variations") or {} if "," not in name}
+        tags |= {f"_{name.removesuffix('#')}" for name in names} - before
     yield from (f"--tags={typed}{comma}{name}" for name in tags if name.startswith(begun))
-
-
-def _variations(script: Mapping[str, Any], home: str) -> Iterator[str]:
-    """Yield the variations that can be typed: `_name`, and `_name.` of those that take a value."""
-    for name in _meta(script, home).get("variations") or {}:
-        if "," not in name:
-            yield f"_{name.removesuffix('#')}"
 
 
 def _flags(word: str, given: Mapping[str, str], scripts: Sequence[Mapping[str, Any]], home: str) -> Iterator[str]:
