@@ -4,46 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, ServerUnsuitable
 from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.serving.records import ServerIdentity
 from cm4vllm.serving.server_identities import identities, other_content, restarts
 
 __all__ = ["RunServers"]
 
 
-@dataclass
 class RunServers:
     """The servers' reports about themselves when the run began, and the `accepted` restarts. All are empty without
     servers at --api_server, and for servers that were not asked for a report when they were probed.
     """
 
-    server: ServerRecord
-    begin: Mapping[str, ServerIdentity]
-    accept_restarted: bool = False
-    accepted: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, settings: RunSettings, *, accept_restarted: bool) -> RunServers:
+    def __init__(self, settings: RunSettings, *, accept_restarted: bool) -> None:
         """Ask the servers. Raises ServerUnsuitable where one is another than when it was probed."""
-        server = settings.server
-        begin = server.identities
-        if begin:
+        self.server = settings.server
+        self.begin: Mapping[str, ServerIdentity] = self.server.identities
+        self.accept_restarted = accept_restarted
+        self.accepted: list[str] = []
+        if self.begin:
             with suppress(ServerUnreachable):  # the client reports it
-                begin = identities(server)
-        if changed := other_content(server.identities, begin):
+                self.begin = identities(self.server)
+        if changed := other_content(self.server.identities, self.begin):
             raise ServerUnsuitable(
                 f"the {settings.title} run cannot begin: the server has changed since the job began",
                 cause="\n".join(changed),
                 remedy="run the same command again: it measures the server that runs now, and what was measured on "
                 "the other one is measured again",
             )
-        return cls(server, begin, accept_restarted)
 
     def require_same(self, title: str, starts: Mapping[str, Sequence[float]]) -> list[str]:
         """Return in words the restarts that are accepted, in the run and before it.

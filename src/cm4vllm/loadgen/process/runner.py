@@ -72,7 +72,7 @@ def run(
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"
     accuracy = settings.mode is Mode.ACCURACY
-    servers = RunServers.of(settings, accept_restarted=accept_restarted and accuracy)
+    servers = RunServers(settings, accept_restarted=accept_restarted and accuracy)
     keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
     with staged_folder(folder) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
