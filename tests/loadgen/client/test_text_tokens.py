@@ -307,7 +307,13 @@ def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
 
 def test_the_counts_of_several_workers_are_added_up():
     counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
-    assert added_up([counts, None, counts], prompt_tokens=15) == TextCounts(
-        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, server_prompt_tokens=14, prompt_tokens=15
+    assert added_up([counts, None, counts], prompt_tokens=15, prompts_changed=2) == TextCounts(
+        answers=2,
+        server_tokens=4,
+        tokenizer_tokens=6,
+        apart=2,
+        server_prompt_tokens=14,
+        prompt_tokens=15,
+        prompts_changed=2,
     )
-    assert added_up([None], prompt_tokens=15) is None
+    assert added_up([None], prompt_tokens=15, prompts_changed=2) is None

@@ -191,8 +191,11 @@ def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
     yield tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int) -> TextCounts | None:
-    """Return the sum of the workers' counts, None if no worker counted; together they sent `prompt_tokens`."""
+def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int, prompts_changed: int) -> TextCounts | None:
+    """Return the sum of the workers' counts, None if no worker counted.
+
+    Together they sent `prompt_tokens`, of prompts of which `prompts_changed` are read as other token ids.
+    """
     total: TextCounts | None = None
     for count in filter(None, counts):
         total = (
@@ -202,7 +205,7 @@ def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int) -> Text
                 **{name: getattr(total, name) + getattr(count, name) for name in TextCounts.__struct_fields__}
             )
         )
-    return None if total is None else replace(total, prompt_tokens=prompt_tokens)
+    return None if total is None else replace(total, prompt_tokens=prompt_tokens, prompts_changed=prompts_changed)
 
 
 def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from cm4vllm import __version__
 from cm4vllm.assets.media_files import require_media
@@ -91,7 +90,7 @@ def _run(
     settings.server.access.headers()  # refused here, in words, and not in a worker
     if settings.dataset.media_folder:
         require_media(Path(settings.dataset.media_folder), rows)
-    library, changed = _library(settings, rows)
+    library = _library(settings, rows)
     require_room(settings, library.longest_prompt)
     raise_open_files()  # which the workers inherit
     least = needs(demand_of(settings), machine_limits()).workers
@@ -110,10 +109,7 @@ def _run(
     ) as system:
         duration = _test(loadgen, test, folder, library, system, _network_name(settings))
     system.times.write(folder)
-    client = replace(system.record(), self_check=checked)
-    if client.text is not None:
-        client = replace(client, text=replace(client.text, prompts_changed=changed))
-    return Ended(client=client, duration_s=duration, versions=_versions())
+    return Ended(client=system.record(checked), duration_s=duration, versions=_versions())
 
 
 def _self_check(settings: RunSettings, library: SampleLibrary, least: int) -> SelfCheck:
@@ -126,23 +122,23 @@ def _self_check(settings: RunSettings, library: SampleLibrary, least: int) -> Se
     return checked
 
 
-def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[SampleLibrary, int]:
-    """Return the prompts in the server's form, and how many of them the server reads as other token ids."""
+def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleLibrary:
+    """Return the prompts in the server's form."""
     sampling = sampling_of(settings)
     if settings.terms.media is Media.AUDIO:
-        return audio_library(Path(settings.dataset.media_folder), rows, sampling), 0
+        return audio_library(Path(settings.dataset.media_folder), rows, sampling)
     if settings.terms.prompt is not None:
-        return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt), 0
+        return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt)
     prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
     if dialect is None:
         stops = [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
         asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
         return SampleLibrary(
             prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
-        ), 0
+        )
     serialise = partial(text_completion_body, sampling, dialect)
     if dialect.prompts is Prompts.IDS:
-        return SampleLibrary(prompts, serialise), 0
+        return SampleLibrary(prompts, serialise)
     texts, changed = prompt_texts(settings, rows)
     if changed:
         _send(
@@ -152,7 +148,7 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> tuple[Sam
                 loud=True,
             )
         )
-    return SampleLibrary(prompts, serialise, texts), changed
+    return SampleLibrary(prompts, serialise, texts, changed)
 
 
 def _network_name(settings: RunSettings) -> Callable[[], str] | None:

@@ -36,11 +36,17 @@ class SampleLibrary:
     `records[index]` is offset and length of a body in the memory behind `descriptor`, and the tokens of its prompt. A
     sample that LoadGen unloads stays there: LoadGen loads each sample of the library once in a run. `bodies` are what
     is serialised in the place of the prompts' token ids, where a request is made of more than these or of text.
+    `prompts_changed` is how many of them the server reads as other token ids.
     """
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], serialise: Callable[[Any], bytes], bodies: Sequence[Any] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        serialise: Callable[[Any], bytes],
+        bodies: Sequence[Any] | None = None,
+        prompts_changed: int = 0,
     ) -> None:
+        self.prompts_changed = prompts_changed
         self.descriptor = os.memfd_create("bodies")
         self.records: dict[int, tuple[int, int, int]] = {}
         self._prompts = prompts

@@ -26,7 +26,7 @@ from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Mess
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings
+from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
 __all__ = ["SystemUnderTest"]
@@ -133,12 +133,16 @@ class SystemUnderTest:
         if samples:
             self._reporter.given([(sample.id, self._kept[sample.index]) for sample in samples])
 
-    def record(self) -> ClientRecord:
+    def record(self, self_check: SelfCheck | None = None) -> ClientRecord:
         """Return the client's record, after its end."""
         kept = self._kept_counts
         stats = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
         counts = [each.counts for each in stats]
-        text = added_up([each.text for each in stats], prompt_tokens=sum(c.prompt_tokens for c in counts))
+        text = added_up(
+            [each.text for each in stats],
+            prompt_tokens=sum(c.prompt_tokens for c in counts),
+            prompts_changed=self._library.prompts_changed,
+        )
         return ClientRecord(
             requests=self._issued,
             completed=self._reporter.completed_count,
@@ -160,6 +164,7 @@ class SystemUnderTest:
                 replace(self._process, watching_s=round(self._watching_s, 4)),
                 *(each.process for each in stats),
             ],
+            self_check=self_check,
         )
 
     def _send_progress(self) -> None:
