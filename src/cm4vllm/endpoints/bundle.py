@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
-from cm4vllm.common.files import staged_folder, write_json
+from cm4vllm.common.files import staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
 from cm4vllm.submission.privacy import PrivateWord, refuse_private
@@ -72,23 +73,16 @@ def build_bundle(
     of the builder where it refuses, and for a bundle with one of the `private` words in a file.
     """
     with staged_folder(target) as staging:
-        spec = staging.parent / f"{staging.name}.json"
-        write_json(
-            spec,
-            {
-                "runs": {name: str(folder) for name, folder in runs.items()},
-                "division": division,
-                "availability": availability,
-                "work": str(staging),
-                "source": str(source),
-                "documentation": str(documentation),
-                "power": str(power),
-            },
-        )
-        try:
-            done = run([checker.python, _INSIDE / "build_bundle.py", spec], timeout_s=_TIMEOUT_S)
-        finally:
-            spec.unlink(missing_ok=True)
+        spec = {
+            "runs": {name: str(folder) for name, folder in runs.items()},
+            "division": division,
+            "availability": availability,
+            "work": str(staging),
+            "source": str(source),
+            "documentation": str(documentation),
+            "power": str(power),
+        }
+        done = run([checker.python, _INSIDE / "build_bundle.py", json.dumps(spec)], timeout_s=_TIMEOUT_S)
         if not done.ok:
             raise SubmissionError("the official builder refuses the run folders", cause=done.tail(12))
         refuse_private(staging, private)

@@ -1,4 +1,4 @@
-"""Builds a bundle from run folders with the official builder: build_bundle.py SPEC, a JSON file.
+"""Builds a bundle from run folders with the official builder: build_bundle.py SPEC, as JSON.
 
 SPEC is {runs: {name: folder}, division, availability, work, source, documentation, power}; the path of the bundle is
 printed, and the power figures of the points are written to the file `power`, where their power is stated. The archives
@@ -18,9 +18,9 @@ from submission_checker.power_summary import derive_point_power
 from yaml import safe_load
 
 
-def main(spec_file: str) -> int:
+def main(spec_text: str) -> int:
     """Build the bundle; what the builder refuses is printed, and the exit status is 1."""
-    spec = json.loads(Path(spec_file).read_text(encoding="utf-8"))
+    spec = json.loads(spec_text)
     try:
         with tempfile.TemporaryDirectory() as scratch:
             archives = []
