@@ -18,7 +18,7 @@ from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
-from cm4vllm.endpoints.point import PointInputs, PointSetup, measure_point, point_setup
+from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
 from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, Probe
 from cm4vllm.rules import endpoints_rules
 
@@ -56,7 +56,7 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
     probes: list[Probe] = []
 
     def probe(concurrency: int) -> Probe:
-        made = _probe(point, planned, concurrency, folder)
+        made = _probe(point, concurrency, folder)
         probes.append(made)
         return made
 
@@ -124,7 +124,7 @@ def _gaps(probed: Sequence[int]) -> Iterator[int]:
             yield from _gaps((low, middle, high))
 
 
-def _probe(point: PointInputs, planned: PointSetup, concurrency: int, folder: Path) -> Probe:
+def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
     """Make a short run at a concurrency."""
     samples = max(_FEWEST_SAMPLES, _SAMPLES_IN_FLIGHT * concurrency)
     inputs = msgspec.structs.replace(

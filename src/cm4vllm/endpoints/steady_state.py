@@ -159,10 +159,10 @@ def _states(series: Sequence[dict[str, float]], rules: WindowRules) -> dict[str,
 
 
 def _state(values: Sequence[float], rules: WindowRules) -> State:
-    outcome = trend(values)
-    if not outcome.p < rules.alpha:
+    p, slope = trend(values)
+    if not p < rules.alpha:
         return "Plateau"
-    return "Drifting Up" if outcome.slope > 0 else "Drifting Down"
+    return "Drifting Up" if slope > 0 else "Drifting Down"
 
 
 def _variation(values: Sequence[float]) -> float:

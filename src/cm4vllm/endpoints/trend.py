@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
-__all__ = ["LEAST_VALUES", "Trend", "trend"]
+__all__ = ["LEAST_VALUES", "trend"]
 
 #: With fewer values no trend is significant.
 LEAST_VALUES = 4
@@ -23,16 +22,10 @@ LEAST_VALUES = 4
 _SIGNIFICANT = NormalDist().inv_cdf(0.975)
 
 
-@dataclass(frozen=True)
-class Trend:
-    """The outcome: p value of both directions together, and the median slope per value (Theil and Sen)."""
-
-    p: float
-    slope: float
-
-
-def trend(values: Sequence[float]) -> Trend:
-    """Return whether the values rise or fall. Raises ValueError for fewer than `LEAST_VALUES`."""
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """Return whether the values rise or fall: the p value of both directions together, and the median slope per value
+    (Theil and Sen). Raises ValueError for fewer than `LEAST_VALUES`.
+    """
     count = len(values)
     if count < LEAST_VALUES:
         raise ValueError(f"{count} values of at least {LEAST_VALUES}")
@@ -42,11 +35,11 @@ def trend(values: Sequence[float]) -> Trend:
     score = int(np.count_nonzero(rises > 0) - np.count_nonzero(rises < 0))
     variance, factor = _variance(values), _autocorrelation_factor(values, slope)
     if variance == 0 or score == 0:
-        return Trend(p=1.0, slope=slope)
+        return 1.0, slope
     if factor > 0:  # in a short series that alternates it can be negative: then nothing is corrected
         variance *= factor
     z = (score - math.copysign(1, score)) / math.sqrt(variance)
-    return Trend(p=2 * (1 - NormalDist().cdf(abs(z))), slope=slope)
+    return 2 * (1 - NormalDist().cdf(abs(z))), slope
 
 
 def _variance(values: Sequence[float]) -> float:
