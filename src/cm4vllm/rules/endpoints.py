@@ -55,8 +55,7 @@ class CurveRules(Record, frozen=True, kw_only=True):
     """Bounds of a curve in requests in flight and in points.
 
     `least_points` are those of a curve whose highest point is elected as the Offline result; a dedicated Offline run is
-    one more. A point may lie above C_max, up to `margin` times it. A dedicated Offline run reaches at least
-    `offline_share` of the throughput at C_max.
+    one more. A point may lie above C_max, up to `margin` times it.
     """
 
     highest_c_min: int
@@ -64,8 +63,6 @@ class CurveRules(Record, frozen=True, kw_only=True):
     margin: float
     least_points: int
     most_points: int
-    least_points_of_a_region: int
-    offline_share: float
     source: str
 
 
@@ -122,7 +119,6 @@ class EndpointsRules(Record, frozen=True, kw_only=True):
     version: str
     client: Client
     checker: PublishedPackage
-    viewer: PublishedPackage
     curve: CurveRules
     durations: tuple[DurationRule, ...]
     window: WindowRules
