@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.common.sample_files import read_sample_file
+from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample, gpus_sampled, look_at_gpus
 from gpu_replay import Replay

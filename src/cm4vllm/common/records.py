@@ -6,6 +6,8 @@ mean something else. What was written before records named their schema is read 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -16,7 +18,16 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.redaction import vault
 
-__all__ = ["OtherSchema", "Record", "now", "read_optional", "read_record", "write_record"]
+__all__ = [
+    "OtherSchema",
+    "Record",
+    "now",
+    "read_optional",
+    "read_record",
+    "read_sample_file",
+    "write_record",
+    "write_sample_file",
+]
 
 _SCHEMA = "schema"
 
@@ -89,6 +100,20 @@ def _unreadable(path: Path, cls: type[Record], cause: str) -> CmError:
     return CmError(
         f"{path} is not a {cls.__name__}", cause=cause, remedy="remove it and let the step that writes it run again"
     )
+
+
+def write_sample_file(path: Path, samples: Sequence[Record]) -> None:
+    """Write the samples that are taken through a run to `path`: one JSON object a line, oldest first.
+
+    A full disk is no error here: what the run itself writes reports it.
+    """
+    with contextlib.suppress(CmError):
+        write_bytes(path, msgspec.json.Encoder().encode_lines(samples))
+
+
+def read_sample_file(path: Path, kind: type[R]) -> list[R]:
+    """Return the samples in a file; none where there is no file."""
+    return msgspec.json.Decoder(kind).decode_lines(bytes_of(path)) if path.exists() else []
 
 
 def now() -> str:

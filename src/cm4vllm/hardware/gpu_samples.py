@@ -8,9 +8,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.records import Record
+from cm4vllm.common.records import Record, write_sample_file
 from cm4vllm.common.repetition import repeated
-from cm4vllm.common.sample_files import write_sample_file
 from cm4vllm.hardware import nvml
 
 __all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.common.sample_files import read_sample_file
+from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample
 from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table

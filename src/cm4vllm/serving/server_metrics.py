@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from cm4vllm.common.progress import warn
+from cm4vllm.common.records import read_sample_file, write_sample_file
 from cm4vllm.common.repetition import repeated
-from cm4vllm.common.sample_files import read_sample_file, write_sample_file
 from cm4vllm.serving.heartbeat import Heartbeat
 from cm4vllm.serving.metrics_records import MetricsSample, ServerMetrics, Timing, speed_of
 from cm4vllm.serving.server_identities import process_start

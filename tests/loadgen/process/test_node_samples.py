@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.sample_files import read_sample_file
+from cm4vllm.common.records import read_sample_file
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, read_machine_samples
 from cm4vllm.loadgen.process.machine_load import NodeSamples, nodes_sampled

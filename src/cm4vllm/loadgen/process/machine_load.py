@@ -19,7 +19,7 @@ import psutil
 from msgspec.structs import replace
 
 from cm4vllm.common.progress import warn
-from cm4vllm.common.sample_files import write_sample_file
+from cm4vllm.common.records import write_sample_file
 from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpuSample, GpusSample
 from cm4vllm.hardware.machine_samples import MachineSample, machine_sample, read_machine_samples
 from cm4vllm.hardware.throttling import throttled
