@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
-from cm4vllm.engine.format.dependency import PHASES, Dependency
+from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
@@ -22,18 +22,20 @@ def plain_tags(dependency: Dependency) -> list[str]:
     return [tag for tag in dependency.tags if "<<<" not in tag and "#" not in tag]
 
 
-def layers_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer]]:
-    """Yield the parts of a meta that may have dependencies: the script itself, its variations, its versions."""
-    yield (), script.layer
-    for name, raw in script.variations.items():
-        yield ("variations", name), Layer.of(raw)
-    for version, raw in script.versions.items():
-        yield ("versions", version), Layer.of(raw)
+def layers_of(script: ScriptMeta) -> Iterator[tuple[Place, Raw, Layer]]:
+    """Yield the parts of a meta that may have dependencies: the script itself, its variations, its versions.
+
+    Each comes with its place in the meta and as it was read.
+    """
+    yield (), script.raw, script.layer
+    for kind, parts in (("variations", script.variations), ("versions", script.versions)):
+        for name, raw in parts.items():
+            yield (kind, name), raw, Layer.of(raw)
 
 
 def dependencies_of(script: ScriptMeta) -> Iterator[tuple[Place, Layer, str, int, Dependency]]:
     """Yield all dependencies of a script with their layer, phase and number."""
-    for place, layer in layers_of(script):
+    for place, _, layer in layers_of(script):
         for phase in PHASES:
             for number, dependency in enumerate(layer.deps[phase]):
                 yield place, layer, phase, number, dependency

@@ -219,7 +219,7 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
         (
             (bring.disk_bytes, script.alias)
             for script in scripts
-            for _, layer in layers_of(script)
+            for *_, layer in layers_of(script)
             for bring in layer.brings
         ),
         default=(0, ""),

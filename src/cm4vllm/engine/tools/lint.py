@@ -130,7 +130,7 @@ class Linter:
     def _amendments(self, script: ScriptMeta) -> Iterator[Finding]:
         own = frozenset(name for *_, dependency in dependencies_of(script) for name in dependency.names)
         below = self.chain.names_below([script])
-        for place, layer in layers_of(script):
+        for place, _, layer in layers_of(script):
             for kind, amendments, names in (("ad", layer.ad, own), ("adr", layer.adr, below)):
                 for amendment in amendments:
                     yield from amendment_findings(amendment, kind, names, place)

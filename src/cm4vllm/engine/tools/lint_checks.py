@@ -109,8 +109,7 @@ def _key_findings(script: ScriptMeta) -> Iterator[Finding]:
         yield from _unknown(raw, VARIATION_KEYS, ("variations", name), f"variation {name!r}: ")
     for version, raw in script.versions.items():
         yield from _unknown(raw, LAYER_KEYS, ("versions", version), f"version {version!r}: ")
-    for place, layer in layers_of(script):
-        raw = _at(script.raw, place)
+    for place, raw, layer in layers_of(script):
         for number, bring in enumerate(raw.get("brings") or ()):
             yield from _unknown(bring, BRING_KEYS, (*place, "brings", number), f"bring {number}: ")
             listed = layer.brings[number].requirements
@@ -123,13 +122,6 @@ def _unknown(raw: Mapping[str, Any], allowed: Iterable[str], place: Place, owner
     for key in raw:
         if key not in allowed:
             yield Finding(f"{owner}unknown key {str(key)!r}; {nearest_choice(str(key), allowed)}", (*place, key))
-
-
-def _at(raw: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-    for step in place:
-        child = {str(key): value for key, value in raw.items()}.get(str(step))
-        raw = child if isinstance(child, Mapping) else {}
-    return raw
 
 
 def _group_findings(script: ScriptMeta) -> Iterator[Finding]:
@@ -246,12 +238,12 @@ def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
     if (
         script.cache
         and _OWN_CODE.search(code_of(script))
-        and not any("made_by" in _at(script.raw, place) for place, _ in layers_of(script))
+        and not any("made_by" in raw for _, raw, _ in layers_of(script))
     ):
         yield Finding(
             "made_by is missing: list the modules of cm4vllm that make what the cache stores, [] if none does"
         )
-    for place, layer in layers_of(script):
+    for place, _, layer in layers_of(script):
         for module in layer.made_by:
             if not Path(module_file(module)).is_file():
                 yield Finding(f"made_by: unknown module {module}", (*place, "made_by"))
@@ -261,7 +253,7 @@ def _code_findings(script: ScriptMeta) -> Iterator[Finding]:
             and not any(script.path.glob(f"{layer.script_name}-*.sh"))
         ):
             yield Finding(f"script_name: {layer.script_name}.sh does not exist", (*place, "script_name"))
-        exported = {key for _, layer in layers_of(script) for key in layer.new_env_keys}
+        exported = {key for *_, layer in layers_of(script) for key in layer.new_env_keys}
         for key in layer.promised_env_keys:
             if key not in exported:
                 yield Finding(
