@@ -52,7 +52,7 @@ class CAutomation(ScriptAutomation):
     def test(self, i: dict[str, Any]) -> dict[str, Any]:
         """Run the test inputs that the metas of scripts give.
 
-        tags (str): tags of the scripts; all scripts without
+        tags (str): tags of the scripts; or a name, repo:name, or name*; all scripts without
         """
         from cm4vllm.engine.tools.find import test_scripts
 
