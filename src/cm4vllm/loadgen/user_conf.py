@@ -57,18 +57,17 @@ class UserConf:
     @property
     def text(self) -> str:
         """The text of user.conf."""
-        name, scenario = self.terms.loadgen_name, self.terms.loadgen_scenario
-        lines = ["# A rehearsal: shorter than the rules ask, not for submission."] if self.rehearsal else []
-        if self.target_qps is not None and self.terms.one_by_one:
-            lines.append(f"{name}.{scenario}.target_latency = {expected_latency_ms(self.target_qps)!r}")
-        elif self.target_qps is not None:
-            lines.append(f"{name}.{scenario}.target_qps = {self.target_qps!r}")
-        lines.append(f"{name}.{scenario}.min_duration = {self.min_duration_ms}")
-        if self.min_query_count is not None:
-            lines.append(f"{name}.{scenario}.min_query_count = {self.min_query_count}")
-        if self.performance_sample_count is not None:
-            lines.append(f"{name}.*.performance_sample_count_override = {self.performance_sample_count}")
-        return "\n".join(lines) + "\n"
+        name, scenario, rate = self.terms.loadgen_name, self.terms.loadgen_scenario, self.target_qps
+        one_by_one = self.terms.one_by_one
+        values = {
+            f"{scenario}.target_latency": expected_latency_ms(rate) if rate is not None and one_by_one else None,
+            f"{scenario}.target_qps": None if one_by_one else rate,
+            f"{scenario}.min_duration": self.min_duration_ms,
+            f"{scenario}.min_query_count": self.min_query_count,
+            "*.performance_sample_count_override": self.performance_sample_count,
+        }
+        head = "# A rehearsal: shorter than the rules ask, not for submission.\n" if self.rehearsal else ""
+        return head + "".join(f"{name}.{key} = {value!r}\n" for key, value in values.items() if value is not None)
 
 
 def rehearsal_queries(terms: Terms) -> int:
