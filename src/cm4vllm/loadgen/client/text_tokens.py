@@ -21,16 +21,7 @@ from cm4vllm.serving.records import Dialect, Prompts
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = [
-    "MOST_APART",
-    "Encoded",
-    "TextSettings",
-    "Texts",
-    "added_up",
-    "prompt_texts",
-    "require_agreement",
-    "text_settings",
-]
+__all__ = ["MOST_APART", "Encoded", "TextSettings", "Texts", "added_up", "prompt_texts", "require_agreement"]
 
 #: The difference allowed between the counts of a server and of the model's tokenizer, as a part of the server's.
 MOST_APART = 0.02
@@ -63,20 +54,6 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
     every: bool
     logged: Logged = Logged.TOKENS
     labels: str = ""
-
-
-def text_settings(settings: RunSettings) -> TextSettings | None:
-    """Return the settings for a run's text answers; None where the server lists token ids. Raises ModelError."""
-    dialect = settings.server.dialect
-    if dialect is None:
-        return None
-    return TextSettings(
-        dialect=dialect,
-        tokenizer=str(settings.model.tokenizer_file),
-        every=settings.logs_answers,
-        logged=settings.terms.logged,
-        labels=settings.terms.labels,
-    )
 
 
 class Texts:

@@ -20,7 +20,7 @@ import msgspec
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
-from cm4vllm.loadgen.client.text_tokens import text_settings
+from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
@@ -65,12 +65,20 @@ class Receiver(Protocol):
 
 
 def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]:
-    """Return the settings of each of `workers` workers for a run."""
+    """Return the settings of each of `workers` workers for a run. Raises ModelError."""
     server = settings.server
     # A server need not keep a parameter that it does not take.
     least = 0 if server.dialect and "min_tokens" in server.dialect.left_out else settings.min_tokens
     limits = AnswerLimits(min_tokens=least, max_tokens=settings.max_tokens, max_model_len=server.max_model_len)
-    text = text_settings(settings)
+    text = None
+    if server.dialect is not None:
+        text = TextSettings(
+            dialect=server.dialect,
+            tokenizer=str(settings.model.tokenizer_file),
+            every=settings.logs_answers,
+            logged=settings.terms.logged,
+            labels=settings.terms.labels,
+        )
     share = -(-settings.max_in_flight // workers) if settings.terms.at_once else None
     endpoints = server.endpoints
     return [
