@@ -4,7 +4,7 @@ import os
 import socket
 import time
 
-from cm4vllm.endpoints.client_leftovers import remove_leftovers
+from cm4vllm.endpoints.client import remove_leftovers
 
 
 def test_old_folders_that_no_process_uses_are_removed_and_no_others(tmp_path):
