@@ -59,11 +59,6 @@ class CurvePlan(Record, frozen=True, kw_only=True):
     points: tuple[PlannedPoint, ...]
     elected_offline: bool
 
-    @property
-    def seconds(self) -> float:
-        """Expected seconds of all runs, without the starts of the client and the server."""
-        return sum(point.all_seconds for point in self.points)
-
 
 def plan_curve(
     benchmark: EndpointsBenchmark,

@@ -65,11 +65,9 @@ class CurveRecord(Record, frozen=True, kw_only=True):
     identity: str
     found_at: str
 
-    @property
-    def overhead_s(self) -> float:
-        """The median of the seconds that the client took beside its run: its first start of all takes longer."""
-        return median(probe.overhead_s for probe in self.probes)
-
     def foreseen_s(self, point: PlannedPoint) -> float:
-        """Return the expected seconds of a point's client, from its start to its end."""
-        return point.all_seconds + self.overhead_s
+        """Return the expected seconds of a point's client, from its start to its end.
+
+        Beside its run it takes the median of what it took in the probes: its first start of all takes longer.
+        """
+        return point.all_seconds + median(probe.overhead_s for probe in self.probes)

@@ -108,10 +108,6 @@ class SeedSet(Record, frozen=True, kw_only=True):
     cohorts: int
     source: str
 
-    def adopted_in(self, cohort: str) -> bool:
-        """Say whether a new submission of this cohort (YYYY-MM-C0 or -C1) may use the set."""
-        return 0 <= _cohort_number(cohort) - _cohort_number(self.cohort) < self.cohorts
-
 
 class EndpointsRules(Record, frozen=True, kw_only=True):
     """All that does not depend on the benchmark."""
@@ -253,9 +249,10 @@ def endpoints_targets(benchmark: EndpointsBenchmark) -> tuple[AccuracyTarget, ..
 
 
 def seed_set(cohort: str) -> SeedSet:
-    """Return the newest seed set that a submission of this cohort may use. Raises UsageError where there is none."""
-    if allowed := [entry for entry in endpoints_rules().seed_sets if entry.adopted_in(cohort)]:
-        return allowed[-1]
+    """Return the newest seed set that a submission of this cohort (YYYY-MM-C0 or -C1) may use. Raises UsageError."""
+    for entry in reversed(endpoints_rules().seed_sets):
+        if 0 <= _cohort_number(cohort) - _cohort_number(entry.cohort) < entry.cohorts:
+            return entry
     known = "; ".join(
         f"{entry.name}: {entry.cohorts} cohorts from {entry.cohort}" for entry in endpoints_rules().seed_sets
     )
