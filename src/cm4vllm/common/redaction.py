@@ -18,7 +18,6 @@ from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
-from cm4vllm.common.text_escapes import spellings
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
@@ -87,7 +86,7 @@ class Vault:
     def note(self, name: str, value: str) -> None:
         """Treat a value as a secret from now on, whatever the name is that it was given under."""
         for text in (value, *value.splitlines()):
-            for spelled in spellings(text):
+            for spelled in _spellings(text):
                 if len(text) >= _SHORTEST and not PLACEHOLDER.fullmatch(text):
                     self._names.setdefault(spelled, name)
         self._names = dict(sorted(self._names.items(), key=lambda pair: -len(pair[0])))
@@ -183,6 +182,39 @@ class _Cleaning:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _spellings(text: str) -> set[str]:
+    """Return a text as it may stand in JSON, in a URL, on a page, in CSV, and between a shell's quotes."""
+    if re.fullmatch(r"[\w.~-]*", text, re.ASCII):
+        return {text}
+    import html
+    import json
+    from urllib.parse import quote, quote_plus
+
+    page, raw = html.escape(text), _bytes(text)
+    return {
+        text,
+        repr(text)[1:-1],
+        json.dumps(text)[1:-1],
+        json.dumps(text, ensure_ascii=False)[1:-1],
+        quote(raw, safe=""),
+        quote(raw),
+        quote_plus(raw),
+        text.replace("'", "'\"'\"'"),
+        text.replace('"', '""'),
+        page,
+        html.escape(text, quote=False),
+        page.replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
+    }
+
+
+def _bytes(text: str) -> bytes:
+    """Return the bytes of a text, including bytes from an environment that are not UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, out of JSON
+        return text.encode("utf-8", "backslashreplace")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
