@@ -21,7 +21,7 @@ from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
-from cm4vllm.serving.death_reasons import awaited_reason
+from cm4vllm.serving.death_reasons import awaited_reason, supervisor_state
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
@@ -126,7 +126,10 @@ def _followed(
     alive: Callable[[], str | None],
     facts: Callable[[int, int, float], object] | None,
 ) -> int | None:
-    """Run the client's program with a supervisor until it ends, show how far it is, and return its exit status."""
+    """Run the client's program with a supervisor until it ends, and show how far it is.
+
+    Returns its exit status, negative for a signal; None where its supervisor did not see it.
+    """
     log, state = folder / f"{wanted.folder}.log", folder / f"{wanted.folder}.state.json"
     spec = folder / f"{wanted.folder}.spec.json"
     supervisor = start_supervised(argv, environment, spec=spec, log=log, state=state, grace_s=_GRACE_S, cwd=folder)
@@ -145,7 +148,8 @@ def _followed(
             supervisor.stdin.close()
         supervisor.wait()
         end_orphans()
-    return _status(state)
+    status: int | None = supervisor_state(state).get("status")
+    return status
 
 
 def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
@@ -227,15 +231,6 @@ def _was_cut_short(folder: Path, wanted: ClientRun) -> bool:
     except (OSError, ValueError, TypeError, KeyError):
         return False
     return issued < wanted.samples or _issued_for_accuracy(folder, wanted) < wanted.accuracy_samples
-
-
-def _status(state: Path) -> int | None:
-    """Return the exit status of the client, negative for a signal; None where its supervisor did not see it."""
-    try:
-        status: int | None = json.loads(state.read_text(encoding="utf-8")).get("status")
-    except (OSError, ValueError):
-        return None
-    return status
 
 
 def _require_status(status: int | None, log: Path) -> None:
