@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from cm4vllm.assets.resumed_download import digest_of
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import object_of, write_json
 
 __all__ = ["VerifiedDigests"]
 
@@ -23,11 +22,7 @@ class VerifiedDigests:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file = folder.with_name(f"{folder.name}.proofs.json")
-        try:
-            kept = json.loads(self._file.read_bytes())
-        except (OSError, ValueError):
-            kept = {}
-        self._known: dict[str, list[object]] = kept if isinstance(kept, dict) else {}
+        self._known: dict[str, list[object]] = object_of(self._file)
 
     def knows(self, name: str, digest: str) -> bool:
         """Tell whether a file was found to have this digest and has not changed since."""

@@ -29,6 +29,7 @@ __all__ = [
     "given_path",
     "json_of",
     "locked",
+    "object_of",
     "opened",
     "require_space",
     "require_writable",
@@ -165,6 +166,15 @@ def json_of(data: str | bytes) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def object_of(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty where the file is missing or unreadable, or holds anything else."""
+    try:
+        value = json_of(text_of(path))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import yaml
 
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
-from cm4vllm.common.files import write_text
+from cm4vllm.common.files import object_of, write_text
 from cm4vllm.common.processes import exit_in_words, last_lines, run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
 from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
-from cm4vllm.serving.death_reasons import awaited_reason, supervisor_state
+from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
@@ -148,7 +148,7 @@ def _followed(
             supervisor.stdin.close()
         supervisor.wait()
         end_orphans()
-    status: int | None = supervisor_state(state).get("status")
+    status: int | None = object_of(state).get("status")
     return status
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, json_of, text_of
+from cm4vllm.common.files import bytes_of, object_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
@@ -85,11 +85,11 @@ class PowerSession:
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
-        return self._json("power/client.json")
+        return object_of(self.folder / "power/client.json")
 
     @cached_property
     def server(self) -> Mapping[str, Any]:
-        return self._json("power/server.json")
+        return object_of(self.folder / "power/server.json")
 
     @cached_property
     def ptd_log(self) -> tuple[LogLine, ...]:
@@ -177,13 +177,6 @@ class PowerSession:
         """Return the text of a file; empty where it does not exist."""
         path = self.folder / name
         return text_of(path) if path.is_file() else ""
-
-    def _json(self, name: str) -> Mapping[str, Any]:
-        try:
-            value = json_of(self.text(name) or "{}")
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
 
 
 @lru_cache(maxsize=4)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from cm4vllm.common.files import object_of
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.own_supervisors import runs
 from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.supervisor import end_in_words
 
-__all__ = [
-    "LOG_FILE",
-    "STATE_FILE",
-    "awaited_reason",
-    "death_reason",
-    "reason_in",
-    "reason_on_nodes",
-    "supervisor_state",
-]
+__all__ = ["LOG_FILE", "STATE_FILE", "awaited_reason", "death_reason", "reason_in", "reason_on_nodes"]
 
 #: The names of the log of a server and of the state of its supervisor, in the server's folder.
 LOG_FILE = "server.log"
@@ -77,21 +68,12 @@ def reason_on_nodes(nodes: Sequence[NodeRecord]) -> str | None:
 
 def reason_in(folder: Path) -> str:
     """Return why the server in a folder has ended: as its supervisor noted, or that the supervisor was killed."""
-    how = end_in_words(supervisor_state(folder / STATE_FILE), "its supervisor was killed")
+    how = end_in_words(object_of(folder / STATE_FILE), "its supervisor was killed")
     return "\n".join(filter(None, (how, telling_lines(folder / LOG_FILE))))
 
 
 def _noted_since(folder: Path) -> float:
     """Return for how many seconds the supervisor has known why the server ends, 0 while it does not."""
-    state = supervisor_state(folder / STATE_FILE)
+    state = object_of(folder / STATE_FILE)
     noted_at_s = state.get("noted_at_s")  # by the monotonic clock, which all processes share
     return time.monotonic() - noted_at_s if state.get("reason") and isinstance(noted_at_s, float) else 0.0
-
-
-def supervisor_state(file: Path) -> dict[str, Any]:
-    """Return the last state that a supervisor wrote to its file; empty where it wrote none."""
-    try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
