@@ -166,22 +166,19 @@ class _Noted:
     """Enters evaluations into the ledger of a job, each once; into none where the recipe runs by itself."""
 
     def __init__(self, results: str) -> None:
-        self._out = Path(results) if results else None
-        known = None
-        if self._out:
-            with translated_os_errors("read", self._out / LEDGER_FILE, "--output_dir"):
-                known = read_ledger(self._out)
-        self._known = set(known.states) if known else set()
-        self._file = LedgerFile(self._out, known.run) if self._out and known and known.run else None
+        self._file: LedgerFile | None = None
+        if results:
+            with translated_os_errors("read", Path(results) / LEDGER_FILE, "--output_dir"):
+                run = read_ledger(Path(results)).run
+            self._file = LedgerFile(Path(results), run) if run else None
 
     def add(self, evaluation: Evaluation) -> None:
         name = f"{STEP}: {shown(evaluation.options)}, " + (
             f"round {evaluation.round + 1}" if evaluation.round >= 0 else "first start"
         )
-        if self._file is None or name in self._known:
-            return
-        state = State.FAILED if evaluation.failure else State.DONE
-        self._file.enter(name, state, took_s=evaluation.took_s, why=words(evaluation))
+        if self._file is not None and name not in self._file.ledger.states:
+            state = State.FAILED if evaluation.failure else State.DONE
+            self._file.enter(name, state, took_s=evaluation.took_s, why=words(evaluation))
 
 
 def searched_envs(env: Mapping[str, Any], scenarios: Sequence[str] = ()) -> list[dict[str, Any]]:
