@@ -110,10 +110,10 @@ def cases(rounds: int, first: int = 1) -> Iterator[Case]:
         yield Case(
             "KV cache",
             Paged(
-                draw.uniform(0.01, 0.02),
-                draw.uniform(0.0001, 0.0005),
-                draw.uniform(5e-6, 3e-5),
-                draw.choice((8000, 16000, 32000)),
+                step_s=draw.uniform(0.01, 0.02),
+                each_s=draw.uniform(0.0001, 0.0005),
+                token_s=draw.uniform(5e-6, 3e-5),
+                kv_tokens=draw.choice((8000, 16000, 32000)),
                 noise=0.05,
             ),
             draw.choice((WIDE, TIGHT)),
@@ -179,14 +179,14 @@ def settings_systems(count: int, first: int = 1) -> Iterator[tuple[Paged, Latenc
     for seed in range(first, first + count):
         draw = random.Random(1000 + seed)  # noqa: S311 - a simulation
         system = Paged(
-            draw.uniform(0.01, 0.03),
-            draw.uniform(0.0001, 0.0006),
-            draw.uniform(5e-6, 4e-5),
-            draw.choice((8000, 16000, 32000)),
-            draw.choice((512, 2048)),
-            draw.choice((32, 256)),
-            50,
-            draw.choice((250, 900)),
+            step_s=draw.uniform(0.01, 0.03),
+            each_s=draw.uniform(0.0001, 0.0006),
+            token_s=draw.uniform(5e-6, 4e-5),
+            kv_tokens=draw.choice((8000, 16000, 32000)),
+            max_num_batched_tokens=draw.choice((512, 2048)),
+            max_num_seqs=draw.choice((32, 256)),
+            prompt_least=50,
+            prompt_most=draw.choice((250, 900)),
             noise=0.05,
         )
         yield system, draw.choice((WIDE, TIGHT)) if seed % 2 else None, seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 import statistics
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
@@ -24,20 +24,17 @@ from simulated.systems import Paged
 
 __all__ = ["SimulatedBench", "configured", "tokens_per_s"]
 
-#: The fields of a system by the options that set them.
-_FIELDS = {"max-num-seqs": "sequences", "max-num-batched-tokens": "batched"}
-#: The memory that a step's tokens take from the KV cache, in blocks, and the least cache of a server.
-_BLOCKS_EACH, _LEAST_BLOCKS = 2, 2000
+#: The memory that a step's tokens take from the KV cache, in tokens there, and the least cache of a server.
+_CACHE_EACH, _LEAST_CACHE = 2, 2000
 #: The part of the time after which tokens are counted.
 _WARM = 1 / 3
 
 
 def configured(system: Paged, candidate: Candidate) -> Paged | None:
     """Return the system with a candidate's settings, None where its memory is not enough for them."""
-    fields = {_FIELDS[name]: int(value) for name, value in candidate.items()}
-    made = dataclasses.replace(system, **fields)
-    blocks = system.blocks - _BLOCKS_EACH * made.batched
-    return dataclasses.replace(made, blocks=blocks) if blocks >= _LEAST_BLOCKS else None
+    made = replace(system, **{name.replace("-", "_"): int(value) for name, value in candidate.items()})
+    cache = system.kv_tokens - _CACHE_EACH * made.max_num_batched_tokens
+    return replace(made, kv_tokens=cache) if cache >= _LEAST_CACHE else None
 
 
 def tokens_of_parts(system: Paged, seconds: float, *, seed: int, noise: int) -> tuple[list[float], float]:
@@ -120,7 +117,7 @@ class SimulatedBench:
         """Return the system as it is at this measurement."""
         draw = random.Random(f"{self.full.seed} {number} {round_}")  # noqa: S311 - a simulation
         factor = math.exp(self.spread * draw.gauss(0, 1))
-        return dataclasses.replace(
+        return replace(
             system, step_s=system.step_s * factor, each_s=system.each_s * factor, token_s=system.token_s * factor
         )
 

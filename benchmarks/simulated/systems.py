@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.campaign.rehearsal import batching
 from cm4vllm.campaign.rehearsal.batching import Batch, drawn_factors, step_factors
+from cm4vllm.campaign.rehearsal.profile import ServerTimes
 from cm4vllm.loadgen.logs.arrivals import Times
 
 __all__ = ["Batching", "Drift", "Drifting", "Paged", "Queue", "Served", "System", "simulated"]
@@ -153,9 +153,24 @@ class Batching:
         return took
 
 
-@dataclass(frozen=True)
-class Paged(batching.Paged):
-    """A server with a KV cache, on a simulated clock."""
+class Paged(ServerTimes, frozen=True, kw_only=True):
+    """A server with a KV cache, on a simulated clock.
+
+    Prompts have from `prompt_least` to `prompt_most` tokens, answers from `shortest` to `longest`.
+    """
+
+    step_s: float = 0.01
+    each_s: float = 0.0002
+    token_s: float = 0.00001
+    noise: float = 0.0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 1000
+    kv_tokens: int = 16_000
+    prompt_least: int = 100
+    prompt_most: int = 900
+    shortest: int = 20
+    longest: int = 100
 
     def serve(self, issued: Times, lengths: np.random.Generator, noise: np.random.Generator) -> Served:
         sizes = lengths.integers(

@@ -35,7 +35,7 @@ def served(name, issued):
         np.array([lengths.of(share) for share in draw.random(len(issued))])
         for lengths in (profile.prompts, profile.answers)
     )
-    return simulated(Batch(profile.paged(), step_factors(draw, profile.server.noise)), issued, prompts, tokens)
+    return simulated(Batch(profile.server, step_factors(draw, profile.server.noise)), issued, prompts, tokens)
 
 
 def arrivals(rate, count):

@@ -10,12 +10,14 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from cm4vllm.campaign.rehearsal import launch
-from cm4vllm.campaign.rehearsal.batching import Batch, Paged, step_factors
+from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
+from cm4vllm.campaign.rehearsal.profile import Profile
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.serving.ports import free_port, listens
@@ -79,7 +81,7 @@ def test_it_is_taken_for_a_server_that_can_be_measured(server):
 
 def test_its_times_by_the_wall_clock_are_those_on_a_simulated_one_with_preemptions(server):
     endpoint, count = server[0], 12
-    batch = Batch(Paged(0.01, 0.0005, 0.0, 180, 512, 8), step_factors(np.random.default_rng(0), 0.0))
+    batch = Batch(msgspec.yaml.decode(PROFILE, type=Profile).server, step_factors(np.random.default_rng(0), 0.0))
     sizes = np.full(count, 20), np.full(count, 30)
     expected = simulated(batch, np.zeros(count), *sizes).done
     assert batch.preemptions > 0

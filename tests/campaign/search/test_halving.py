@@ -21,7 +21,17 @@ from simulated.settings_bench import SimulatedBench, configured, tokens_per_s
 from simulated.systems import Batching, Paged
 
 SPACE = "max-num-seqs:32..128,max-num-batched-tokens:512..2048"
-SYSTEM = Paged(0.03, 0.0001, 2e-5, 30_000, batched=512, sequences=32, prompt_least=50, prompt_most=250, noise=0.05)
+SYSTEM = Paged(
+    step_s=0.03,
+    each_s=0.0001,
+    token_s=2e-5,
+    kv_tokens=30_000,
+    max_num_batched_tokens=512,
+    max_num_seqs=32,
+    prompt_least=50,
+    prompt_most=250,
+    noise=0.05,
+)
 
 
 # --- the space -------------------------------------------------------------------------------------------------------
@@ -145,14 +155,14 @@ def test_the_budget_is_kept_and_what_is_not_tried_is_counted(minutes):
 
 
 def test_a_candidate_that_does_not_start_is_recorded_and_dropped():
-    small = Paged(step_s=0.03, blocks=5000, sequences=64, batched=512, noise=0.05)
+    small = Paged(step_s=0.03, kv_tokens=5000, max_num_seqs=64, max_num_batched_tokens=512, noise=0.05)
     chosen, _ = searched(system=small)
     failed = [evaluation for evaluation in chosen.evaluations if evaluation.failure]
     assert {evaluation.options["max-num-batched-tokens"] for evaluation in failed} == {2048}
     assert {evaluation.round for evaluation in failed} == {0}
     assert all(evaluation.score is None and evaluation.failure == "no room for the KV cache" for evaluation in failed)
     with pytest.raises(ServerUnsuitable, match="no server settings") as error:
-        searched(system=Paged(blocks=1000))
+        searched(system=Paged(kv_tokens=1000))
     assert "no room for the KV cache" in error.value.cause
 
 
@@ -194,7 +204,7 @@ def test_a_rate_that_never_passes_or_answers_that_never_come_are_said():
 
 
 def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_them_and_not_by_tokens():
-    system = Paged(0.012, 0.0002, 1e-5, 30_000, batched=2048, prompt_least=50, prompt_most=900, noise=0.05)
+    system = Paged(step_s=0.012, kv_tokens=30_000, prompt_least=50, noise=0.05)
     bench = SimulatedBench(system, TIGHT, FullLength(60.0, 3))
     chosen = halve(Space.parse("max-num-seqs:8..64").candidates({}), bench, HalvingPlan(60 * 20))
     assert chosen.best.options == {"max-num-seqs": 64} or not chosen.best.options
@@ -206,7 +216,7 @@ def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_th
 
 
 def test_settings_that_keep_the_limits_at_no_rate_are_not_chosen():
-    slow = Paged(step_s=0.05, blocks=30_000, noise=0.05)
+    slow = Paged(step_s=0.05, kv_tokens=30_000, noise=0.05)
     with pytest.raises(ServerUnsuitable, match="no server settings") as error:
         halve(
             Space.parse("max-num-seqs:8..64").candidates({}),

@@ -235,8 +235,8 @@ def test_a_full_kv_cache_computes_again_what_it_has_lost():
     """All queries get all their tokens, in more time than a cache with room for all of them takes."""
     issued = np.arange(200) / 20
     runs = [
-        Paged(blocks=blocks).serve(issued, np.random.default_rng(1), np.random.default_rng(2))
-        for blocks in (2500, 100_000)
+        Paged(kv_tokens=size).serve(issued, np.random.default_rng(1), np.random.default_rng(2))
+        for size in (2500, 100_000)
     ]
     assert (runs[0].tokens == runs[1].tokens).all()
     assert all((run.issued < run.first).all() and (run.first < run.done).all() for run in runs)
@@ -246,7 +246,7 @@ def test_a_full_kv_cache_computes_again_what_it_has_lost():
 
 def test_what_is_given_up_leaves_the_kv_cache_empty():
     """Queries are dropped while they wait, while their prompts are computed, while they are answered."""
-    batch = Batch(Paged(blocks=2500, batched=200), step_factors(np.random.default_rng(1), 0.0))
+    batch = Batch(Paged(kv_tokens=2500, max_num_batched_tokens=200), step_factors(np.random.default_rng(1), 0.0))
     numbers = [batch.add(300, 40) for _ in range(12)]
     for _ in range(12):
         batch.step()

@@ -7,50 +7,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "Paged", "drawn_factors", "step_factors"]
+from cm4vllm.campaign.rehearsal.profile import ServerTimes
+
+__all__ = ["Batch", "drawn_factors", "step_factors"]
 
 #: Random numbers are drawn so many at a time.
 _BLOCK = 4096
 
 
-@dataclass(frozen=True)
-class Paged:
-    """Continuous batching with a KV cache of `blocks` tokens and chunked prefill, as vLLM schedules it.
-
-    A step handles at most `batched` tokens: one of each answer under way first, then those of prompts, in the order of
-    arrival. It takes `step_s`, `each_s` for each answer under way and `token_s` for each token of a prompt. A query is
-    begun when its prompt has room in the cache. When the cache is full, the query begun last loses its tokens
-    there, and its prompt and what was answered are computed again. Prompts have from `prompt_least` to `prompt_most`
-    tokens, answers from `shortest` to `longest`.
-    """
-
-    step_s: float = 0.01
-    each_s: float = 0.0002
-    token_s: float = 0.00001
-    blocks: int = 16_000
-    batched: int = 2048
-    sequences: int = 256
-    prompt_least: int = 100
-    prompt_most: int = 900
-    shortest: int = 20
-    longest: int = 100
-    noise: float = 0.0
-
-
 class Batch:
-    """The work of a Paged server: queries are added at any time and handled step by step, on any clock.
+    """The work of a server with these times: queries are added at any time and handled step by step, on any clock.
+
+    Batching is continuous, with a KV cache and chunked prefill, as vLLM schedules it. A step handles one token of each
+    answer under way first, then those of prompts, in the order of arrival. A query is begun when its prompt has room in
+    the cache. When the cache is full, the query begun last loses its tokens there, and its prompt and what was answered
+    are computed again.
 
     A query is known by the number that `add` gives it. `answering` are those whose prompt is computed and whose answer
     is not whole; of the answer to query n, `left[n]` tokens are still to come. `used` tokens are in the KV cache,
     `preemptions` counts the queries that lost theirs. `scheduled` are those that the last step has begun with.
     """
 
-    def __init__(self, system: Paged, factors: Iterator[float]) -> None:
+    def __init__(self, system: ServerTimes, factors: Iterator[float]) -> None:
         self.left: list[int] = []
         self.answering: list[int] = []
         self.scheduled: list[int] = []
@@ -95,10 +77,10 @@ class Batch:
     def step(self) -> tuple[float, list[int], list[int]]:
         """Take a step; return its duration, the requests whose prompts it ends, and those whose answers it ends."""
         system, answering, self.scheduled = self._system, self.answering, []
-        while self.used + len(answering) > system.blocks and len(answering) + len(self._begun) > 1:
+        while self.used + len(answering) > system.kv_tokens and len(answering) + len(self._begun) > 1:
             self._preempt()
         self.used += len(answering)
-        ready, chunk = self._prefill(system.batched - len(answering))
+        ready, chunk = self._prefill(system.max_num_batched_tokens - len(answering))
         took = (system.step_s + system.each_s * len(answering) + system.token_s * chunk) * next(self._factors)
         left, still, done = self.left, list[int](), list[int]()
         for request in answering + ready:
@@ -116,10 +98,10 @@ class Batch:
         system, todo, ready, chunk = self._system, self._todo, list[int](), 0
         while budget > 0:
             if not self._begun:
-                if not self._waiting or len(self.answering) + len(ready) >= system.sequences:
+                if not self._waiting or len(self.answering) + len(ready) >= system.max_num_seqs:
                     break
                 needed = todo[self._waiting[0]] + 1
-                if self.used + needed > system.blocks and (self.answering or ready):
+                if self.used + needed > system.kv_tokens and (self.answering or ready):
                     break
                 self.used += needed
                 self.scheduled.append(self._waiting[0])

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-from cm4vllm.campaign.rehearsal.batching import Paged
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of, typed_path
 from cm4vllm.common.records import Record
@@ -112,19 +111,6 @@ class Profile(Record, frozen=True, kw_only=True):
             faults=faults,
             source=self.source,
             system=self.system,
-        )
-
-    def paged(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> Paged:
-        """Return the simulated server, with the options that are given in the place of its own."""
-        server = self.server
-        return Paged(
-            step_s=server.step_s,
-            each_s=server.each_s,
-            token_s=server.token_s,
-            blocks=server.kv_tokens,
-            batched=max_num_batched_tokens or server.max_num_batched_tokens,
-            sequences=max_num_seqs or server.max_num_seqs,
-            noise=server.noise,
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from cm4vllm.campaign.rehearsal.batching import Batch, step_factors
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE, Faults, Kind
@@ -86,7 +87,11 @@ class SimulatedServer:
     ) -> None:
         self._path, self._transcribes = api.path, api is Api.TRANSCRIPTIONS
         self._profile, self._model, self._seed, self._faults = profile, model, seed, faults
-        self._system = profile.paged(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._system = replace(
+            profile.server,
+            max_num_seqs=max_num_seqs or profile.server.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens or profile.server.max_num_batched_tokens,
+        )
         self._batch = Batch(self._system, step_factors(np.random.default_rng(seed), profile.server.noise))
         self._queries: dict[int, _Query] = {}
         self._counts = Counts()
@@ -255,7 +260,7 @@ class SimulatedServer:
             self._model,
             running=batch.running,
             waiting=batch.waiting,
-            kv_cache_usage=min(1.0, batch.used / self._system.blocks),
+            kv_cache_usage=min(1.0, batch.used / self._system.kv_tokens),
             preemptions=batch.preemptions,
         )
 
