@@ -20,7 +20,7 @@ from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
-from cm4vllm.campaign.search.search_status import LiveSearch
+from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn
@@ -85,18 +85,17 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     plan = plan_of(settings)
     with step(f"search for the {settings.scenario} rate") as shown:
-        live = LiveSearch(str(settings.scenario), shown)
+        ended: list[ProbeRecord] = []
+
+        def begun(number: int, rate: float, plan: ProbePlan) -> None:
+            shown.facts = search_status(str(settings.scenario), ended, number, rate, plan)
 
         def seen(probe: ProbeRecord) -> None:
-            live.ended(probe)
+            ended.append(probe)
             _say(probe)
 
         prober = LoadGenProber(
-            settings,
-            folder,
-            lambda rate: full_length_settings(inputs, rate),
-            pythonpath=inputs.pythonpath,
-            begun=live.begun,
+            settings, folder, lambda rate: full_length_settings(inputs, rate), pythonpath=inputs.pythonpath, begun=begun
         )
         outcome = search(prober, start, plan, seen)
     result = _hand_over(folder / _probe_folder(outcome.run), inputs) if outcome.run and not settings.rehearsal else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.common.progress import Step
 from cm4vllm.common.records import Record
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
 
-__all__ = ["LiveSearch", "SearchStatus", "TriedRate"]
+__all__ = ["SearchStatus", "TriedRate", "search_status"]
 
 
 class TriedRate(Record, frozen=True, kw_only=True):
@@ -35,39 +36,23 @@ class SearchStatus(Record, frozen=True, kw_only=True):
     probes: tuple[TriedRate, ...] = ()
 
 
-class LiveSearch:
-    """Keeps the status of a search in the `facts` of its step."""
-
-    def __init__(self, scenario: str, shown: Step) -> None:
-        self._scenario = scenario
-        self._shown = shown
-        self._ended: list[ProbeRecord] = []
-
-    def begun(self, number: int, rate: float, plan: ProbePlan) -> None:
-        """Note that a probe begins."""
-        passing = max((probe.rate for probe in self._ended if probe.verdict is Verdict.PASSES), default=None)
-        failing = min(
-            (
-                probe.rate
-                for probe in self._ended
-                if probe.verdict is Verdict.FAILS and (passing is None or probe.rate > passing)
-            ),
-            default=None,
-        )
-        self._shown.facts = SearchStatus(
-            scenario=self._scenario,
-            number=number,
-            rate=rate,
-            planned_s=round(plan.seconds, 1),
-            full_length=plan.sure,
-            passing=passing,
-            failing=failing,
-            spent_s=round(sum(probe.took_s for probe in self._ended), 1),
-            probes=tuple(
-                TriedRate(rate=probe.rate, verdict=probe.verdict, full_length=probe.sure) for probe in self._ended
-            ),
-        )
-
-    def ended(self, probe: ProbeRecord) -> None:
-        """Note that a probe has ended."""
-        self._ended.append(probe)
+def search_status(
+    scenario: str, ended: Sequence[ProbeRecord], number: int, rate: float, plan: ProbePlan
+) -> SearchStatus:
+    """Return the status of a search at the beginning of a probe; `ended` are the probes before it."""
+    passing = max((probe.rate for probe in ended if probe.verdict is Verdict.PASSES), default=None)
+    failing = min(
+        (probe.rate for probe in ended if probe.verdict is Verdict.FAILS and (passing is None or probe.rate > passing)),
+        default=None,
+    )
+    return SearchStatus(
+        scenario=scenario,
+        number=number,
+        rate=rate,
+        planned_s=round(plan.seconds, 1),
+        full_length=plan.sure,
+        passing=passing,
+        failing=failing,
+        spent_s=round(sum(probe.took_s for probe in ended), 1),
+        probes=tuple(TriedRate(rate=probe.rate, verdict=probe.verdict, full_length=probe.sure) for probe in ended),
+    )
