@@ -186,7 +186,6 @@ def _server(job: Job) -> Step:
 def _settings_search(job: Job, space: Space) -> Step:
     """Return the step that searches for the settings of the server that the step after it starts."""
     folder = "search/server-settings"
-    start = "each takes a start of the server" if space.restarts else "the server is started once"
     return Step(
         name=STEP,
         tags="find,mlperf,inference,server-settings",
@@ -201,7 +200,7 @@ def _settings_search(job: Job, space: Space) -> Step:
             "CM_VLLM_SERVER_MODEL_NAME": "",
         },
         notes=(
-            f"{space.size} candidates, and the server as it is where it is none of them: {start}; the "
-            "best third is measured three times as long, and so on",
+            f"{space.size} candidates, and the server as it is where it is none of them: each takes a start of the "
+            "server; the best third is measured three times as long, and so on",
         ),
     )

@@ -17,16 +17,11 @@ __all__ = ["SearchableOption", "searchable_options", "searched_name"]
 
 
 class SearchableOption(Record, frozen=True, kw_only=True):
-    """An option by its name, without dashes. `restart`: another value takes another start of the server.
-
-    `simulated`: a simulated server has it, too.
-    """
+    """An option by its name, without dashes. `simulated`: a simulated server has it, too."""
 
     option: str
     kind: Literal["integer", "number"]
     least: float
-    restart: bool
-    decides: str
     most: float | None = None
     simulated: bool = False
 

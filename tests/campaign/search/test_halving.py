@@ -45,7 +45,6 @@ def test_candidates_lie_on_a_logarithmic_grid_with_both_ends():
         (0.8, 0.8718, 0.95),
     ]
     assert space.size == len(space.candidates({})) - 1 == 48
-    assert space.restarts
 
 
 def test_the_server_as_it_is_comes_first_and_is_not_tried_twice():

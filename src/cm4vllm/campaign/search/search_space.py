@@ -73,11 +73,6 @@ class Space:
         """The number of candidates, without the server as it is."""
         return math.prod(len(axis.values) for axis in self.axes)
 
-    @property
-    def restarts(self) -> bool:
-        """True if the server is started again for another candidate."""
-        return any(axis.option.restart for axis in self.axes)
-
     def candidates(self, as_it_is: Candidate) -> tuple[Candidate, ...]:
         """Return all candidates: first the server as it is, then each as far as can be from those before it.
 
