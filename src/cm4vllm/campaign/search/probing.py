@@ -65,9 +65,10 @@ _IDLE_S = 30.0
 
 def plan_of(settings: RunSettings) -> SearchPlan:
     """Return the lengths of probes and the time of the search for a run's rate, which are shorter in a rehearsal."""
+    limits = require_searchable(settings.terms)
     if settings.rehearsal:
-        return SearchPlan(_limits(settings), probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
-    return SearchPlan(_limits(settings))
+        return SearchPlan(limits, probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
+    return SearchPlan(limits)
 
 
 def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
@@ -79,11 +80,10 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     """
     folder = writable_folder(inputs.folder)
     settings = _settings(inputs)
-    limits = require_searchable(settings.terms)
-    _remove_earlier(folder)
-    start = queueing_estimate(inputs.target_qps or 0.0, limits)
-    say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     plan = plan_of(settings)
+    _remove_earlier(folder)
+    start = queueing_estimate(inputs.target_qps or 0.0, plan.limits)
+    say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
     with step(f"search for the {settings.scenario} rate") as shown:
         ended: list[ProbeRecord] = []
 
@@ -167,7 +167,7 @@ class LoadGenProber:
         self._number += 1
         self._begun(self._number, rate, plan)
         folder = self._folder / _probe_folder(self._number)
-        judge = Judge(_limits(self._settings), rate, plan)
+        judge = Judge(require_searchable(self._settings.terms), rate, plan)
         settings = (
             self._at(rate)
             if plan.sure
@@ -278,12 +278,6 @@ def _issues_whole_datasets(folder: Path) -> bool:
         return False
     line = next((line for line in settings.splitlines() if f'"effective_{_WHOLE}"' in line), "")
     return '"value": true' in line
-
-
-def _limits(settings: RunSettings) -> LatencyLimits:
-    limits = settings.terms.limits
-    assert limits is not None  # noqa: S101 - checked before a search begins
-    return limits
 
 
 def settings_of_part(

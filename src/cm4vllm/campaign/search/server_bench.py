@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.search.bracketing import Bracket, bracket
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
-from cm4vllm.campaign.search.probing import LoadGenProber, full_length_settings, run_or_part, settings_of_part
+from cm4vllm.campaign.search.probing import (
+    LoadGenProber,
+    full_length_settings,
+    require_searchable,
+    run_or_part,
+    settings_of_part,
+)
 from cm4vllm.campaign.search.search_space import Candidate, shown, words_of
 from cm4vllm.common.errors import (
     InvalidResult,
@@ -166,9 +172,7 @@ class ServerBench:
     def _paced(self, inputs: RunInputs, asked: tuple[int, int], folder: Path, seconds: float) -> Score:
         """Return the highest rate that keeps the limits, as far as the probes tell."""
         settings = settings_of(inputs)
-        limits = settings.terms.limits
-        if limits is None:
-            raise UsageError(f"the {inputs.scenario} scenario has no latency limits: settings cannot be compared in it")
+        limits = require_searchable(settings.terms)
         start, begin = first_rate(self._known, asked[0], inputs.scenario), time.monotonic()
         if start is None:
             start = self._capacity(folder.with_name("rate"), seconds)
