@@ -19,9 +19,8 @@ def values(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.serving.launch import act
-    from cm4vllm.serving.launch_settings import LaunchSettings
 
-    i["env"].update(act(LaunchSettings.of(i["env"]), i["env"]))
+    i["env"].update(act(i["env"]))
     return {"return": 0}
 
 

@@ -33,11 +33,12 @@ __all__ = ["DEFAULT_FOLDER", "act", "attend", "end", "launch", "started", "use_w
 DEFAULT_FOLDER = "vllm-server"
 
 
-def act(settings: LaunchSettings, env: Mapping[str, str]) -> dict[str, str]:
+def act(env: Mapping[str, str]) -> dict[str, str]:
     """Start a server, describe the one that would be started, tell which ones run, or stop one.
 
     Returns what the recipe exports.
     """
+    settings = LaunchSettings.of(env)
     if settings.action == "status":
         say_text(status_text(running_servers()))
         return {}

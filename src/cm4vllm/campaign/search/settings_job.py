@@ -31,7 +31,6 @@ from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FI
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
-from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.planned_servers import PLANNED_FILE
 from cm4vllm.serving.records import ServerRecord
 
@@ -67,7 +66,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     require_given(output_dir=inputs.output_dir)
     folder = writable_folder(Path(inputs.output_dir).absolute())
     _keep_what_was_made_from(folder, inputs_digest(env))
-    start = simulated.act if inputs.rehearse else _start_vllm
+    start = simulated.act if inputs.rehearse else act
     runs, at_once = _runs(env)
     candidates = space.candidates(_as_it_is(space, start, env, folder))
     bench = ServerBench(folder, start, env, runs, at_once)
@@ -203,11 +202,6 @@ def _runs(env: Mapping[str, str]) -> tuple[list[RunInputs], RunInputs]:
     )
     ordered = sorted(asked, key=lambda run: run.scenario != str(at_once))
     return ordered, RunInputs.of(searched_envs(env, [str(at_once)])[0])
-
-
-def _start_vllm(env: Mapping[str, str]) -> dict[str, str]:
-    """Start vLLM, or describe it, by the settings in `env`."""
-    return act(LaunchSettings.of(env), env)
 
 
 def _as_it_is(space: Space, start: Start, env: Mapping[str, str], folder: Path) -> Candidate:
