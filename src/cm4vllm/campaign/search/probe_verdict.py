@@ -19,9 +19,8 @@ import numpy as np
 from cm4vllm.campaign.search.projection import Window
 from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict, tightest
+from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
-from cm4vllm.serving.metrics_records import Speed
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]
 
@@ -104,12 +103,6 @@ class Judge:
         """The mean time to first token of the queries that count; None where it has no limit, or none counts."""
         values = self._values.get("TTFT")
         return statistics.fmean(values) if values else None
-
-    @property
-    def tightest(self) -> str:
-        """The name of the limit that binds: see ProbeRecord.binding."""
-        binding = tightest(self.limits())
-        return binding.name if binding else ""
 
     @property
     def window(self) -> Window:
@@ -241,9 +234,6 @@ def probe_record(
     *,
     took_s: float,
     ended_early: bool,
-    folder: str = "",
-    server: str = "",
-    speed: Speed | None = None,
 ) -> ProbeRecord:
     """Return the record of a probe that has ended; `verdict` is the early one, where there was one."""
     return ProbeRecord(
@@ -259,7 +249,4 @@ def probe_record(
         sure=plan.sure,
         growing=judge.growing,
         answer_ms=round(judge.answer_ms, 3),
-        folder=folder,
-        server=server,
-        speed=speed,
     )

@@ -168,17 +168,9 @@ class LoadGenProber:
         self._begun(self._number, rate, plan)
         folder = self._folder / _probe_folder(self._number)
         judge = Judge(require_searchable(self._settings.terms), rate, plan)
-        settings = (
-            self._at(rate)
-            if plan.sure
-            else settings_of_part(
-                self._settings,
-                rate,
-                least_ms=round(1000 * _LONGER * plan.seconds),
-                least_queries=2,
-                source=f"probe {self._number} of a search",
-            )
-        )
+        least_ms = round(1000 * _LONGER * plan.seconds)
+        part = settings_of_part(self._settings, rate, least_ms, source=f"probe {self._number} of a search")
+        settings = self._at(rate) if plan.sure else part
         verdicts: list[Verdict] = []
         begin = time.monotonic()
 
@@ -199,8 +191,11 @@ class LoadGenProber:
             verdict,
             took_s=time.monotonic() - begin,
             ended_early=made is None and judge.last.elapsed_s < plan.seconds,
+        )
+        record = replace(
+            record,
             folder=folder.name,
-            server=cause_words(judge.tightest, judge.ttft_ms, metrics, made),
+            server=cause_words(record.binding.name if record.binding else "", judge.ttft_ms, metrics, made),
             speed=metrics.speed if metrics else None,
         )
         write_record(folder / PROBE_FILE, record)
@@ -281,7 +276,7 @@ def _issues_whole_datasets(folder: Path) -> bool:
 
 
 def settings_of_part(
-    settings: RunSettings, rate: float, *, least_ms: int, least_queries: int, source: str
+    settings: RunSettings, rate: float, least_ms: int, *, least_queries: int = 2, source: str
 ) -> RunSettings:
     """Return the settings of a run that is ended early: shorter than the rules ask, and so a rehearsal in any case."""
     conf = UserConf(

@@ -259,7 +259,7 @@ def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, know
     if known:
         passes = max(1, -(-round(_MORE * seconds * rate) // settings.samples))
     return settings_of_part(
-        settings, rate, least_ms=1, least_queries=passes * settings.samples, source="a search over server settings"
+        settings, rate, 1, least_queries=passes * settings.samples, source="a search over server settings"
     )
 
 
