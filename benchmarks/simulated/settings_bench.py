@@ -15,7 +15,7 @@ from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
 from cm4vllm.campaign.search.search_space import Candidate
-from cm4vllm.campaign.search.server_bench import first_rate, paced_score
+from cm4vllm.campaign.search.server_bench import first_rate
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.results.settings_search_record import TRIAL, Evaluation, Score, geometric_mean
 from cm4vllm.rules import LatencyLimits
@@ -138,4 +138,4 @@ class SimulatedBench:
             if asked[1] == TRIAL:
                 return Score(scenario="Server", value=start, unit="queries/s"), spent
         prober = SimulatedProber(system, self.limits, self.full)
-        return paced_score("Server", bracket(prober, start, self.limits, seconds - spent)), spent + prober.clock_s
+        return bracket(prober, "Server", start, self.limits, seconds - spent), spent + prober.clock_s

@@ -187,19 +187,19 @@ def test_brackets_from_below_and_from_far_above_close_around_the_same_rate():
     brackets = []
     for start in (25.0, 100.0):
         prober = SimulatedProber(BOUND, TIGHT, FullLength(60.0, 3))
-        brackets.append(last := bracket(prober, start, TIGHT, 200.0))
-        assert last.low <= last.rate <= last.high <= 1.2 * last.low
+        brackets.append(last := bracket(prober, "Server", start, TIGHT, 200.0))
+        assert last.low <= last.value <= last.high <= 1.2 * last.low
         assert prober.clock_s <= 1.25 * 200.0
-    assert brackets[0].rate == pytest.approx(brackets[1].rate, rel=0.02)
-    assert offline_rate(BOUND) > 2 * brackets[0].rate, "the limit of TPOT binds far below what the server can do"
+    assert brackets[0].value == pytest.approx(brackets[1].value, rel=0.02)
+    assert offline_rate(BOUND) > 2 * brackets[0].value, "the limit of TPOT binds far below what the server can do"
 
 
 def test_a_rate_that_never_passes_or_answers_that_never_come_are_said():
     full, slow = FullLength(60.0, 3), Batching(step_s=0.05)
-    result = bracket(SimulatedProber(slow, TIGHT, full), 5.0, TIGHT, 60.0)
-    assert (result.low, result.rate) == (None, result.high)
+    result = bracket(SimulatedProber(slow, TIGHT, full), "Server", 5.0, TIGHT, 60.0)
+    assert (result.low, result.value) == (None, result.high)
     with pytest.raises(InvalidResult, match="no query was counted"):
-        bracket(SimulatedProber(Batching(shortest=900, longest=999), TIGHT, full), 5.0, TIGHT, 4.0)
+        bracket(SimulatedProber(Batching(shortest=900, longest=999), TIGHT, full), "Server", 5.0, TIGHT, 4.0)
 
 
 def test_settings_of_a_scenario_with_limits_are_chosen_by_the_rate_that_keeps_them_and_not_by_tokens():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,9 +18,10 @@ from cm4vllm.campaign.search.projection import Window, largest_but
 from cm4vllm.campaign.search.rate_search import Prober
 from cm4vllm.common.errors import InvalidResult
 from cm4vllm.results.rate_search_record import ProbeRecord, Verdict
+from cm4vllm.results.settings_search_record import Score
 from cm4vllm.rules import LatencyLimits
 
-__all__ = ["Bracket", "bracket"]
+__all__ = ["bracket"]
 
 #: The probes that the time is enough for, where none ends early; and how narrow a bracket is not narrowed any more.
 PROBES, _NARROW = 5, 0.01
@@ -37,21 +37,13 @@ _ANSWERS_LONG = 3
 _WARM, _MOST_WARM, _ANSWERS_WARM = 1 / 6, 1 / 3, 1.5
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """Rates in queries/s: the highest that passed, None where none did, and the lowest above it that failed, if any.
+def bracket(prober: Prober, scenario: str, start: float, limits: LatencyLimits, seconds: float) -> Score:
+    """Probe from the rate `start` on, for `seconds` in all; return the score in a paced scenario.
 
-    `rate` lies between them, where the limits would just be kept; it is the one end where there is no other.
+    Its value lies between the ends of the bracket, where the limits would just be kept; it is the one end where there
+    is no other. Raises what the prober raises.
     """
-
-    rate: float
-    low: float | None
-    high: float | None
-
-
-def bracket(prober: Prober, start: float, limits: LatencyLimits, seconds: float) -> Bracket:
-    """Probe from the rate `start` on, for `seconds` in all. Raises what the prober raises."""
-    return _Bracketing(prober, limits, seconds).run(start)
+    return _Bracketing(prober, limits, seconds).run(scenario, start)
 
 
 class _Bracketing:
@@ -65,7 +57,7 @@ class _Bracketing:
         self._low: tuple[float, float] | None = None
         self._high: tuple[float, float] | None = None
 
-    def run(self, start: float) -> Bracket:
+    def run(self, scenario: str, start: float) -> Score:
         rate, step = start, math.log(_STEP)
         each = self._seconds / PROBES
         while self._spent == 0 or self._spent + each <= self._seconds:
@@ -88,7 +80,7 @@ class _Bracketing:
             )
         low, high = (end[0] if end else None for end in (self._low, self._high))
         middle = self._between(0.0) if low and high else low or high or 0.0
-        return Bracket(float(f"{middle:.4g}"), low, high)
+        return Score(scenario=scenario, value=float(f"{middle:.4g}"), unit="queries/s", low=low, high=high)
 
     def _probe(self, rate: float, seconds: float) -> bool:
         """Make a probe; say whether a query was counted, or too many were late for that."""

@@ -1,4 +1,4 @@
-"""What the servers' own metrics say of a search's probes.
+"""Explanations of a search's probes by the servers' own metrics.
 
 Of one probe the cause of a missed, or nearly missed, limit, with its numbers; of all the probes that a search compares
 whether the server changed its speed between them.

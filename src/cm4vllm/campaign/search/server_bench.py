@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.campaign.search.bracketing import Bracket, bracket
+from cm4vllm.campaign.search.bracketing import bracket
 from cm4vllm.campaign.search.possible_gain import PARTS, interval_of_parts
 from cm4vllm.campaign.search.probing import (
     LoadGenProber,
@@ -49,7 +49,7 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server import stop
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
-__all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate", "paced_score"]
+__all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate"]
 
 #: The environment keys of further options for `vllm serve`, and of the folder of a server's files.
 EXTRA, SERVER_FOLDER = "CM_VLLM_SERVER_EXTRA_ARGS", "CM_VLLM_SERVER_DIR"
@@ -185,7 +185,7 @@ class ServerBench:
             lambda rate: full_length_settings(inputs, rate),
             pythonpath=inputs.pythonpath,
         )
-        return paced_score(inputs.scenario, bracket(prober, start, limits, seconds))
+        return bracket(prober, inputs.scenario, start, limits, seconds)
 
     def _capacity(self, folder: Path, seconds: float) -> float:
         """Return the answers/s of a server that has always enough to do: as just measured, or measured now."""
@@ -246,11 +246,6 @@ def first_rate(known: Sequence[Evaluation], number: int, scenario: str) -> float
     ]
     own = [score.value for other, score in of if other == number]
     return own[-1] if own else max((score.value for _, score in of), default=None)
-
-
-def paced_score(scenario: str, bracket: Bracket) -> Score:
-    """Return the score of a candidate in a paced scenario."""
-    return Score(scenario=scenario, value=bracket.rate, unit="queries/s", low=bracket.low, high=bracket.high)
 
 
 def _of_length(settings: RunSettings, inputs: RunInputs, seconds: float, *, known: bool) -> RunSettings:
