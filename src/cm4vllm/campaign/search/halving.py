@@ -113,14 +113,11 @@ class _Halving:
     def _round(self, numbers: Sequence[int], round_: int, seconds: float) -> bool:
         """Measure the candidates of a round; say whether the time was enough."""
         done = self.by_round.setdefault(round_, {})
-        for number in self._ordered(numbers):
+        # First the candidate that is served now, which needs no start; then the best of the round before.
+        for number in sorted(numbers, key=lambda number: number != self.bench.serving):
             if number not in done and self._take(number, round_, seconds) is None:
                 return False
         return True
-
-    def _ordered(self, numbers: Sequence[int]) -> list[int]:
-        """Begin with the candidate that is served now: it needs no start. Then the best of the round before."""
-        return sorted(numbers, key=lambda number: number != self.bench.serving)
 
     def _take(self, number: int, round_: int, seconds: float) -> Evaluation | None:
         """Return the evaluation of a candidate, made now or by an earlier command; None where no time is left."""
@@ -157,16 +154,12 @@ class _Halving:
     def _left(self) -> float:
         return _PLANNED * self.plan.budget_s - self._spent
 
-    @property
-    def _overhead(self) -> float:
-        """Seconds that a measurement takes beside its own time, mostly for the start of the server."""
-        return statistics.fmean(evaluation.overhead_s for evaluation in self.made)
-
     def _needed(self, count: int, seconds: float) -> float:
         """Return the time of a round of `count` candidates, and of all that follow it."""
         rounds = _rounds(count)
+        overhead = statistics.fmean(evaluation.overhead_s for evaluation in self.made)  # mostly starts of the server
         measured = sum(size * LONGER**later for later, size in enumerate(rounds))
-        return sum(rounds) * self._overhead + measured * seconds * self._scenarios
+        return sum(rounds) * overhead + measured * seconds * self._scenarios
 
     def _seconds(self, count: int) -> float:
         """Return how long a measurement of a round may be so that those of all rounds have room."""
