@@ -41,13 +41,10 @@ _INPUTS_FILE = "inputs.sha256"
 
 
 class SettingsInputs(Settings, frozen=True, kw_only=True):
-    """Inputs that the recipe reads from its environment, beside those of a server and of a run.
-
-    After `minutes` no further evaluation begins.
-    """
+    """Inputs that the recipe reads from its environment, beside those of a server and of a run."""
 
     search: input_types.Search
-    minutes: Annotated[float, Key("CM_VLLM_SEARCH_MINUTES")] = SEARCH_MINUTES
+    minutes: input_types.SearchMinutes = None
     scenarios: Annotated[str, Key("CM_MLPERF_SEARCH_SCENARIOS")]
     results_dir: input_types.ResultsDir = ""
     output_dir: input_types.OutputDir = ""
@@ -55,6 +52,11 @@ class SettingsInputs(Settings, frozen=True, kw_only=True):
     performance_dataset_record: input_types.PerformanceDatasetRecordPath = ""
     model_record: input_types.ModelRecordPath = ""
     rehearse: input_types.Rehearse = ""
+
+    @property
+    def most_minutes(self) -> float:
+        """The minutes after which no further evaluation begins."""
+        return SEARCH_MINUTES if self.minutes is None else self.minutes
 
 
 def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +74,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
     say(
         f"search over server settings: {space.size} candidates, "
         f"{'and' if len(candidates) > space.size else 'one of which is'} the server as it is, "
-        f"{inputs.minutes:g} minutes at most"
+        f"{inputs.most_minutes:g} minutes at most"
     )
     try:
         with step("search over server settings"):
@@ -81,7 +83,7 @@ def search_server_settings(env: Mapping[str, str]) -> dict[str, str]:
                 noted.add(evaluation)
                 say(f"server settings: {words(evaluation)}")
 
-            chosen = halve(candidates, bench, HalvingPlan(60 * inputs.minutes), seen)
+            chosen = halve(candidates, bench, HalvingPlan(60 * inputs.most_minutes), seen)
     finally:
         bench.close()
     record = _record(chosen, inputs, str(env.get(EXTRA) or ""), space.size)
@@ -114,7 +116,7 @@ def inputs_digest(env: Mapping[str, str]) -> str:
     keys = sorted({*env_keys(ServerSettings).values(), "CM_VLLM_SERVER_PRESET", "CM_VLLM_SERVER_REPLICAS"})
     server = {key: str(env.get(key) or "") for key in keys}
     machine = [simulated.simulation_of(env)] if inputs.rehearse else []
-    asked = (inputs.search, inputs.minutes, inputs.scenarios)
+    asked = (inputs.search, inputs.most_minutes, inputs.scenarios)
     parts = (__version__, *asked, model.sha256, datasets, server, *machine)
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
@@ -228,7 +230,7 @@ def _record(outcome: Chosen, inputs: SettingsInputs, extra: str, candidates: int
     chosen = words_of(best.options)
     return SettingsRecord(
         search=inputs.search,
-        minutes=inputs.minutes,
+        minutes=inputs.most_minutes,
         scenarios=inputs.scenarios.split(","),
         candidates=candidates,
         untried=outcome.untried,
