@@ -151,7 +151,6 @@ class Reader:
             loadgen_valid=valid,
             loadgen_reasons=reasons,
             errors=log.errors,
-            warnings=log.warnings,
             figures=Figures(
                 Figure(value.name, value.value, value.value.unit, Source(name, value.key)) for value in read.values()
             ),

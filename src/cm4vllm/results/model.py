@@ -129,7 +129,6 @@ class Performance(_Run):
     loadgen_scenario: str
     loadgen_valid: bool
     loadgen_reasons: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
     harness: str = "LoadGen"
 
     @property
