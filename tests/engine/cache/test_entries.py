@@ -193,9 +193,14 @@ def test_killed_run_leaves_no_entry_and_the_next_one_makes_it(home, made, signum
     ]
 
 
-def test_killed_renewal_is_undone_by_the_next_run(home, made):
+@pytest.mark.parametrize("further", [False, True], ids=["the-only-entry", "after-one-that-was-removed"])
+def test_killed_renewal_is_undone_by_the_next_run(home, made, further):
     home.script("make", META, run=COUNT + 'if [ -n "$CM_WAIT" ]; then touch "$CM_WAIT"; sleep 60; fi\n')
-    first, _ = made()
+    first, count = made()
+    if further:
+        removed = home.entries()[0].name
+        first, count = made(new=True)
+        assert home.cli("rm", "cache", removed, "-f").returncode == 0
     process = home.start(
         "run",
         "script",
@@ -208,7 +213,7 @@ def test_killed_renewal_is_undone_by_the_next_run(home, made):
     process.kill()
     process.communicate(timeout=30)
     again, runs = made()
-    assert runs == 2
+    assert runs == count + 1
     assert again["new_env"] == first["new_env"]
 
 

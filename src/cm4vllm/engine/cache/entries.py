@@ -35,6 +35,8 @@ STATE_FILE = "cm-cached-state.json"
 _META_FILE = "_cm.json"
 #: A folder that cmind does not take for an entry: locks, and entries that a renewal has set aside.
 _LOCKS = ".locks"
+#: Ends the name of an entry that is set aside there.
+_OLD = ".old"
 _KEY = "cm4vllm_key"
 # An entry's name is a UID of CM, 16 hexadecimal digits: the beginning of its key, and a number.
 _UID, _STEM = 16, 12
@@ -133,7 +135,7 @@ def _is_finished(folder: str) -> bool:
 
 def _aside(folder: str) -> str:
     parent, name = os.path.split(folder)
-    return os.path.join(parent, _LOCKS, f"{name}.old")
+    return os.path.join(parent, _LOCKS, name + _OLD)
 
 
 def _restore(folder: str) -> None:
@@ -192,7 +194,9 @@ class Cache:
 
     def free_folder(self, identity: Identity) -> str:
         """Return the folder of a further entry. To be called with the lock held."""
-        return next(folder for folder in self._folders(identity) if not _is_finished(folder))
+        stem = os.path.join(self.root, identity.key()[:_STEM])
+        folders = (f"{stem}{number:0{_UID - _STEM}x}" for number in itertools.count())
+        return next(folder for folder in folders if not _is_finished(folder))
 
     @contextmanager
     def emptied(self, folder: str) -> Iterator[str]:
@@ -209,11 +213,10 @@ class Cache:
                 _restore(folder)
 
     def recover(self, identity: Identity) -> None:
-        """Bring back an entry that a killed renewal had set aside. With the lock held."""
-        for folder in self._folders(identity):
-            _restore(folder)
-            if not os.path.exists(folder):
-                return
+        """Bring back the entries that killed renewals had set aside. With the lock held."""
+        for name in os.listdir(os.path.join(self.root, _LOCKS)):
+            if name.startswith(identity.key()[:_STEM]) and name.endswith(_OLD):
+                _restore(os.path.join(self.root, name.removesuffix(_OLD)))
 
     def finish(
         self,
@@ -255,11 +258,6 @@ class Cache:
         write_json(Path(folder, _META_FILE), meta)
         sync_folder(folder)
         cmind_index.add(self._cmind, meta, folder)
-
-    def _folders(self, identity: Identity) -> Iterator[str]:
-        """Yield the folders that the entries of a key may have, in their order, without end."""
-        stem = os.path.join(self.root, identity.key()[:_STEM])
-        return (f"{stem}{number:0{_UID - _STEM}x}" for number in itertools.count())
 
 
 def _remove(folder: str) -> None:
