@@ -58,6 +58,7 @@ def test_an_error_ends_with_its_own_text(cm):
 def test_adr_reaches_the_recipes_that_the_job_runs(cm):
     done = cm.main_job("--adr.inference-src-fetched.tags=_nonsense")
     done.refused_with(UsageError.exit_code, "fetch,mlperf,inference,src has no variation 'nonsense'")
+    assert "has no effect" not in done.output
 
 
 @pytest.mark.parametrize(

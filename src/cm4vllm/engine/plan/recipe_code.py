@@ -65,7 +65,8 @@ class PlannedStep(Value):
         )
 
 
-_NESTED_RUN = re.compile(r"""automation["'\]]*\.run\(|\.access\(""")
+#: A call of `run`, or `run` handed to a function that calls it.
+_NESTED_RUN = re.compile(r"""automation["'\]]*\.run\b|\.access\b""")
 
 
 def code_of(script: ScriptMeta) -> str:
