@@ -34,6 +34,7 @@ from cm4vllm.assets.models import ModelSettings, provide
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
+from cm4vllm.serving.records import Api
 from cm4vllm.serving.vllm_choice import DEVICES
 from figures import Figure, arguments, figure, left_out, ratios, report
 
@@ -63,7 +64,7 @@ class Hour:
     def served(self, real: RealVllm) -> list[float]:
         """Return the tokens/s of Offline runs through LoadGen against one server."""
         with real.served(real.settings()) as server:
-            task = replace(real.task, api="generate")
+            task = replace(real.task, api=real.api)
             return [made.rate for made in self.times(lambda: real.through_loadgen(server, task))]
 
     def repeated(self, opened: AbstractContextManager[Callable[[], Made]]) -> list[Made]:
@@ -127,7 +128,7 @@ def server(hour: Hour) -> Iterator[Figure]:
     """Server at a share of the in-process rate, beside the same load without LoadGen and HTTP."""
     qps = hour.share * min(hour.generated(hour.real)) / TOKENS
     alone = hour.repeated(hour.real.in_process(qps=qps))
-    task = replace(hour.real.task, api="generate", streamed=True, interval=SERVER_STREAM_INTERVAL, qps=qps)
+    task = replace(hour.real.task, api=hour.real.api, streamed=True, interval=SERVER_STREAM_INTERVAL, qps=qps)
     with hour.real.served(hour.real.settings()) as running:
         through = hour.times(lambda: hour.real.through_loadgen(running, task))
     yield figure("Server, queries/s asked for", [qps], "queries/s")
@@ -153,7 +154,7 @@ def parallel(hour: Hour) -> Iterator[Figure]:
     rate = hour.served(hour.real)
     many = replace(hour.real, samples=hour.real.samples * hour.gpus)
     with many.replicas(hour.gpus) as servers:
-        task = replace(many.task, api="generate", in_flight=many.task.in_flight * hour.gpus)
+        task = replace(many.task, api=many.api, in_flight=many.task.in_flight * hour.gpus)
         made = hour.times(lambda: many.through_loadgen(servers[0], task, servers[1:]))
     yield figure(f"Offline, {hour.gpus} replicas", [each.rate for each in made], "tokens/s")
     yield figure(f"Offline, {hour.gpus} replicas / one server", ratios([each.rate for each in made], rate), "x")
@@ -174,6 +175,13 @@ def main() -> int:
     parser = arguments(__doc__.split("\n")[0], rounds=3, parts=PARTS)
     parser.add_argument("--vllm_python", required=True, metavar="PYTHON", help="a Python that has vllm")
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="%(default)s")
+    parser.add_argument(
+        "--api",
+        type=Api,
+        choices=(Api.GENERATE, Api.COMPLETIONS),
+        default=Api.GENERATE,
+        help="how the server is asked; %(default)s needs a vLLM that has --enable-scale-out (%(default)s)",
+    )
     parser.add_argument("--gpus", type=int, help="how many are used together in `parallel`; all otherwise")
     parser.add_argument("--model", default="llama3.1-8b", help="benchmark or name of the catalogue (%(default)s)")
     parser.add_argument("--dummy_layers", type=int, help="this many of the model's layers; all otherwise")
@@ -194,6 +202,7 @@ def main() -> int:
                 device=asked.device,
                 load_format="dummy",
                 eager=asked.device == "cpu",
+                api=asked.api,
             ),
             asked.rounds,
             gpus,

@@ -60,7 +60,7 @@ class RealVllm:
     """`python` has vLLM; `model` is a folder. `samples` prompts of 128 tokens are answered with 128 tokens each.
 
     `load_format` dummy fills the weights with random numbers, `quantization` has vLLM quantise them; one server spreads
-    over `gpus` GPUs. `eager` says that nothing is compiled.
+    over `gpus` GPUs. `eager` says that nothing is compiled. A server has the endpoint of `api`.
     """
 
     python: str
@@ -72,6 +72,7 @@ class RealVllm:
     quantization: str = ""
     gpus: int = 1
     eager: bool = False
+    api: Api = Api.GENERATE
 
     @property
     def task(self) -> Task:
@@ -92,7 +93,7 @@ class RealVllm:
             name="mock",
             max_num_seqs=self.sequences,
             max_model_len=1024,
-            api=Api.GENERATE,
+            api=self.api,
             distributed_executor_backend=executor,
             device=self.device,
             load_format=self.load_format,
@@ -184,7 +185,11 @@ class RealVllm:
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
             try:
-                await_health(server, unix or ("127.0.0.1", port))
+                try:
+                    await_health(server, unix or ("127.0.0.1", port))
+                except RuntimeError as error:
+                    log.seek(0)
+                    raise RuntimeError(f"{error}:\n{''.join(log.readlines()[-10:])}") from None
                 yield Served(f"unix://{unix}" if unix else f"http://127.0.0.1:{port}", server.pid)
             finally:
                 server.terminate()

@@ -46,6 +46,15 @@ def test_a_part_that_a_machine_cannot_run_says_why(capsys):
     assert "two GPUs, 1 can be used" in said and "CPU backend" in said
 
 
+def test_a_server_that_does_not_come_up_shows_its_last_lines(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'unrecognized arguments: --enable-scale-out' >&2\nexit 2\n")
+    python.chmod(0o700)
+    real = gpu.RealVllm(python=str(python), model=tmp_path, samples=1)
+    with pytest.raises(RuntimeError, match="did not come up:\nunrecognized arguments"), real.served(real.settings()):
+        pass
+
+
 @pytest.mark.e2e
 @pytest.mark.long
 @pytest.mark.xdist_group("vllm-gpu")
