@@ -79,6 +79,12 @@ def test_a_run_at_once_below_the_servers_sequences_is_bound_by_the_step(offline:
     assert explanation.cause is Cause.DECODE and "--tp_size" in explanation.option
 
 
+def test_of_more_prompt_tokens_than_generated_ones_decoding_alone_is_not_named(offline: Performance) -> None:
+    explanation = simulated(offline, sequences=1000, prompt=350, answer=300)
+    assert explanation.cause is Cause.STEPS and "--tp_size" in explanation.option
+    assert explanation.evidence[0].startswith("the server read 105,000 prompt tokens and generated ")
+
+
 def test_a_run_at_once_of_long_prompts_is_bound_by_prefill(offline: Performance) -> None:
     explanation = simulated(offline, sequences=8, prompt=4000, answer=2, prefill_ms_per_token=0.2)
     assert explanation.cause is Cause.PREFILL and "--max_num_batched_tokens" in explanation.option

@@ -42,6 +42,7 @@ class Cause(StrEnum):
     QUEUE = "the queue"
     PREFILL = "prefill"
     DECODE = "decoding"
+    STEPS = "the server's steps"
     HOST = "what lies around the engine"
     LOAD = "the load"
 
@@ -266,6 +267,21 @@ def _at_once(seen: _Seen) -> Why | None:
             "the KV cache free.",
             "more sequences at a time (--max_num_seqs)",
             (*seen.phases, *seen.requests, *seen.cache),
+            seen.source,
+        )
+    read = seen.metrics.prompt_tokens - seen.metrics.cached_prompt_tokens
+    if read > seen.metrics.generation_tokens:
+        return Why(
+            Cause.STEPS,
+            "The time of the server's steps bound this run. A step decodes one token of each running request and reads "
+            "prompts of other requests, so their prefill is in the decode time of a request.",
+            "a faster step: --tp_size, or --quantization",
+            (
+                f"the server read {number(read)} prompt tokens and generated {number(seen.metrics.generation_tokens)}",
+                *seen.phases,
+                *seen.requests,
+                *seen.cache,
+            ),
             seen.source,
         )
     return Why(

@@ -95,7 +95,9 @@ def test_a_name_that_nothing_has_is_a_warning_in_plan_and_run(home):
         assert "WARNING" not in right.stdout + right.stderr
 
 
-@pytest.mark.parametrize("code", [RUNNER, RUNNER.replace('i["automation"].run(', '(lambda f: f)(i["automation"].run)(')])
+@pytest.mark.parametrize(
+    "code", [RUNNER, RUNNER.replace('i["automation"].run(', '(lambda f: f)(i["automation"].run)(')]
+)
 def test_of_a_script_whose_code_runs_others_no_name_is_known(home, code):
     home.script("dep", GROUPED, customize=SEE)
     home.script("top", {"new_env_keys": ["CM_SEEN"]}, customize=code)
