@@ -224,6 +224,7 @@ OTHERS = {
     "only",
     "quick",
     "rounds",
+    "samples",
     "first",
     "drift",
     "settings",
