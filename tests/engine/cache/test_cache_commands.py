@@ -3,6 +3,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_remove_by_tags(two):
     assert two.cli("rm", "cache", "-f").returncode == 0
     assert two.entries() == []
     assert two.cli("find", "cache").stdout == ""
+
+
+def test_an_entry_that_is_renewed_hides_no_other_one(two):
+    begun = two.work / "begun"
+    two.script("make", {"cache": True}, run='[ -z "$CM_WAIT" ] || { touch "$CM_WAIT"; sleep 60; }\n')
+    two.run("make")
+    process = two.start("run", "script", "--tags=make", "--renew", f"--env.CM_WAIT={begun}")
+    while not begun.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    for _ in ("while it is made", "after a kill"):
+        shown = two.cli("show", "cache")
+        assert "2 entries, " in shown.stdout, shown.stderr
+        assert len(two.cli("find", "cache").stdout.splitlines()) == 2
+        process.kill()
+        process.communicate(timeout=30)
+    assert two.cli("rm", "cache", "--tags=get,two", "-f").returncode == 0
+    two.run("make")
+    assert "2 entries, " in two.cli("show", "cache").stdout
 
 
 def test_nothing_is_removed_where_nobody_can_be_asked(two):

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import locked, write_bytes
-from cm4vllm.engine.format.documents import json_mapping
+from cm4vllm.engine.format.documents import has_meta, json_mapping
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CACHE_AUTOMATION", "add", "protect", "slim"]
+__all__ = ["CACHE_AUTOMATION", "add", "hide_unfinished", "protect", "slim"]
 
 _INDENTED = b"{\n"
 _LOCAL = ("local", "9a3280b14a4285c9")
@@ -31,6 +31,20 @@ def protect(cmind: Any) -> None:
     index = getattr(cmind, "index", None)
     if index is not None:
         index.save = lambda: _save(index)
+
+
+def hide_unfinished(cmind: Any) -> None:
+    """Make a running CM find no folder without a meta: a renewal makes an entry there now, or was killed.
+
+    cmind's own search fails as a whole where one folder of its index has none.
+    """
+    index = getattr(cmind, "index", None)
+    if index is not None:
+        index.find = lambda *asked: _with_metas(type(index).find(index, *asked))
+
+
+def _with_metas(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "list": [artifact for artifact in answer.get("list", ()) if has_meta(artifact["path"])]}
 
 
 def add(cmind: Any, meta: Mapping[str, Any], folder: str, repo: tuple[str, str] = _LOCAL) -> None:
