@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any
 
 # A checkout that is registered but not installed: what recipes start finds the package by PYTHONPATH.
-_SRC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), "src")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+# A copy of an installed package, as in a container, is itself the folder of the package.
+_SRC = os.path.dirname(_ROOT) if os.path.isfile(os.path.join(_ROOT, "__init__.py")) else os.path.join(_ROOT, "src")
 # A folder that is merely named cm4vllm, such as the checkout itself, is found too, but has no origin.
 if getattr(importlib.util.find_spec("cm4vllm"), "origin", None) is None and os.path.isdir(_SRC):
     sys.path.insert(0, _SRC)

@@ -1,8 +1,10 @@
 """The three ways into CM: a registered checkout, `cm pull repo`, and the wheel."""
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -13,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cm(tmp_path):
-    def call(*words, **env):
+    def call(*words, python=(sys.executable,), **env):
         base = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CM_REPOS")}
         return subprocess.run(
-            [sys.executable, "-m", "cmind.cli", *words],
+            [*python, "-m", "cmind.cli", *words],
             capture_output=True,
             text=True,
             cwd=tmp_path,
@@ -46,15 +48,21 @@ def test_pull_repo_from_a_git_folder(cm, tmp_path, scheme):
     assert done.returncode == 0, done.stderr
 
 
-def test_wheel_registers_itself(cm, tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Give a folder with the files that the wheel installs."""
+    folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(ROOT)],
         check=True,
         capture_output=True,
     )
-    site = tmp_path / "site"
-    with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
-        wheel.extractall(site)
+    with zipfile.ZipFile(next((folder / "dist").glob("*.whl"))) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_wheel_registers_itself(cm, site):
     assert (site / "cm4vllm" / "cmr.yaml").is_file()
     done = cm("run", "script", "--tags=get,python3", PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
@@ -62,3 +70,15 @@ def test_wheel_registers_itself(cm, tmp_path):
     assert str(site) in listing.stdout
     lacking = cm("run", "script", "--tags=get,generic-python-lib,_requirements", "--help", PYTHONPATH=str(site))
     assert str(site) in lacking.stdout
+
+
+def test_a_copy_of_the_installed_package_runs_where_none_is_installed(cm, site, tmp_path):
+    # `cm dockerfile script` puts such a copy into an image.
+    copy = tmp_path / "repos" / "cm4vllm"
+    shutil.copytree(site / "cm4vllm", copy)
+    assert cm("add", "repo", f"--path={copy}").returncode == 0
+    packages = sysconfig.get_path("purelib")
+    for words in (["run", "cm4vllm:script", "--tags=detect,os"], ["show", "cache"]):
+        # Without the module site, which would find this checkout by a file of the environment.
+        done = cm(*words, python=[sys.executable, "-S"], PYTHONPATH=packages)
+        assert done.returncode == 0, done.stderr
