@@ -21,7 +21,7 @@ def test_the_loadgen_of_the_running_python_is_used_when_it_is_of_the_round(tmp_p
     ("present", "fits"),
     [("6.0.15", False), ("6.0.16", True), ("6.0.17", True), ("6.0.18", False), ("6.1.16", False), (None, False)],
 )
-def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, present, fits):
+def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, capsys, present, fits):
     monkeypatch.setattr(wheel, "_present", lambda: present)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     if fits:
@@ -30,6 +30,7 @@ def test_the_round_decides_which_versions_will_do(tmp_path, monkeypatch, present
         with pytest.raises(InstallError, match="mlcommons-loadgen==6.0.17 cannot be installed") as failure:
             provide(ROUND, tmp_path)
         assert "6.0.17" in failure.value.cause
+        assert "done" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,5 @@ def install(folder: Path, lock: Path, names: str, python: str = "") -> Path:
     packages = folder / "packages"
     with step(names):
         done = install_pinned(Path(python or sys.executable), lock, folder / "pip.log", [f"--target={packages}"])
-    checked(done, f"{names} cannot be installed")
+        checked(done, f"{names} cannot be installed")
     return packages

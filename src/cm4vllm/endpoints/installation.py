@@ -85,7 +85,7 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
         words = ["--no-deps", "--no-build-isolation", "--editable", str(checkout)]
         checked(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
         proof = run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log")
-    checked(proof, "the installed reference client cannot be started")
+        checked(proof, "the installed reference client cannot be started")
     commit = run(["git", "-C", checkout, "rev-parse", "HEAD"]).output.strip()
     client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit)
     require_unmodified(client)
@@ -100,7 +100,7 @@ def install_checker(folder: Path, lock: Path) -> CheckerInstallation:
         own = make_environment(folder / "venv")
         checked(install_pinned(own, lock, folder / "pip.log"), f"{rules.package} cannot be installed")
         proof = run([own, "-P", "-c", _CHECKER_VERSION])
-    checked(proof, f"the installed {rules.package} cannot be imported")
+        checked(proof, f"the installed {rules.package} cannot be imported")
     return CheckerInstallation(python=str(own), version=proof.output.strip())
 
 

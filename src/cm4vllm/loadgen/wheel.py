@@ -79,12 +79,12 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     target = folder / "site"
     with step(f"installing {requirement}"):
         done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
-    if not done.ok:
-        raise InstallError(
-            f"{requirement} cannot be installed",
-            cause=done.tail(10),
-            remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
-        )
+        if not done.ok:
+            raise InstallError(
+                f"{requirement} cannot be installed",
+                cause=done.tail(10),
+                remedy=f"check that pip reaches its package index: {sys.executable} -m pip download {requirement}",
+            )
     _load(str(target), settings.round)
     return ProvidedLoadGen(versions.wheel, str(target))
 

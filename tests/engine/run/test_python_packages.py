@@ -55,12 +55,13 @@ def test_what_is_no_package_name_is_refused(name):
         require_package(name, "", NETLESS)
 
 
-def test_failed_pip_is_told_with_its_last_lines_and_a_remedy():
+def test_failed_pip_is_told_with_its_last_lines_and_a_remedy(capsys):
     with pytest.raises(InstallError) as caught:
         require_package("a-package-that-nobody-has", "", ["--index-url", "file:///nowhere/simple"])
     text = str(caught.value)
     assert "No matching distribution found" in text
     assert "remedy:" in text
+    assert "done" not in capsys.readouterr().out
 
 
 def test_requirements_file_needs_pip_only_for_what_is_missing(tmp_path, monkeypatch):

@@ -170,9 +170,7 @@ def _holds(version: str, part: str) -> bool:
 
 
 def _install(arguments: list[str], title: str, options: Sequence[str]) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     with step(title):
-        done = run(
-            [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options, *arguments]
-        )
+        checked(run([*pip, *options, *arguments]), f"cannot {title}")
     importlib.invalidate_caches()
-    checked(done, f"cannot {title}")
