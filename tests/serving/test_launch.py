@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,6 +21,7 @@ from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import ModelError, ServerUnsuitable, UsageError
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.redaction import Vault
 from cm4vllm.common.settings import env_keys
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import death_reason
@@ -28,6 +30,7 @@ from cm4vllm.serving.launch_settings import LaunchSettings
 from cm4vllm.serving.options import HELP_FILE
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
+from cm4vllm.serving.server_access import Access
 
 #: Reads the words that vLLM would get, and becomes a peer of that name on that port.
 PYTHON = f"""#!{sys.executable}
@@ -272,3 +275,9 @@ def test_the_words_on_a_servers_use_are_those_of_what_it_is_asked_for(api, words
     record = ServerRecord(endpoint="http://a", api=api, model_name="m", max_model_len=1, version="", owned=True)
     shown = use_words(record, "b")
     assert all(word in shown for word in words) and without not in shown
+
+
+def test_the_shown_request_to_a_server_with_a_key_names_the_variable_and_can_be_pasted():
+    record = ServerRecord(endpoint="http://a", model_name="m", max_model_len=1, version="", owned=True)
+    shown = use_words(replace(record, access=Access(key_env="VLLM_API_KEY")), "b")
+    assert ' -H "Authorization: Bearer ${VLLM_API_KEY:?}" ' in Vault({"VLLM_API_KEY": "a-key-of-mine"}).clean(shown)

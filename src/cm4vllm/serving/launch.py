@@ -12,6 +12,7 @@ from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, say_text, warn
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.redaction import variable
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.fp8 import FP8_NOTE, fp8_env
@@ -135,8 +136,8 @@ def started(servers: Planned, folder: Path, timeout_s: float) -> ServerRecord:
 
 def use_words(record: ServerRecord, benchmark: str) -> str:
     """Return how one of our servers is asked by hand and by the main job of a benchmark, with the place of its log."""
-    # The variable, not its value: the line is shown, and copied.
-    key = f' -H "Authorization: Bearer ${OWN_KEY_VARIABLE}"' if record.access.key_env else ""
+    # The variable, not its value: the line is shown, and copied. As `$NAME` it would be taken for a key, and hidden.
+    key = f' -H "Authorization: Bearer {variable(OWN_KEY_VARIABLE)}"' if record.access.key_env else ""
     asked = f"""-H 'Content-Type: application/json' \\
       -d '{{"model": "{record.model_name}", "prompt": "Harbour log", "max_tokens": 32, "temperature": 0}}'"""
     path, flags = "/v1/completions", f"--model={benchmark}"
