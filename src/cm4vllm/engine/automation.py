@@ -15,7 +15,7 @@ from typing import Any
 
 from cmind.automation import Automation
 
-from cm4vllm.common.errors import CmError, NotWritable, translated_os_errors
+from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
@@ -50,9 +50,13 @@ class OwnAutomation(Automation):  # type: ignore[misc]
         """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
         try:
             return action(self, i)
+        except KeyboardInterrupt:
+            if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
+                raise
+            known: CmError = Interrupted("stopped by Ctrl-C")
         except Exception as error:
             known = _known(error, verbose=flag(i, "v", "verbose"))
-            return {"return": known.exit_code, "error": str(known)}
+        return {"return": known.exit_code, "error": str(known)}
 
 
 def _report(cmind: Any, result: Result) -> Result:

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -89,7 +90,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(two):
     assert len(two.entries()) == 2
 
 
-@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"y\n", 0)])
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"\x04", 2), (b"y\n", 0)])
 def test_a_person_is_asked_once(two, answer, left):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -107,6 +108,28 @@ def test_a_person_is_asked_once(two, answer, left):
     assert "Remove 2 entries, " in output.decode()
     assert process.returncode == 0
     assert len(two.entries()) == left
+
+
+def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=two.work,
+        env=two.env,
+    )
+    asked = ""
+    while "(y/N)" not in asked:
+        asked += process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    for handle in (ours, theirs):
+        os.close(handle)
+    assert (process.returncode, error) == (130, "\nCM error: stopped by Ctrl-C\n")
+    assert len(two.entries()) == 2
 
 
 def test_sizes_and_ages_in_words():

@@ -105,7 +105,11 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
         raise UsageError(
             "nothing was removed", cause="there is no terminal to ask for confirmation", remedy="add -f to remove these"
         )
-    answer = input(f"Remove {_counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
+    try:
+        answer = input(f"Remove {_counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
     return answer.strip().lower() in ("y", "yes")
 
 
