@@ -54,6 +54,14 @@ def test_it_is_measured_and_left_running(cm, by_hand):
     assert by_hand.process.poll() is None, "the run ended a server that it had not started"
 
 
+def test_a_run_alone_measures_it_where_no_division_is_given(cm, by_hand):
+    flags = (f"--api_server={by_hand.endpoint}", "--mode=performance", "--target_qps=50", "--test_query_count=50")
+    done = cm("run", "script", "--tags=app,mlperf,inference,vllm", *flags, "--quiet", timeout_s=300)
+    assert done.code == 0, done.output
+    record = json.loads((cm.cwd / "mlperf-run/Offline/performance/run.json").read_text())
+    assert record["settings"]["server"]["endpoint"] == by_hand.endpoint
+
+
 PROMPTS = [[3 + (11 * number + 7 * place) % 120 for place in range(2 + number)] for number in range(12)]
 
 

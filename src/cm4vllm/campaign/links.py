@@ -61,6 +61,7 @@ _SOURCE, _NAME = "CM_ML_MODEL_SOURCE", "CM_VLLM_SERVER_MODEL_NAME"
 #: The keys that switch on the packages with which a server reads media.
 _PACKAGES = {Media.AUDIO: "CM_VLLM_SERVER_NEEDS_SPEECH_PACKAGES", Media.IMAGE: "CM_VLLM_SERVER_NEEDS_VISION_PACKAGES"}
 _FOLDER, _SERVER_FOLDER = "CM_MLPERF_OUTPUT_DIR", "CM_VLLM_SERVER_DIR"
+_DIVISION = "CM_MLPERF_SUBMISSION_DIVISION"
 _SERVER_RECORD, _PLANNED = "CM_VLLM_SERVER_RECORD", "CM_VLLM_SERVER_PLANNED"
 #: yes: the folder of a link run alone holds an earlier result, which may be kept without a server.
 _EARLIER = "CM_MLPERF_EARLIER_RESULT"
@@ -199,7 +200,7 @@ def make_run(env: Mapping[str, Any]) -> Path:
         return measure(inputs, watch, audit_config=audit_text)[1]
     folder = inputs.folder
     if inputs.server_record and env.get("CM_MLPERF_INFERENCE_API_SERVER"):
-        _check_server(env)
+        _check_server({**env, _DIVISION: inputs.division})
     writable_folder(folder.parent)
     with only_one(lock_of(folder), folder):
         earlier = earlier_run(folder, run_settings_of(inputs))
