@@ -109,6 +109,11 @@ def test_the_records_become_a_run(env, tmp_path):
     assert record.settings.stream_interval == 0
 
 
+def test_runs_side_by_side_have_a_user_conf_each(env, tmp_path):
+    paths = [write_user_conf(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / name))) for name in ("first", "second")]
+    assert paths == [tmp_path / "first.user.conf", tmp_path / "second.user.conf"]
+
+
 def test_the_users_own_user_conf_is_the_one_that_counts(by_own_conf):
     asked, record, folder = by_own_conf
     own = Path(asked.user_conf).read_text()

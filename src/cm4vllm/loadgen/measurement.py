@@ -131,11 +131,12 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     def generated_conf(self) -> Path:
         """The place of the user.conf that is written for the run.
 
-        It is beside the run's folder, which appears whole when the run has ended, or in the working directory.
+        It is beside the run's folder, which appears whole when the run has ended, and has that folder's name, so that
+        runs side by side have one each; or in the working directory.
         """
         if not self.output_dir:
             return Path.cwd() / USER_CONF
-        return Path(self.output_dir).absolute().parent / f"{self.compliance_test or self.terms.mode}.{USER_CONF}"
+        return self.folder.with_name(f"{self.folder.name}.{USER_CONF}")
 
     def forget_generated_conf(self) -> None:
         """Remove the user.conf that was written beside the run's folder: the run has it in its own."""
