@@ -48,6 +48,12 @@ def test_a_rate_that_is_measured_first_is_bounded_in_words():
     assert "a rate above about 24.21 queries/s is refused" in only
 
 
+def test_a_high_rate_is_written_without_an_exponent():
+    here = {"CM_MLPERF_MODEL": "llama3.1-8b", "CM_MLPERF_INFERENCE_API_SERVER": "unix:///server"}
+    *_, rate = notes(REHEARSAL | here)
+    assert "a rate above about 127,400 queries/s is refused" in rate
+
+
 def test_what_the_client_and_the_server_need_together_is_refused_with_what_would_do():
     with pytest.raises(LimitTooLow, match="may need 23,808 open files in a process of the server, 20,000") as refused:
         notes(VALID | {RATE: "28.8"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cm4vllm.common.units import SamplesPerSecond
+from cm4vllm.common.units import SamplesPerSecond, four_digits
 
 __all__ = [
     "LATENCY_QUERIES",
@@ -55,7 +55,7 @@ def target_of(rate: SamplesPerSecond, share: float, step: str, *, one_by_one: bo
     The words name a latency where queries come one by one.
     """
     source = (
-        f"{1 / share:.3g} x the mean latency of {step}, {1000 / rate:,.4g} ms"
+        f"{1 / share:.3g} x the mean latency of {step}, {four_digits(1000 / rate)} ms"
         if one_by_one
         else f"{share} x the {rate} of {step}"
     )

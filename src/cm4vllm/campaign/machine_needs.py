@@ -10,6 +10,7 @@ from typing import Any
 from cm4vllm.campaign.rehearsal.profile import read_profile
 from cm4vllm.campaign.run_targets import given_target, run_name
 from cm4vllm.campaign.settings import Job
+from cm4vllm.common.units import four_digits
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.limits import Demand, Load, load_of, most_open, needs
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
@@ -110,5 +111,5 @@ def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[s
         fits = needs(replace(demand, open=most), limits)
         yield (
             f"this machine: {demand.title}, whose rate is measured before it, may have {most:,} requests open at once, "
-            f"with {fits.files_in_words}: a rate above about {rate:,.4g} queries/s is refused"
+            f"with {fits.files_in_words}: a rate above about {four_digits(rate)} queries/s is refused"
         )

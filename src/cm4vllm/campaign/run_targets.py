@@ -12,6 +12,7 @@ from cm4vllm.campaign.computed_targets import (
 )
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Duration, MeasuredTarget
+from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S
 from cm4vllm.rules import Mode, RateUse, Scenario
 
@@ -176,6 +177,6 @@ def search_duration(job: Job, scenario: Scenario) -> Duration:
     run_s = job.terms(scenario, Mode.PERFORMANCE).min_duration_ms / 1000
     return Duration(
         seconds=SEARCH_RUNS * run_s,
-        source=f"{SEARCH_RUNS} full-length runs of {run_s:,.4g} s at most, one of which is the scenario's result; at a "
-        "low rate a run of whole datasets is longer",
+        source=f"{SEARCH_RUNS} full-length runs of {four_digits(run_s)} s at most, one of which is the scenario's "
+        "result; at a low rate a run of whole datasets is longer",
     )

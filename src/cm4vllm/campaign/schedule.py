@@ -38,6 +38,7 @@ from cm4vllm.campaign.run_targets import (
 )
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Condition, Duration, MeasuredTarget, Need, Product, Step, shown
+from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES
 from cm4vllm.rules import Division, Mode, Scenario
 
@@ -290,7 +291,7 @@ def _with_power(job: Job, duration: Duration | None) -> Duration | None:
     """Return how long a run takes where it is made under power: ranging, testing, and what the session adds."""
     if duration is None or job.settings.power == "no":
         return duration
-    source = f"{duration.source}: ranging and testing of {duration.seconds:,.4g} s, {SESSION_S} s around them"
+    source = f"{duration.source}: ranging and testing of {four_digits(duration.seconds)} s, {SESSION_S} s around them"
     return Duration(seconds=2 * duration.seconds + SESSION_S, source=source, at_least=duration.at_least)
 
 

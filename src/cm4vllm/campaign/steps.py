@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cm4vllm.campaign.live.page_address import Address
 from cm4vllm.common.records import Record
+from cm4vllm.common.units import four_digits
 from cm4vllm.rules import ExecutionMode
 
 __all__ = [
@@ -175,7 +176,7 @@ class Duration(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"{'at least ' if self.at_least else ''}{self.seconds:,.4g} s, {self.source}"
+        return f"{'at least ' if self.at_least else ''}{four_digits(self.seconds)} s, {self.source}"
 
 
 class Brings(Record, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ __all__ = [
     "Seconds",
     "TokensPerSample",
     "TokensPerSecond",
+    "four_digits",
     "size_text",
 ]
 
@@ -60,6 +61,11 @@ class Samples(Quantity):
 class Queries(Quantity):
     unit = "queries"
     digits = 0
+
+
+def four_digits(value: float) -> str:
+    """Return a number with four significant digits, thousands separated and never with an exponent: 81,460; 24.21."""
+    return f"{float(f'{value:.4g}'):,.10g}"
 
 
 def size_text(size: float) -> str:

@@ -9,6 +9,7 @@ from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
+from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
 from cm4vllm.loadgen.records import HEADROOM
@@ -175,7 +176,7 @@ def _run(run: RunStatus) -> Iterator[Line]:
         )
         yield Line(
             label="rate",
-            text=f"{run.samples_per_second:,.4g} samples/s, {run.tokens_per_second:,.0f} "
+            text=f"{four_digits(run.samples_per_second)} samples/s, {run.tokens_per_second:,.0f} "
             f"tokens/s, {run.in_flight:,} in flight",
         )
     else:

@@ -26,6 +26,7 @@ from cm4vllm.common.progress import say, say_text, step
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import columns
+from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.measurement import RunInputs, require_given
 from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
@@ -127,7 +128,7 @@ def words(evaluation: Evaluation) -> str:
     if evaluation.failure:
         return f"{shown(evaluation.options)}, {round_}: dropped: {evaluation.failure.splitlines()[0]}"
     scores = ", ".join(
-        f"{scenario.scenario} {scenario.value:,.4g} {scenario.unit}" for scenario in evaluation.scenarios
+        f"{scenario.scenario} {four_digits(scenario.value)} {scenario.unit}" for scenario in evaluation.scenarios
     )
     return f"{shown(evaluation.options)}, {round_}: {scores}, after {evaluation.took_s:.0f} s"
 
@@ -137,7 +138,7 @@ def table(record: SettingsRecord) -> str:
     rows = [("options", "round", "s each", *record.scenarios, "")]
     standing = {rival.number: rival.standing for rival in record.rivals}
     for evaluation in ranked(record.evaluations):
-        values = {score.scenario: f"{score.value:,.4g} {score.unit}" for score in evaluation.scenarios}
+        values = {score.scenario: f"{four_digits(score.value)} {score.unit}" for score in evaluation.scenarios}
         mark = "chosen" if evaluation.options == record.chosen else standing.get(evaluation.number, "")
         rows.append(
             (
