@@ -176,7 +176,8 @@ class Demand:
     @property
     def words(self) -> str:
         """The run's needs in one sentence."""
-        return f"{self.title} may have {self.open:,} requests open at once ({self.why}): {self.files_in_words}"
+        opened = "1 request open at a time" if self.open == 1 else f"{self.open:,} requests open at once"
+        return f"{self.title} may have {opened} ({self.why}): {self.files_in_words}"
 
 
 def _processes(count: int) -> str:

@@ -109,7 +109,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
             _name_versions(home / layout.program, programs[home])
         inspect_tree(writer.root, private)
     if changed:
-        warn(f"the program in the submission is not that of its commit: {first_of(changed, 5)} differ")
+        warn(f"the program in the submission is not that of its commit; changed: {first_of(changed, 5)}")
     return submission
 
 
