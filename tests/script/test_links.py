@@ -164,6 +164,8 @@ REFUSED = [
     (RUN, {"round": "v9.9"}, "v9.9"),
     (RUN, {"model": "qwen3.6-27b"}, "cannot be run yet"),
     (RUN, {"num_workers": "65"}, "num_workers=65"),
+    (RUN, {"user_conf": "/nowhere.conf"}, "cannot read the user.conf /nowhere.conf"),
+    (RUN, {"stream_interval": "-1"}, "stream_interval=-1 is not usable"),
     (RUN, {"max_model_len": "5"}, "--max_model_len=5 is too short"),
     (RUN, {"output_dir": "/proc/x"}, "cannot write to /proc/x"),
     (RUN, {"dataset_path": "/nowhere.json"}, "--dataset_path is given, but no model"),

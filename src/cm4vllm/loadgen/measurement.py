@@ -13,13 +13,13 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import sha256_of, writable_folder, write_text
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
 from cm4vllm.loadgen.process.runner import USER_CONF, run
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, RunSettings
-from cm4vllm.loadgen.settings import require_workers, run_settings
+from cm4vllm.loadgen.settings import require_interval, require_workers, run_settings
 from cm4vllm.loadgen.user_conf import UserConf, user_conf
 from cm4vllm.rules import (
     Division,
@@ -150,7 +150,10 @@ def require_run(inputs: RunInputs) -> None:
     Raises UsageError.
     """
     _conf(inputs, inputs.terms, None)
+    _given_conf(inputs)
     require_workers(inputs.num_workers)
+    if inputs.stream_interval is not None:
+        require_interval(inputs.terms, inputs.stream_interval)
 
 
 def write_user_conf(inputs: RunInputs) -> Path:
@@ -188,24 +191,31 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
     return record, folder / RUN_FILE
 
 
+def _given_conf(inputs: RunInputs) -> str:
+    """Return the text of the user.conf that is given, empty where none is. Raises UsageError."""
+    if not inputs.user_conf:
+        return ""
+    try:
+        return Path(inputs.user_conf).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the user.conf {inputs.user_conf}",
+            cause=str(error),
+            remedy="give --user_conf a file, or leave it out",
+        ) from error
+
+
 def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
     """Return the settings of the run that the inputs describe. Raises UsageError when something is not given."""
     require_given(**inputs.records)
     wanted = inputs.terms
     dataset = read_record(Path(inputs.dataset), DatasetRecord)
-    text = ""
-    if inputs.user_conf:
-        try:
-            text = Path(inputs.user_conf).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            key = env_keys(RunInputs)["user_conf"]
-            raise UsageError(f"cannot read {key}={inputs.user_conf}", cause=str(error)) from error
     return run_settings(
         _conf(inputs, wanted, dataset),
         model=read_record(Path(inputs.model_record), ModelRecord),
         dataset=dataset,
         server=read_record(Path(inputs.server_record), ServerRecord),
-        user_conf=text,
+        user_conf=_given_conf(inputs),
         target_qps=_target(inputs, wanted),
         target_qps_source=inputs.target_qps_source,
         max_in_flight=inputs.max_in_flight,

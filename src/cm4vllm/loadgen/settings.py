@@ -21,6 +21,7 @@ __all__ = [
     "MOST_WORKERS",
     "in_flight_of",
     "longest_answer",
+    "require_interval",
     "require_room",
     "require_workers",
     "run_settings",
@@ -126,6 +127,11 @@ def _require_usable(terms: Terms, server: ServerRecord, stream_interval: int) ->
             cause=f"its samples carry {terms.media or 'text alone'}",
             remedy="start or check the server for this benchmark: run,vllm-server --model=" + terms.benchmark,
         )
+    require_interval(terms, stream_interval)
+
+
+def require_interval(terms: Terms, stream_interval: int) -> None:
+    """Refuse a number of tokens in a chunk that the scenario cannot be measured with. Raises UsageError."""
     why = "LoadGen needs the time of the first token" if terms.first_token else ""
     if terms.media is Media.AUDIO:
         why = "a server counts the tokens of transcripts in streams alone"
