@@ -44,13 +44,15 @@ def test_settings_with_which_no_server_starts_are_refused(change: dict[str, obje
         require_settings(replace(GIVEN, **change))
 
 
-def test_a_configuration_with_two_analyzers_is_refused(tmp_path: Path) -> None:
+def test_a_configuration_with_two_analyzers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = tmp_path / "server.conf"
     conf.write_text("[server]\nntpServer = ntp\n[ptd]\nanalyzerCount = 2\n")
     with pytest.raises(UsageError, match="2 analyzers are not supported"):
         require_settings(ServerSettings(conf_file=str(conf)))
     conf.write_text("[server]\nntpServer = ntp\n[ptd]\nptd = /opt/ptd\n")
     require_settings(ServerSettings(conf_file=str(conf)))
+    monkeypatch.chdir(tmp_path)
+    require_settings(ServerSettings(conf_file=conf.name))
 
 
 def test_a_port_that_is_taken_is_refused_by_the_flag_that_gives_another() -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, SubmissionError, UsageError
-from cm4vllm.common.files import given_path
+from cm4vllm.common.files import typed_path
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.redaction import vault
@@ -80,7 +80,7 @@ def require_settings(settings: ClientSettings) -> None:
     if not settings.run_cmd and not settings.preflight:
         raise UsageError("no command to measure was given", remedy="give it with --run_cmd, or add _preflight")
     kept = not settings.preflight and not settings.timestamp
-    if kept and (folder := given_path(settings.log_dir)).exists():
+    if kept and (folder := typed_path(settings.log_dir).absolute()).exists():
         raise UsageError(f"{folder} exists already", remedy="give another folder with --log_dir, or move that one")
     require_hosts(settings.site(simulated=settings.simulated))
 
@@ -98,7 +98,7 @@ def make(settings: ClientSettings) -> Path:
                 require_analyzer(made)
             _say(made)
         return Path.cwd()
-    target = given_path(settings.log_dir)
+    target = typed_path(settings.log_dir).absolute()
     with step("power session: ranging, then testing"):
         made = make_session(
             site, target, lambda folder: _run_command(settings, folder), below_its_name=settings.timestamp
@@ -112,7 +112,7 @@ def _run_command(settings: ClientSettings, folder: Path) -> None:
     status = subprocess.run(settings.run_cmd, shell=True, check=False).returncode  # noqa: S602 - what the user gave
     if status:
         raise RunFailed("the measured command failed", cause=exit_in_words(status), remedy="run it by itself first")
-    logs = sorted(given_path(settings.loadgen_logs).rglob(DETAIL_LOG), key=lambda path: path.stat().st_mtime)
+    logs = sorted(typed_path(settings.loadgen_logs).rglob(DETAIL_LOG), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise RunFailed(
             "the measured command wrote no LoadGen logs",

@@ -6,7 +6,7 @@ import configparser
 import socket
 
 from cm4vllm.common.errors import PortInUse, RunFailed, UsageError
-from cm4vllm.common.files import given_path, text_of
+from cm4vllm.common.files import text_of, typed_path
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.power.clocks import LOOPBACK, require_clock
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings) -> None:
 def _read_conf(settings: ServerSettings) -> str:
     """Return the text of the user's configuration. Raises UsageError for two analyzers or more."""
     try:
-        text = text_of(given_path(settings.conf_file))
+        text = text_of(typed_path(settings.conf_file).absolute())
     except OSError as error:
         raise UsageError(f"no file {settings.conf_file}", cause=str(error), remedy="give --conf_file=FILE") from error
     parser = configparser.ConfigParser(interpolation=None)
