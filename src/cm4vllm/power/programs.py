@@ -18,7 +18,7 @@ from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
 from cm4vllm.rules import PowerPrograms
 
-__all__ = ["CLIENT", "SERVER", "official_environment", "provide", "server_running"]
+__all__ = ["CLIENT", "SERVER", "official_environment", "provide", "server_running", "variations_of_round"]
 
 URL = "https://github.com/mlcommons/power-dev"
 #: The programs below the folder of the sources.
@@ -52,6 +52,12 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
     with staged_folder(folder) as staging:
         extract(git, programs.commit, _PARTS, staging, remedy=_REMEDY)
     return folder
+
+
+def variations_of_round(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment key with which a recipe asks for the programs of its round, where it was given one."""
+    given = env.get("CM_MLPERF_ROUND", "")
+    return {"CM_MLPERF_POWER_VARIATIONS": f"_r{given.removeprefix('v')}"} if given else {}
 
 
 def official_environment(folder: Path) -> dict[str, str]:
