@@ -4,6 +4,7 @@ import pytest
 from made_points import BENCHMARK, PASSES, change_json, change_yaml
 
 from cm4vllm.endpoints.curve_checks import CURVE_CHECKS, curve_findings
+from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
 from cm4vllm.results.curves import read_curves
 
 
@@ -158,3 +159,12 @@ def test_a_file_that_cannot_be_read_is_a_finding_and_the_rest_is_checked(points)
     (curve,), problems = read_curves(points[8].parent)
     assert {problem.file for problem in problems} == {"point-8/point.yaml", "point-11/performance/result_summary.json"}
     assert len(curve.points) == 7
+
+
+def test_the_reason_why_the_official_checker_was_not_run_is_the_true_one(points, capsys):
+    settings = EndpointsCheckSettings(folder=str(points[8].parent))
+    report_endpoints_checks(settings)
+    assert "not run, since it takes a bundle" in capsys.readouterr().out
+    (points[8].parent / "results").mkdir()
+    report_endpoints_checks(settings)
+    assert "not run, as it was switched off" in capsys.readouterr().out

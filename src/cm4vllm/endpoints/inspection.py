@@ -23,6 +23,7 @@ from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summa
 
 __all__ = ["EndpointsCheckSettings", "bundle_root", "report_endpoints_checks"]
 
+_NO_BUNDLE = "since it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
 _WIDTH = 120
 
 
@@ -52,7 +53,8 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
         )
     findings = ordered([*problems, *(finding for curve in curves for finding in curve_findings(curve))])
     official = _official(root, settings.checker)
-    for line in _lines(curves, findings, official):
+    why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
+    for line in _lines(curves, findings, official, why_not):
         say_text(line)
     if settings.sarif:
         write_json(typed_path(settings.sarif).absolute(), as_sarif(findings, cm4vllm.__version__))
@@ -75,13 +77,15 @@ def _official(root: Path, record: str) -> OfficialReport | None:
         return official_report(read_record(Path(record), CheckerInstallation), bundle, Path(scratch) / "report.json")
 
 
-def _lines(curves: tuple[Curve, ...], findings: list[Finding], official: OfficialReport | None) -> Iterator[str]:
+def _lines(
+    curves: tuple[Curve, ...], findings: list[Finding], official: OfficialReport | None, why_not: str
+) -> Iterator[str]:
     points = sum(len(curve.points) for curve in curves)
     yield f"{len(curves):,} curve{'s' * (len(curves) != 1)}, {points:,} points: {summary(findings)}"
     for finding in findings:
         yield from _wrapped(str(finding))
     if official is None:
-        yield "official checker: not run; it takes a bundle, which generate,mlperf,endpoints,bundle builds of runs"
+        yield f"official checker: not run, {why_not}"
         return
     for severity in ("error", "warning"):
         for rule, count in official.counts(severity).items():
