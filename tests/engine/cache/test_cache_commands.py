@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from cm4vllm.common.units import size_text
@@ -124,6 +125,8 @@ def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two):
     asked = ""
     while "(y/N)" not in asked:
         asked += process.stdout.read(1)
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.01)  # a signal just before Python reads has no effect until something is typed
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     for handle in (ours, theirs):
@@ -140,7 +143,5 @@ def test_sizes_and_ages_in_words():
         "12.3 MB",
         "2.5 GB",
     ]
-    import time
-
     now = time.time()
     assert [age_text(now - seconds) for seconds in (5.5, 300, 7300, 200_000)] == ["5 s", "5 min", "2 h", "2 days"]
