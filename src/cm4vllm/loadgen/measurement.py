@@ -201,7 +201,7 @@ def _given_conf(inputs: RunInputs) -> str:
         raise UsageError(
             f"cannot read the user.conf {inputs.user_conf}",
             cause=str(error),
-            remedy="give --user_conf a file, or leave it out",
+            remedy="name a file that can be read, or none: the rules give one",
         ) from error
 
 
