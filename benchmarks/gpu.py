@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -170,8 +171,7 @@ def _beside(title: str, hour: Hour, real: RealVllm) -> Iterator[Figure]:
     yield figure(f"{title}, through LoadGen / in process", ratios(through, alone), "x", at_least=WANTED)
 
 
-def main() -> int:
-    """Measure the parts that are asked for, and print the table."""
+def _parser() -> ArgumentParser:
     parser = arguments(__doc__.split("\n")[0], rounds=3, parts=PARTS)
     parser.add_argument("--vllm_python", required=True, metavar="PYTHON", help="a Python that has vllm")
     parser.add_argument("--device", choices=DEVICES, default="cuda", help="%(default)s")
@@ -188,7 +188,12 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4096, help="queries of a run on one GPU (%(default)s)")
     parser.add_argument("--sequences", type=int, default=256, help="--max-num-seqs of vLLM (%(default)s)")
     parser.add_argument("--share", type=float, default=0.8, help="of the in-process rate, for Server (%(default)s)")
-    asked = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Measure the parts that are asked for, and print the table."""
+    asked = _parser().parse_args()
     gpus = asked.gpus or len(detect_gpus())
     with tempfile.TemporaryDirectory() as folder:
         model = provide(ModelSettings(source="dummy", location=asked.model, layers=asked.dummy_layers), Path(folder))

@@ -249,8 +249,11 @@ def _at_once(seen: _Seen) -> Why | None:
             (*seen.phases, *seen.requests),
             seen.source,
         )
-    if seen.decode.mean_ms / working < MOST_DECODING:
-        return None
+    return _decoding(seen) if seen.decode.mean_ms / working >= MOST_DECODING else None
+
+
+def _decoding(seen: _Seen) -> Why:
+    """Return what made the decoding take most of the time, of requests that all came at once."""
     most = seen.run.settings.max_in_flight
     if seen.metrics.running_max >= most and not seen.all_running and seen.metrics.waiting_mean < 1:
         return Why(
