@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.terminal_text import columns
+from cm4vllm.common.units import four_digits
 from cm4vllm.endpoints.curve_plan import coverage_words, next_point
 from cm4vllm.endpoints.records import CurveRecord
 from cm4vllm.rules import Regions, endpoints_rules, regions
@@ -34,7 +35,9 @@ def plan_lines(record: CurveRecord) -> Iterator[str]:
         )
     minutes = sum(map(record.foreseen_s, plan.points)) / 60
     probes = sorted(record.probes, key=lambda probe: probe.concurrency)
-    probed = ", ".join(f"{probe.samples_per_second:,.4g} samples/s at {probe.concurrency:,}" for probe in probes)
+    probed = ", ".join(
+        f"{four_digits(probe.samples_per_second)} samples/s at {probe.concurrency:,}" for probe in probes
+    )
     yield f"{len(plan.points)} points: {minutes:,.0f} min expected, by the probes of {record.found_at[:10]} ({probed})"
     fixed = [point.concurrency for point in plan.points if not point.terms.offline]
     seconds = {point.concurrency: record.foreseen_s(point) for point in plan.points}

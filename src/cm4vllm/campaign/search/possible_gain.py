@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from cm4vllm.campaign.search.search_space import words_of
+from cm4vllm.common.units import four_digits
 from cm4vllm.results.settings_search_record import TRIAL, Evaluation, Rival, Score
 
 __all__ = ["PARTS", "evidence_words", "interval_of_parts", "rivals"]
@@ -122,12 +123,12 @@ def _bound(score: Score, chosen: Score, spread: float | None) -> tuple[float | N
     own = 0.0 if score.high is None or not chosen.low else score.high / chosen.low
     if not own and not by_rounds:
         return (None, f"its {score.scenario} value has no interval, and too few others were measured twice")
-    if own < by_rounds:
+    if score.high is None or not chosen.low or own < by_rounds:
         return (by_rounds, f"{score.scenario} values of one setting differ that much from round to round")
     return (
         own,
-        f"its {score.scenario} interval reaches {score.high:,.4g} {score.unit}, and that of the chosen one begins at "
-        f"{chosen.low:,.4g}",
+        f"its {score.scenario} interval reaches {four_digits(score.high)} {score.unit}, and that of the chosen one "
+        f"begins at {four_digits(chosen.low)}",
     )
 
 
