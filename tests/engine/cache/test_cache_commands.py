@@ -91,27 +91,9 @@ def test_nothing_is_removed_where_nobody_can_be_asked(two):
     assert len(two.entries()) == 2
 
 
-@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"\x04", 2), (b"y\n", 0)])
-def test_a_person_is_asked_once(two, answer, left):
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        cwd=two.work,
-        env=two.env,
-    )
-    os.write(ours, answer)
-    output, _ = process.communicate(timeout=60)
-    for handle in (ours, theirs):
-        os.close(handle)
-    assert output.decode().count("(y/N)") == 1
-    assert "Remove 2 entries, " in output.decode()
-    assert process.returncode == 0
-    assert len(two.entries()) == left
-
-
-def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two):
+@pytest.fixture
+def asking(two):
+    """Give the process of `cm rm cache` that asks for a confirmation, and the terminal at which it is answered."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cmind.cli", "rm", "cache", "--tags=get"],
@@ -122,6 +104,24 @@ def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two):
         cwd=two.work,
         env=two.env,
     )
+    yield process, ours
+    for handle in (ours, theirs):
+        os.close(handle)
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 2), (b"\n", 2), (b"\x04", 2), (b"y\n", 0)])
+def test_a_person_is_asked_once(two, asking, answer, left):
+    process, terminal = asking
+    os.write(terminal, answer)
+    output, _ = process.communicate(timeout=60)
+    assert output.count("(y/N)") == 1
+    assert "Remove 2 entries, " in output
+    assert process.returncode == 0
+    assert len(two.entries()) == left
+
+
+def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two, asking):
+    process, _ = asking
     asked = ""
     while "(y/N)" not in asked:
         asked += process.stdout.read(1)
@@ -129,8 +129,6 @@ def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two):
         time.sleep(0.01)  # a signal just before Python reads has no effect until something is typed
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    for handle in (ours, theirs):
-        os.close(handle)
     assert (process.returncode, error) == (130, "\nCM error: stopped by Ctrl-C\n")
     assert len(two.entries()) == 2
 
