@@ -49,9 +49,9 @@ class Run:
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=20)
         key = os.path.expandvars(self._config["endpoint_config"].get("api_key", ""))
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        while not STOPPED.is_set():
+        while True:
             with self._lock:
-                if (number := self._next) >= self._total:
+                if STOPPED.is_set() or (number := self._next) >= self._total:
                     return
                 self._next += 1
                 self._note("sample.issued", self._before + number)
@@ -70,8 +70,8 @@ class Run:
                 )
                 self.completed += 1
                 print(f" {self._before + self.completed}/{self._before + self._total} [", end="", flush=True)
-            if self._before:
-                interrupt_once()
+                if self._before:
+                    interrupt_once()
 
     def _note(self, kind, number, data=None):
         event = {"event_type": kind, "timestamp_ns": time.monotonic_ns(), "sample_uuid": str(number), "data": data}
@@ -79,9 +79,11 @@ class Run:
 
 
 def interrupt_once():
+    """Get the SIGINT, once; the caller holds the lock, so that no sample is issued before it has its effect."""
     if (marker := os.environ.get("SMALL_INTERRUPTED")) and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGINT)
+        STOPPED.wait()
 
 
 def main():
@@ -102,7 +104,8 @@ def main():
         run.make()
         ended = time.monotonic_ns()
         events.write(json.dumps({"event_type": f"{TRACKING}.stop_{PERFORMANCE}", "timestamp_ns": ended}) + "\n")
-        scored = Run(config, rows, len(rows), concurrency, events, before=total)
+        # Half of the samples in flight at most: an interrupt after the first answer leaves others that are not issued.
+        scored = Run(config, rows, len(rows), min(concurrency or 8, len(rows) // 2), events, before=total)
         if MODE == "both":
             scored.make()
     counts = {"issued": run.issued, "completed": run.completed, "failed": run.issued - run.completed}
