@@ -130,6 +130,9 @@ def test_the_status_is_shown_while_a_command_goes_on_and_after_it_was_killed(tmp
     assert (job["under_way"], [step["state"] for step in job["steps"]]) == (False, ["aborted", "planned"])
     shown = capsys.readouterr().out
     assert "not running; the last command began" in shown and "has ended without reporting it" in shown
+    file.append([entry("one", State.DONE, attempt=2), entry("two", State.LEFT_OUT, why="no checker")])
+    report_status(StatusSettings(output_dir=str(out)))
+    assert "1 of 2 steps are done, 1 left out" in capsys.readouterr().out
 
 
 def test_a_ledger_that_is_a_folder_is_named_with_a_remedy(tmp_path):

@@ -25,10 +25,9 @@ def steps_before(job: Job) -> Iterator[Step]:
             without="the official checker will not run on this rehearsal" if job.rehearsal else "",
         )
     if job.settings.power != "no" and Mode.PERFORMANCE in job.modes:
-        variation = f"_r{job.round.name.removeprefix('v')}"
         yield Step(
             name="power programs",
-            tags=f"get,mlperf,power,src,{variation}",
+            tags=f"get,mlperf,power,src,{job.round.variation}",
             gives="the official power client and server",
         )
         simulated = ",_simulated" if job.settings.power == "simulated" else ""
@@ -36,7 +35,7 @@ def steps_before(job: Job) -> Iterator[Step]:
         places = tuple(f"runs/*/*/{scenario}/performance" for scenario in job.scenarios)
         yield Step(
             name="power preflight",
-            tags=f"run,mlperf,power,client,_preflight{simulated},{variation}",
+            tags=f"run,mlperf,power,client,_preflight{simulated},{job.round.variation}",
             gives="a session without a measurement, for its clocks, ports, channels and private words",
             duration=Duration(
                 seconds=20 if simulated else 70, source="two runs of seconds, and the pauses of a session"
@@ -63,7 +62,7 @@ def asset_steps(job: Job) -> Iterator[Step]:
         yield _server(job)
     yield Step(
         name="LoadGen",
-        tags=f"get,mlperf,inference,loadgen,_r{job.round.name.removeprefix('v')}",
+        tags=f"get,mlperf,inference,loadgen,{job.round.variation}",
         gives=f"the LoadGen wheel of {job.round.name}",
     )
     yield Step(

@@ -236,7 +236,7 @@ def _command(benchmark: BenchmarkTerms, device: Device, hub: str, asked: Asked, 
 
 def _tags(round_name: str) -> str:
     """Return the tags of the main job in a round."""
-    variation = "" if round_name == round_names()[-1] else f",_r{round_name.removeprefix('v')}"
+    variation = "" if round_name == round_names()[-1] else f",{round_terms(round_name).variation}"
     return f"run-mlperf,inference,_vllm{variation}"
 
 

@@ -59,7 +59,7 @@ def _reported(out: Path) -> dict[str, object]:
     if live is not None and under_way:
         say_text(f"\n{plain_text(view_of(*live))}")
     if ledger.unreadable:
-        warn(f"{ledger.unreadable} lines of {out / LEDGER_FILE} are not entries of this version of cm4vllm")
+        warn(f"lines of {out / LEDGER_FILE} that are not entries of this version of cm4vllm: {ledger.unreadable}")
     return {
         "folder": str(out),
         "under_way": under_way,
@@ -72,9 +72,10 @@ def _reported(out: Path) -> dict[str, object]:
 
 def _heading(ledger: Ledger, steps: Sequence[StepState], *, under_way: bool) -> str:
     began, _, pid = ledger.run.partition(" ")
-    done = sum(state.last.state.is_good or state.last.state is State.LEFT_OUT for state in steps)
+    done = sum(state.last.state.is_good for state in steps)
+    left_out = sum(state.last.state is State.LEFT_OUT for state in steps)
     words = f"running, process {pid}, since {began}" if under_way else f"not running; the last command began {began}"
-    return f"{words}; {done} of {len(steps)} steps are done"
+    return f"{words}; {done} of {len(steps)} steps are done" + (f", {left_out} left out" if left_out else "")
 
 
 def _state(state: StepState, *, under_way: bool) -> State:

@@ -274,7 +274,7 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
         **paths,
         _SOURCE: sources.model,
         "CM_DATASET_VARIATIONS": _dataset(sources, inputs),
-        "CM_MLPERF_LOADGEN_VARIATION": f"_r{round_.name.removeprefix('v')}",
+        "CM_MLPERF_LOADGEN_VARIATION": round_.variation,
     }
     if asked.served:
         return done

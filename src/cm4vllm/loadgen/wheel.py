@@ -91,10 +91,11 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
 
 def require_seeds(terms: Terms, version: str) -> None:
     """Raise InstallError for a LoadGen that has the seeds of another round."""
-    if not _in_range(version, terms.loadgen) and version not in round_terms(terms.round).builds:
+    round_ = round_terms(terms.round)
+    if not _in_range(version, terms.loadgen) and version not in round_.builds:
         raise InstallError(
             f"LoadGen {version} has other seeds than those of round {terms.round}",
-            remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,_r{terms.round[1:]}",
+            remedy=f"get that of the round: cm run script --tags=get,mlperf,inference,loadgen,{round_.variation}",
         )
 
 

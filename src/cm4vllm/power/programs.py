@@ -16,7 +16,7 @@ from pathlib import Path
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
-from cm4vllm.rules import PowerPrograms
+from cm4vllm.rules import PowerPrograms, round_terms
 
 __all__ = ["CLIENT", "SERVER", "official_environment", "provide", "server_running", "variations_of_round"]
 
@@ -57,7 +57,7 @@ def provide(programs: PowerPrograms, source: Path | None, folder: Path) -> Path:
 def variations_of_round(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment key with which a recipe asks for the programs of its round, where it was given one."""
     given = env.get("CM_MLPERF_ROUND", "")
-    return {"CM_MLPERF_POWER_VARIATIONS": f"_r{given.removeprefix('v')}"} if given else {}
+    return {"CM_MLPERF_POWER_VARIATIONS": round_terms(given).variation} if given else {}
 
 
 def official_environment(folder: Path) -> dict[str, str]:

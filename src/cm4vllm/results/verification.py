@@ -93,7 +93,7 @@ def refuse_differences(rows: Sequence[Judged]) -> None:
             for row in apart[:20]
         ]
         raise ResultsDiffer(
-            f"the second result is not that of the first: {len(apart)} fields differ",
+            f"the second result is not that of the first: {len(apart)} of {len(rows)} fields differ",
             cause="\n".join(shown),
             remedy="repeat it with what the first capsule states; the table above names every field",
         )

@@ -131,6 +131,11 @@ class RoundTerms(Record, frozen=True, kw_only=True):
     builds: tuple[str, ...] = ()
     test_seeds: dict[str, Seeds] = {}
 
+    @property
+    def variation(self) -> str:
+        """The name of the variation by which recipes take the round: `_r5.1` for v5.1."""
+        return f"_r{self.name.removeprefix('v')}"
+
 
 class ScenarioEntry(Record, frozen=True, kw_only=True):
     name: Scenario

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.redaction import PLACEHOLDER
 from cm4vllm.results.capsule import Capsule
-from cm4vllm.rules import Mode, Scenario, terms
+from cm4vllm.rules import Mode, Scenario, round_terms, terms
 from cm4vllm.serving.given_options import given_options, value_text
 from cm4vllm.serving.searchable_options import searchable_options, searched_name
 from cm4vllm.submission.capsule.consent import (
@@ -94,7 +94,7 @@ def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, 
     if "api_server" not in wanted:
         wanted |= _found_settings(capsule.server.command, flags.get("search") or "", wanted.get("extra_args") or "")
     if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
-        tags += f",_r{capsule.round.removeprefix('v')}"
+        tags += f",{round_terms(capsule.round).variation}"
     return tags, wanted
 
 
