@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import CmError, SubmissionError
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
 from cm4vllm.loadgen.logs.detail_log import read_detail_log
 from cm4vllm.results.result_index import Index, IndexPart, IndexRow, read_index, read_indexes, require_published
@@ -113,8 +113,9 @@ def test_an_index_in_a_file_is_read_as_its_repository_and_each_result_counts_onc
     assert read_index(file, kept).rows == published.rows
     assert read_indexes([file, neural_magic.parents[1]], kept).rows == published.rows
     file.write_text("{}")
-    with pytest.raises(CmError, match="IndexPart"):
-        require_published([file])
+    for read in (lambda: require_published([file]), lambda: read_index(file, kept)):
+        with pytest.raises(UsageError, match="is not an index of published results"):
+            read()
 
 
 def made(value: float | None, **more: object) -> IndexRow:

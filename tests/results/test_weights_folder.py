@@ -95,6 +95,8 @@ def test_weights_are_only_those_of_the_results_that_are_named(home: Path, tmp_pa
     weights = model(tmp_path / "w")
     with pytest.raises(UsageError, match="several models"):
         codes_of(home, weights)
+    with pytest.raises(UsageError, match="without the weights of those results"):
+        check_tree(home.parents[1], weights_of="llama3")
     with pytest.raises(UsageError, match="no result is named by 'llama3'"):
         codes_of(home, weights, "llama3")
     assert "MODEL-NOT-VERIFIABLE note" in codes_of(home, weights, "4xH100_vLLM/llama2*")

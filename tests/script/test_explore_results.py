@@ -16,7 +16,7 @@ def test_a_page_is_made_of_a_repository(cm, neural_magic, tmp_path, monkeypatch)
         f"--explorer_page={tmp_path}/page.html",
     )
     assert done.code == 0, done.output
-    assert "results: 10; submitters: 1, of which 1 were read now and 0 are kept" in done.output
+    assert "results: 10; submitters: 1; folders of submitters read now: 1, kept from an earlier run: 0" in done.output
     assert (tmp_path / "page.html").read_text().count('<tr><th scope="row">') == 10
     assert len(list((tmp_path / "cache" / "cm4vllm" / "published").iterdir())) == 1
 

@@ -62,8 +62,8 @@ def report_published(given: str, page: Path, own: Path | None = None) -> dict[st
     for place in stand:
         say(place.words)
     say(
-        f"results: {len(index.rows)}; submitters: {index.read + index.kept}, of which {index.read} were read now and "
-        f"{index.kept} are kept from an earlier run"
+        f"results: {len(index.rows)}; submitters: {len({row.submitter for row in index.rows})}; folders of submitters "
+        f"read now: {index.read}, kept from an earlier run: {index.kept}"
     )
     say(f"page: {page}; index: {kept}")
     return {

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import CmError, SubmissionError, UsageError
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out
@@ -185,13 +185,25 @@ def read_indexes(roots: Sequence[Path], kept: Path, say: Callable[[str], None] =
 def require_published(roots: Sequence[Path]) -> None:
     """Refuse folders without published results, and files that are no index, before they are read.
 
-    Raises SubmissionError, CmError.
+    Raises SubmissionError, UsageError.
     """
     for root in roots:
         if root.is_file():
-            read_record(root, IndexPart)
+            _rows_of(root)
         else:
             _homes(root)
+
+
+def _rows_of(index: Path) -> tuple[IndexRow, ...]:
+    try:
+        return read_record(index, IndexPart).rows
+    except CmError as error:
+        raise UsageError(
+            f"{index} is not an index of published results",
+            cause=error.cause,
+            remedy="give the index that explore,mlperf,results of this version wrote beside its page, or the folder of "
+            "a results repository",
+        ) from error
 
 
 def _homes(root: Path) -> list[Path]:
@@ -217,11 +229,11 @@ def _homes(root: Path) -> list[Path]:
 def read_index(root: Path, kept: Path, say: Callable[[str], None] = lambda text: None) -> Index:
     """Return the results of all submissions below `root`: a repository of one round, a folder of several, an index.
 
-    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission, CmError where
-    `root` is a file and no index.
+    `kept` is the folder of what was read before. Raises SubmissionError where there is no submission, UsageError
+    where `root` is a file and no index.
     """
     if root.is_file():
-        kept_rows = read_record(root, IndexPart).rows
+        kept_rows = _rows_of(root)
         return Index(kept_rows, 0, len({(row.round, row.division, row.submitter) for row in kept_rows}))
     homes = _homes(root)
     store = KeptValues(str(kept), msgspec.json.encode, lambda data: msgspec.json.decode(data, type=_KEPT))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cm4vllm
-from cm4vllm.common.errors import SubmissionError
+from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.files import text_of, user_cache, write_json
 from cm4vllm.common.progress import say_text
 from cm4vllm.results import check_summary
@@ -97,11 +97,16 @@ def check_tree(
     """Make every check on the submissions of a tree. Raises SubmissionError where there is none.
 
     Without `round_name` the seeds of the logs tell the round. `weights` is the folder of the weights that were served
-    for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, for an
-    unknown round, and where `filters` names a submitter who is not in the tree: of those that it names all findings are
-    returned. `keep` is a folder in which findings of large submissions are kept, and found again while the files are
-    the same.
+    for the results that `weights_of` names (results/weights_folder.py). Raises UsageError where it names none, or no
+    weights are given, for an unknown round, and where `filters` names a submitter who is not in the tree: of those that
+    it names all findings are returned. `keep` is a folder in which findings of large submissions are kept, and found
+    again while the files are the same.
     """
+    if weights_of and weights is None:
+        raise UsageError(
+            f"--weights_of={weights_of} has no effect without the weights of those results",
+            remedy="give their folder, too: --weights=FOLDER",
+        )
     round_name = round_terms(round_name).name if round_name else ""
     base, all_homes = submission_folders(root)
     homes = filters.chosen(all_homes) if filters else all_homes
