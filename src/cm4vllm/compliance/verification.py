@@ -86,6 +86,7 @@ def _verifiable(folder: Path) -> RunRecord:
         raise UsageError(
             f"{folder} holds no run of a compliance test that can be verified",
             cause=f"known: {', '.join(verified_tests())}",
+            remedy="give the folder of a run that was made with --compliance_test of app,mlperf,inference,vllm",
         )
     if not log.is_file() or sha256_of(log) != run.files[ACCURACY_LOG]:
         raise RunFailed(
