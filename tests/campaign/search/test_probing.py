@@ -132,7 +132,8 @@ def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
 
 def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server_settings, monkeypatch):
     monkeypatch.setattr(probing, "plan_of", short_plan)
-    with FakeVllm(Behaviour(token_delay_s=0.002)) as server:
+    # Few pieces an answer: a busy machine, too, has answers within the 2 s of a probe.
+    with FakeVllm(Behaviour(token_delay_s=0.002, tokens_per_chunk=16)) as server:
         record, path = find_target_rate(inputs(tmp_path, server_settings(server), max_test_duration=5.0))
     assert path == tmp_path / "search" / SEARCH_FILE
     assert read_record(path, SearchRecord) == record
