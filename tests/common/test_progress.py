@@ -34,7 +34,7 @@ def shown_of(terminal, title: str, *texts: str) -> str:
     try:
         for text in texts:
             step.update(text)
-            time.sleep(0.15)  # the live line is written by a thread of its own
+            time.sleep(0.5)  # the live line is written by a thread of its own
     finally:
         step.stop()
     return written()
@@ -57,7 +57,7 @@ def test_the_note_is_shown_with_it(terminal):
     step = Step("running", stream)
     step.note = "[/y]"
     step.update("1 of 2")
-    time.sleep(0.15)
+    time.sleep(0.5)
     step.stop()
     assert "running: 1 of 2; [/y]" in written()
 

@@ -12,7 +12,9 @@ def test_a_function_is_called_until_the_block_ends():
     calls = []
     with repeated(lambda: calls.append(threading.current_thread().name), 0.02, "samples"):
         assert calls == []
-        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while len(calls) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
     count = len(calls)
     assert count >= 3 and set(calls) == {"samples"}
     time.sleep(0.1)
