@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_limits import MachineLimits
-from cm4vllm.loadgen.limits import FILES_BESIDE, WORKER_BYTES, Load, demand_of, most_open, needs
+from cm4vllm.loadgen.limits import FILES_BESIDE, WORKER_BYTES, Load, demand_of, highest_rate, most_open, needs
 from cm4vllm.loadgen.process.runner import run
 
 MANY = MachineLimits(open_files=2**20, local_ports=60_000, memory_bytes=2**40)
@@ -116,6 +117,20 @@ def test_the_most_that_fits_is_what_is_not_refused(demand):
     assert most_open(asked, MachineLimits()) is None
     load = Load(count=2, duration_s=600, answer_s=14.8)
     assert load.at(load.rate_within(4032)) == pytest.approx(4032, abs=1)
+
+
+def test_the_highest_rate_is_the_last_that_is_not_refused(make_settings):
+    def at(rate):
+        return make_settings("http://a:1", "Server", "performance", target_qps=rate, test_query_count=10**6)
+
+    limits = MachineLimits(open_files=4096)
+    rate, why = highest_rate(at, limits)
+    needs(demand_of(at(rate)), limits)
+    with pytest.raises(LimitTooLow, match="open files") as refused:
+        needs(demand_of(at(1.011 * rate)), limits)
+    assert why.partition(" open files")[0].startswith("the Server performance run may need 4,")
+    assert why in str(refused.value) or "4,096 are allowed" in why
+    assert highest_rate(at, MachineLimits()) == (math.inf, "")
 
 
 def test_a_run_is_refused_before_it_asks_the_server(make_settings, tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cm4vllm.common.errors import LimitTooLow
@@ -19,7 +20,7 @@ from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms
 from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
-__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "load_of", "most_open", "needs"]
+__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "most_open", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64
@@ -30,6 +31,8 @@ WORKER_BYTES, STREAM_BYTES = 128 * 2**20, 16 * 2**10
 _DEVIATIONS = 4
 #: Open requests beyond which no bound is searched for.
 _MOST_OPEN = 2**32
+#: The rates among which the highest is looked for, in queries/s: 1 to 1,000,000, each 1 % above the one before.
+_RATES = tuple(float(f"{1.01**number:.4g}") for number in range(1389))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +231,26 @@ def most_open(demand: Demand, limits: MachineLimits) -> int | None:
 
     most = bisect_left(range(1, _MOST_OPEN + 1), True, key=too_many)
     return most if most < _MOST_OPEN else None
+
+
+def highest_rate(at: Callable[[float], RunSettings], limits: MachineLimits) -> tuple[float, str]:
+    """Return the highest rate, to 1 % and in queries/s, of the runs that the machine allows, and why no higher one.
+
+    `at` gives the settings of a run at a rate. Infinite, with no reason, where none of up to 1,000,000 is refused.
+    """
+    refused = bisect_left(_RATES, True, key=lambda rate: bool(_refusal(at(rate), limits)))
+    if refused == len(_RATES):
+        return math.inf, ""
+    return _RATES[max(refused - 1, 0)], _refusal(at(_RATES[refused]), limits)
+
+
+def _refusal(settings: RunSettings, limits: MachineLimits) -> str:
+    """Return the limit that a run would exceed, in words; empty for none."""
+    try:
+        needs(demand_of(settings), limits)
+    except LimitTooLow as error:
+        return error.what
+    return ""
 
 
 def _with_workers(demand: Demand, limits: MachineLimits) -> Demand:

@@ -1,6 +1,7 @@
 """Probes by real LoadGen runs against a test peer: ended as soon as the verdict is certain, and recorded."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,11 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.search import probing
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
-from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate
+from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate, full_length_settings, plan_of
 from cm4vllm.campaign.search.rate_search import SearchPlan
 from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen import measurement
 from cm4vllm.loadgen.logs.early_stopping import percentile
 from cm4vllm.loadgen.logs.run_logs import read_performance
@@ -130,6 +132,15 @@ def test_offline_has_no_rate_to_search_for(tmp_path, server_settings):
         find_target_rate(inputs(tmp_path, settings, scenario="Offline"))
 
 
+def test_a_search_plans_no_rate_that_the_machine_refuses(tmp_path, server_settings, monkeypatch):
+    monkeypatch.setattr(probing, "machine_limits", lambda: MachineLimits(open_files=128))
+    with FakeVllm() as server:
+        asked = inputs(tmp_path, server_settings(server), max_test_duration=5.0)
+    at = partial(full_length_settings, asked)
+    plan = plan_of(at(1.0), at)
+    assert 1.0 < plan.highest < 100.0 and plan.why_highest.endswith("128 are allowed")
+
+
 def test_a_search_leaves_its_record_and_a_folder_for_each_probe(tmp_path, server_settings, monkeypatch):
     monkeypatch.setattr(probing, "plan_of", short_plan)
     # Few pieces an answer: a busy machine, too, has answers within the 2 s of a probe.
@@ -197,5 +208,5 @@ def one_run(prober, start, plan, seen):
     )
 
 
-def short_plan(settings):
+def short_plan(settings, at):
     return SearchPlan(settings.terms.limits, probes_s=(2.0,), approach_s=1.0, runs=0.0, budget_s=16.0)

@@ -184,6 +184,19 @@ def test_a_search_that_starts_far_too_high_or_too_low_comes_to_the_same(start):
     assert prober.clock_s <= 2.5 * 600
 
 
+@pytest.mark.parametrize("start", [20, 500])
+def test_no_rate_is_tried_above_the_highest_that_the_machine_allows(start):
+    system, limits = SYSTEMS["M/D/c"]
+    prober = SimulatedProber(system, limits, FullLength(600.0, 3))
+    result = search(
+        prober, start, SearchPlan(limits, highest=40.0, why_highest="20,100 open files, 20,000 are allowed")
+    )
+    assert (result.rate, result.confirmed, result.lowest_failing) == (40.0, True, None)
+    assert max(probe.rate for probe in result.probes) == 40.0
+    assert result.stopped == "no higher rate can be tried: 20,100 open files, 20,000 are allowed"
+    assert prober.clock_s < 1.5 * 600
+
+
 def test_a_server_that_becomes_slower_is_found_at_the_speed_that_it_has_in_the_end():
     system, limits = SYSTEMS["cliff"]
     prober = SimulatedProber(system, limits, FullLength(600.0, 3), Drift(at_s=300.0, factor=0.8))

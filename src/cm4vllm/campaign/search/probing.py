@@ -25,7 +25,9 @@ from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import staged_folder, writable_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, write_record
+from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.limits import highest_rate
 from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
@@ -63,12 +65,17 @@ _LONGER = 1.6
 _IDLE_S = 30.0
 
 
-def plan_of(settings: RunSettings) -> SearchPlan:
-    """Return the lengths of probes and the time of the search for a run's rate, which are shorter in a rehearsal."""
+def plan_of(settings: RunSettings, at: Callable[[float], RunSettings]) -> SearchPlan:
+    """Return the lengths of probes and the time of the search for a run's rate, which are shorter in a rehearsal.
+
+    `at` gives the settings of a full-length run at a rate: the search goes no higher than the machine allows.
+    """
     limits = require_searchable(settings.terms)
+    highest, why = highest_rate(at, machine_limits())
+    bounded = partial(SearchPlan, limits, highest=highest, why_highest=why)
     if settings.rehearsal:
-        return SearchPlan(limits, probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
-    return SearchPlan(limits)
+        return bounded(probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
+    return bounded()
 
 
 def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
@@ -80,7 +87,8 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
     """
     folder = writable_folder(inputs.folder)
     settings = _settings(inputs)
-    plan = plan_of(settings)
+    at = partial(full_length_settings, inputs)
+    plan = plan_of(settings, at)
     _remove_earlier(folder)
     start = queueing_estimate(inputs.target_qps or 0.0, plan.limits)
     say(f"search for the {settings.scenario} rate from {start:.4g} queries/s on")
@@ -94,9 +102,7 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
             ended.append(probe)
             _say(probe)
 
-        prober = LoadGenProber(
-            settings, folder, lambda rate: full_length_settings(inputs, rate), pythonpath=inputs.pythonpath, begun=begun
-        )
+        prober = LoadGenProber(settings, folder, at, pythonpath=inputs.pythonpath, begun=begun)
         outcome = search(prober, start, plan, seen)
     result = _hand_over(folder / _probe_folder(outcome.run), inputs) if outcome.run and not settings.rehearsal else ""
     record = _record(

@@ -71,7 +71,8 @@ class Prober(Protocol):
 class SearchPlan:
     """Time to spend: seconds of each probe, of all probes together, and of all together with the full-length runs.
 
-    The last is `runs` times a full-length run, and at least `budget_s`.
+    The last is `runs` times a full-length run, and at least `budget_s`. No rate above `highest` queries/s is tried,
+    for the reason `why_highest`.
     """
 
     limits: LatencyLimits
@@ -79,6 +80,8 @@ class SearchPlan:
     approach_s: float = 255.0
     runs: float = SEARCH_RUNS
     budget_s: float = 0.0
+    highest: float = math.inf
+    why_highest: str = ""
 
 
 def queueing_estimate(capacity: float, limits: LatencyLimits) -> float:
@@ -109,7 +112,7 @@ def search(
 
     Raises InvalidResult where no rate passes, and what the prober raises.
     """
-    return _Search(prober, plan, seen).run(_rounded(start))
+    return _Search(prober, plan, seen).run(_rounded(min(start, plan.highest)))
 
 
 class _Search:
@@ -135,6 +138,8 @@ class _Search:
             if rate < _LEAST_PART * start:
                 raise self._none_passes()
             self._settle(rate)
+        if self._passing and not self._failing and self._passing.rate * (1 + _LEAST_GAIN) > self._plan.highest:
+            stopped = f"no higher rate can be tried: {self._plan.why_highest}"
         return self._outcome(rate, stopped)
 
     # --- the two phases ----------------------------------------------------------------------------------------------
@@ -154,17 +159,19 @@ class _Search:
             else:
                 up = step
                 step *= 2
-            if abs(up) < _FAR:
+            rate = self._tried(rate * math.exp(up))
+            if abs(up) < _FAR or rate == last.rate:
                 lengths.pop(0)
-            rate = _rounded(rate * math.exp(up))
         return rate
 
     def _next(self, rate: float) -> float:
         """Return the rate of the next full-length run."""
         wanted = self._projection() or rate
+        if wanted == self._plan.highest and not (self._passing or self._failing):
+            return wanted  # no probe there said anything against it
         if self._passing is not None:
             rate = max(wanted * (1 - _NEXT_BELOW), self._passing.rate * (1 + _STEP_UP))
-            return _rounded(min(rate, math.sqrt(self._passing.rate * self._failing.rate)) if self._failing else rate)
+            return self._tried(min(rate, math.sqrt(self._passing.rate * self._failing.rate)) if self._failing else rate)
         rate = wanted * (1 - _FIRST_BELOW)
         if self._failing is not None:
             below = self._failing.rate * (1 - STEP_DOWN * _WIDER ** (self._failures - 1))
@@ -172,7 +179,10 @@ class _Search:
             rate = min(below, below**_TRUST * rate ** (1 - _TRUST) if self._failures == 1 else rate)
         if self._failures <= 1 and self._left(rate) < _LAST_PART * self._prober.full.duration(rate):
             rate *= 1 - _LAST_BELOW
-        return _rounded(rate)
+        return self._tried(rate)
+
+    def _tried(self, wanted: float) -> float:
+        return _rounded(min(wanted, self._plan.highest))
 
     def _settle(self, rate: float) -> None:
         """Make a full-length run."""
