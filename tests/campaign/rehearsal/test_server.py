@@ -79,6 +79,7 @@ def test_it_is_taken_for_a_server_that_can_be_measured(server):
     assert record.simulated is not None and record.simulated.title == "a test's"
 
 
+@pytest.mark.timing
 def test_its_times_by_the_wall_clock_are_those_on_a_simulated_one_with_preemptions(server):
     endpoint, count = server[0], 12
     batch = Batch(msgspec.yaml.decode(PROFILE, type=Profile).server, step_factors(np.random.default_rng(0), 0.0))
