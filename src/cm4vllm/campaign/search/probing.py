@@ -109,7 +109,7 @@ def find_target_rate(inputs: RunInputs) -> tuple[SearchRecord, Path]:
         outcome, settings, start=start, source=f"a queueing estimate from {inputs.target_qps_source}", result=result
     )
     write_record(folder / SEARCH_FILE, record)
-    say(f"search for the {settings.scenario} rate: {record.words}")
+    say(f"search for the {settings.scenario} rate: {record.words}; it ended: {record.stopped}")
     if record.drift:
         warn(record.drift)
     return record, folder / SEARCH_FILE
