@@ -22,7 +22,7 @@ def test_a_sound_home_is_told_so(home):
     assert {"engine", "home", "cache", "compiler", "disk", "repositories"} <= {symptom["subject"] for symptom in lines}
     text = home.cli("doctor", "script").stdout
     assert "ok     cache" in text
-    assert "1 entries" in text
+    assert "1 entry, " in text
 
 
 def test_broken_and_unfinished_entries_are_named_with_a_remedy(home):
@@ -38,6 +38,17 @@ def test_broken_and_unfinished_entries_are_named_with_a_remedy(home):
     assert home.entries() == []
     (entry.parent / "0123456789abcdef").mkdir(parents=True)
     assert "0123456789abcdef is unfinished" in symptoms(home)[1]["cache"]["text"]
+
+
+def test_an_entry_whose_meta_is_not_json_is_wrong_until_it_is_removed(home):
+    home.script("one", {"cache": True}, customize=KEPT)
+    home.run("one")
+    (entry,) = home.entries()
+    (entry / "_cm.json").write_text('{"a": ')
+    code, bad, _ = symptoms(home)
+    assert (code, bad["cache"]["level"], bad["cache"]["remedy"]) == (1, "WRONG", f"rm -r {entry}")
+    shutil.rmtree(entry)
+    assert symptoms(home)[0] == 0
 
 
 def test_another_engine_first_is_wrong(home):

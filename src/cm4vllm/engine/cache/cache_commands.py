@@ -17,7 +17,7 @@ from cm4vllm.engine.cache.entries import STATE_FILE, Entry, remove_entry
 from cm4vllm.engine.format.documents import has_meta, json_mapping
 from cm4vllm.engine.run.flags import flag
 
-__all__ = ["age_text", "find", "leftovers", "remove", "show", "size_of"]
+__all__ = ["age_text", "counted", "find", "leftovers", "remove", "show", "size_of"]
 
 Result = dict[str, Any]
 
@@ -38,7 +38,7 @@ def show(automation: Any, i: Result) -> Result:
         page(f"  Made by: {entry.script or '-'}, {age_text(entry.made_at)} ago; {size_text(size)}")
         if flag(i, "env"):
             _print_env(entry)
-    page(_counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
+    page(counted(entries, total) if entries else "nothing is cached" + (" with these tags" if i.get("tags") else ""))
     return {"return": 0, "list": artifacts}
 
 
@@ -106,7 +106,7 @@ def _confirmed(entries: Sequence[Entry]) -> bool:
             "nothing was removed", cause="there is no terminal to ask for confirmation", remedy="add -f to remove these"
         )
     try:
-        answer = input(f"Remove {_counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
+        answer = input(f"Remove {counted(entries, sum(size_of(entry.folder) for entry in entries))}? (y/N) ")
     except EOFError:  # Ctrl-D
         print()
         return False
@@ -128,7 +128,8 @@ def _entries(artifacts: Sequence[Any]) -> list[Entry]:
     return [Entry.of(artifact.path, artifact.meta) for artifact in artifacts]
 
 
-def _counted(entries: Sequence[Entry], size: int) -> str:
+def counted(entries: Sequence[Entry], size: int) -> str:
+    """Return the number of entries and their size, which is in bytes, in words."""
     return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {size_text(size)}"
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.units import size_text
-from cm4vllm.engine.cache.cache_commands import leftovers, size_of
+from cm4vllm.engine.cache.cache_commands import counted, leftovers, size_of
 from cm4vllm.engine.cache.entries import STATE_FILE, Cache, Damaged, Entry, stored
+from cm4vllm.engine.format.documents import json_mapping
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import layers_of
@@ -237,9 +238,8 @@ def _disk(home: Path, scripts: list[ScriptMeta]) -> Symptom:
 
 def _cache(root: str) -> list[Symptom]:
     entries = list(stored(root))
-    faults = [*map(_fault_of_entry, entries), *map(_unfinished, leftovers(Path(root)))]
-    size = sum(size_of(entry.folder) for entry in entries)
-    sound = Symptom(Level.WELL, "cache", f"{len(entries)} entries, {size_text(size)}")
+    faults = [*map(_fault_of_entry, entries), *_unreadable(Path(root)), *map(_unfinished, leftovers(Path(root)))]
+    sound = Symptom(Level.WELL, "cache", counted(entries, sum(size_of(entry.folder) for entry in entries)))
     return list(filter(None, faults)) or [sound]
 
 
@@ -254,6 +254,18 @@ def _fault_of_entry(entry: Entry) -> Symptom | None:
         remedy = f"cm rm cache {os.path.basename(entry.folder)} -f"
         return Symptom(Level.ODD, "cache", f"{entry.folder} ({entry.script}) {fault}", remedy)
     return None
+
+
+def _unreadable(root: Path) -> Iterator[Symptom]:
+    """Give the entries whose meta is no object in JSON: cmind's own commands on the cache fail on them."""
+    for path in sorted(root.glob("[!.]*/_cm.json")):
+        if json_mapping(path) is None:
+            yield Symptom(
+                Level.WRONG,
+                "cache",
+                f"{path} is not JSON: cm show cache and cm find cache fail; the next run makes the entry again",
+                f"rm -r {path.parent}",
+            )
 
 
 def _unfinished(folder: Path) -> Symptom:
