@@ -31,8 +31,8 @@ WORKER_BYTES, STREAM_BYTES = 128 * 2**20, 16 * 2**10
 _DEVIATIONS = 4
 #: Open requests beyond which no bound is searched for.
 _MOST_OPEN = 2**32
-#: The rates among which the highest is looked for, in queries/s: 1 to 1,000,000, each 1 % above the one before.
-_RATES = tuple(float(f"{1.01**number:.4g}") for number in range(1389))
+#: The rates among which the highest is looked for, in queries/s: 0.01 to 1,000,000, each 1 % above the one before.
+_RATES = tuple(float(f"{1.01**number:.4g}") for number in range(-463, 1389))
 
 
 @dataclass(frozen=True, kw_only=True)
