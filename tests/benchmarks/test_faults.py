@@ -9,6 +9,7 @@ import pytest
 
 from cm4vllm.campaign.ledger import State
 from cm4vllm.campaign.live.status import STATUS_FILE
+from cm4vllm.serving.supervisor import parent_of
 from fault_injection.catalogue import REAL_FAULTS
 from fault_injection.trial import MARK, Trial
 from faults import REAL_JOB
@@ -71,7 +72,7 @@ def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
     supervisor = started("-m cm4vllm.serving.supervisor results/test/server/supervisor.json")
     server = started("-m vllm.entrypoints.cli.main serve model")
     REAL_FAULTS["kill -9 of the server"].happen(trial)
-    assert server.wait(5) == -9
+    assert server.wait(30) == -9
     assert supervisor.poll() is None
     assert trial.hit == REAL_JOB.server
     assert trial.wrong == []
@@ -80,7 +81,14 @@ def test_the_server_itself_is_killed_and_not_its_supervisor(trial, started):
 def test_an_engine_that_outlives_its_server_is_found(trial, started, monkeypatch):
     monkeypatch.setattr("fault_injection.catalogue.END_S", 0.2)
     started("VLLM::EngineCore")
-    started("-m vllm.entrypoints.cli.main serve model")
+    server = started("-m vllm.entrypoints.cli.main serve model")
+
+    def parent_once_ended(pid):
+        if pid == server.pid:
+            server.wait(30)
+        return parent_of(pid)
+
+    monkeypatch.setattr("fault_injection.catalogue.parent_of", parent_once_ended)
     REAL_FAULTS["kill -9 of the server"].happen(trial)
     assert trial.wrong == ["1 processes of the killed server went on for 0 s"]
 

@@ -104,7 +104,7 @@ def test_a_cell_that_left_nothing_did_not_run(tmp_path):
 
 def test_a_cell_that_the_machines_limits_do_not_allow_is_refused_and_did_not_fail(monkeypatch, tmp_path):
     """The real command, on a machine whose limit of open files is too low for one more request in flight."""
-    monkeypatch.setattr(matrix, "CELL_S", 60)
+    monkeypatch.setattr(matrix, "CELL_S", 300)
     tiny = matrix.model_of(CELL, None, true_lengths=False)
     refused = matrix.run(CELL, tiny, "http://127.0.0.1:1", tmp_path, ["--max_in_flight=1000000000"])
     assert refused.refused and not refused.failed

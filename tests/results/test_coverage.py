@@ -192,10 +192,10 @@ def test_the_run_of_a_compliance_test_keeps_the_rules_of_a_performance_run(
     shutil.copytree(any_scenario["Offline", "samples"], place / "performance" / "run_1")
     for name, text in PASSED.items():
         (place / name).write_text(text)
-    log_values(place, **ASKED)
+    log_values(place, **ASKED, result_validity='"INVALID"')  # a busy machine may have made it last long enough
     log = "yolo-95/Offline/TEST01/performance/run_1/mlperf_log_detail.txt"
     before = codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"]
-    assert before == [f"{log} result_validity VALID"]  # it lasted for a part of a second
+    assert before == [f"{log} result_validity VALID"]
     log_values(place, **{key: value})
     (own,) = {*codes(check_tree(tmp_path), "COMPLIANCE")["COMPLIANCE error"], ""} - {*before, ""}
     assert own.startswith(log) and key in own

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cm4vllm import REHEARSAL_NOTICE
@@ -102,6 +102,7 @@ def test_codes_are_counted_with_their_submissions() -> None:
     st.text(max_size=400),
     st.lists(st.text(st.characters(exclude_characters="/"), min_size=1, max_size=150), min_size=1, max_size=5),
 )
+@settings(deadline=None)
 def test_no_line_is_wider_than_120_columns_and_nothing_is_left_out(text: str, folders: list[str]) -> None:
     path = "/".join(["open/Us", *folders])
     wide = replace(finding("C-CODE", Severity.ERROR, path), what=text, value=text, remedy=text)

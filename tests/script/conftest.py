@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Running:
 
     process: subprocess.Popen
     log: Path
-    started: set[int] = field(default_factory=set)
+    started: set[psutil.Process] = field(default_factory=set)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -49,10 +50,12 @@ class Running:
         """Wait until `text` was printed; remember every process that was started until then."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output():
-            assert self.process.poll() is None, f"ended before {text!r} was printed:\n{self.output()}"
+            ended = self.process.poll() is not None
+            assert not ended or text in self.output(), f"ended before {text!r} was printed:\n{self.output()}"
             assert time.monotonic() < deadline, f"{text!r} was not printed in {timeout_s} s:\n{self.output()}"
             time.sleep(0.2)
-        self.started = {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        with suppress(psutil.NoSuchProcess):
+            self.started = set(psutil.Process(self.process.pid).children(recursive=True))
 
     def finish(self, timeout_s: float = 60) -> Finished:
         self.process.wait(timeout_s)
@@ -61,14 +64,15 @@ class Running:
     def no_orphans(self, timeout_s: float = 15) -> None:
         """Assert that all processes that were started are gone within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while left := [pid for pid in self.started if _alive(pid)]:
-            assert time.monotonic() < deadline, [psutil.Process(pid).cmdline() for pid in left if _alive(pid)]
+        while left := [process for process in self.started if _alive(process)]:
+            assert time.monotonic() < deadline, [process.cmdline() for process in left if _alive(process)]
             time.sleep(0.2)
 
 
-def _alive(pid: int) -> bool:
+def _alive(process: psutil.Process) -> bool:
+    """Tell whether a process goes on, whatever process has its number later."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

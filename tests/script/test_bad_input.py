@@ -95,10 +95,10 @@ def test_the_published_command_lines_are_planned_to_their_end(cm, words):
 
 
 def test_an_unreachable_server(cm):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = cm.main_job(f"--api_server=http://127.0.0.1:{port}")
+    with socket.socket() as silent:  # which does not listen, and keeps the port from others
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        done = cm.main_job(f"--api_server=http://127.0.0.1:{port}")
     done.refused_with(ServerUnreachable.exit_code, str(port), "remedy")
 
 

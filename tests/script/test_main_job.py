@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -90,7 +91,8 @@ def test_a_vllm_that_dies_in_the_middle_is_told_with_its_log(cm):
     running.wait_for("] Server performance run", FIRST_START_S)
     server = json.loads((cm.cwd / "results/test/server/server.json").read_text())
     for process in psutil.Process(server["supervisor_pid"]).children(recursive=True):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended with the one before
+            process.kill()
     running.finish().refused_with(ServerDied.exit_code, "server.log", "remedy")
     running.no_orphans()
     assert not list(cm.cwd.glob("results/test/runs/*/*/Server/performance/run.json"))

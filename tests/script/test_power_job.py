@@ -34,7 +34,7 @@ def wait_for_phase(running, folder: Path, mark: str) -> None:
         assert running.process.poll() is None, running.output()
         assert time.monotonic() < deadline, running.output()
         time.sleep(0.2)
-    running.started = {child.pid for child in psutil.Process(running.process.pid).children(recursive=True)}
+    running.started = set(psutil.Process(running.process.pid).children(recursive=True))
 
 
 def test_a_job_that_is_killed_in_both_phases_finishes_with_the_same_command(cm, start, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_without_network_the_failure_is_quick_and_names_the_remedy(tmp_path, mon
     begin = time.monotonic()
     with pytest.raises(SourceUnavailable) as refused:
         fetch(tmp_path / "fetched", source.URL)
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 30  # git itself waits for minutes
     assert "--inference_src=DIR" in refused.value.remedy
 
 

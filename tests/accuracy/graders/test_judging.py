@@ -9,7 +9,7 @@ import attacks
 import pytest
 from square_problems import write_problems
 
-from cm4vllm.accuracy.graders import catalogue
+from cm4vllm.accuracy.graders import catalogue, judging
 from cm4vllm.accuracy.graders.catalogue import GRADERS, grader, grader_lacks
 from cm4vllm.accuracy.graders.judging import judge, require_known
 from cm4vllm.accuracy.graders.providing import _official, provide
@@ -30,6 +30,7 @@ for line in sys.stdin:
     exec(task["do"])
     print(json.dumps({"right": task["right"], "token": task["token"]}), flush=True)
 """
+ENDLESS = "while True: pass"
 
 
 @pytest.fixture
@@ -42,7 +43,14 @@ def own(tmp_path, monkeypatch):
     official.mkdir()
     known = replace(grader("math"), name="own", inside=inside, known=(), limits=Limits(seconds=1))
     monkeypatch.setitem(GRADERS, "own", known)
-    monkeypatch.setattr("cm4vllm.accuracy.graders.judging._START_S", 1.0)
+    monkeypatch.setattr(judging, "_START_S", 1.0)
+    limited = judging._verdict
+
+    def patient(process, asked, sockets, seconds):
+        """Hold a task that never ends in time; the others may take longer, on a machine that stands still."""
+        return limited(process, asked, sockets, seconds if asked["do"] == ENDLESS else 60.0)
+
+    monkeypatch.setattr(judging, "_verdict", patient)
     return GraderRecord(
         name="own", script="own.py", official=str(official), python=sys.executable, commits={}, packages=""
     )
@@ -53,7 +61,7 @@ def task(right, do="pass"):
 
 
 def test_an_answer_that_is_held_counts_as_wrong_and_the_next_are_judged(own, capsys):
-    tasks = [task(True), task(True, "while True: pass"), task(False), task(True, "os._exit(0)"), task(True), task(None)]
+    tasks = [task(True), task(True, ENDLESS), task(False), task(True, "os._exit(0)"), task(True), task(None)]
     verdicts = judge(own, tasks, workers=1)
     assert [verdict.right for verdict in verdicts] == [True, False, False, False, True, None]
     assert [verdict.held for verdict in verdicts] == [False, True, False, True, False, False]

@@ -147,7 +147,7 @@ def test_one_process_is_held_by_the_kernel():
 def test_an_endless_loop_ends_with_the_sandbox():
     begin = time.monotonic()
     assert run("while True: pass", seconds=0.5)[2] == "time"
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_nothing_started_inside_outlives_it():
@@ -162,9 +162,15 @@ def test_nothing_is_left_of_a_sandbox_that_is_ended_while_it_starts():
     for number in range(150):
         with Sandbox(LIMITS).started(["true", mark]):
             time.sleep(number % 30 / 5000)
-    time.sleep(0.2)
-    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
-    assert [line for line in listed.splitlines() if mark in line] == []
+    deadline = time.monotonic() + 30
+    while left := [line for line in command_lines() if mark in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def command_lines():
+    """Return the command lines of all processes."""
+    return subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_a_machine_without_bubblewrap_is_told_the_command(monkeypatch, tmp_path):
