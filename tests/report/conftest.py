@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -50,8 +51,9 @@ from cm4vllm.report.summary import render
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, Interval, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
+from cm4vllm.serving.server_metrics import ServerMetrics, Timing, sampled
 from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from standstill import repeat_after_standstill
 
 
 @pytest.fixture(scope="session")
@@ -73,9 +75,10 @@ def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 mode,
                 str(SAMPLES),
             ]
-            jobs.append((folder, scenario, mode, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
-    for folder, scenario, mode, process in jobs:
+            jobs.append((folder, scenario, mode, argv, subprocess.Popen(argv, stdout=subprocess.DEVNULL)))
+    for folder, scenario, mode, argv, process in jobs:
         assert process.wait(timeout=120) == 0
+        repeat_after_standstill(argv, folder)
         run = run_record(folder, scenario, mode, client_of(folder))
         write_record(folder / RUN_FILE, run)
         if mode is Mode.ACCURACY:
@@ -165,7 +168,10 @@ def measured_runs(real_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     dataset = tmp_path_factory.mktemp("dataset") / "dataset.json"
     samples = [{"input": "text", "tok_input": prompt(i), "output": f"answer {i}"} for i in range(SAMPLES)]
     dataset.write_text(json.dumps(samples))
-    with Peer() as peer:
+    # Often, so that a run of 4 s has enough samples where the machine stands still for most of it.
+    often = partial(sampled, interval_s=0.25)
+    with Peer() as peer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cm4vllm.loadgen.process.runner.sampled", often)
         for scenario in MEASURED:
             for mode in Mode:
                 folder = out / "runs" / SYSTEM / MODEL / scenario / mode

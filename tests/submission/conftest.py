@@ -31,6 +31,7 @@ from cm4vllm.submission import published_program
 from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked, build_tree
+from standstill import repeat_after_standstill
 
 SUBMITTER = "Nobody"
 MODEL = "tiny-llama"
@@ -63,20 +64,18 @@ def run_loadgen(
     (out / "user.conf").write_text(conf)
     if audit_config:
         (out / "audit.config").write_text(audit_config)
-    subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("loadgen_sut.py")),
-            str(out),
-            scenario,
-            mode,
-            str(samples),
-            str(spread_s),
-            name,
-        ],
-        check=True,
-        timeout=120,
-    )
+    argv = [
+        sys.executable,
+        str(Path(__file__).with_name("loadgen_sut.py")),
+        str(out),
+        scenario,
+        mode,
+        str(samples),
+        str(spread_s),
+        name,
+    ]
+    subprocess.run(argv, check=True, timeout=120)
+    repeat_after_standstill(argv, out)
 
 
 @pytest.fixture(scope="session")

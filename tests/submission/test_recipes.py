@@ -119,8 +119,7 @@ def test_one_command_builds_truncates_and_checks_a_tree(cm, results, inference):
     assert code == 0, output
     tree = env["CM_MLPERF_INFERENCE_SUBMISSION_DIR"]
     assert "2 truncated" in output
-    # A latency is missed where this machine stands still in the 2 s of the Server run.
-    assert re.search(r"only length (and latency )?findings, expected of a rehearsal", output)
+    assert "only length findings, expected of a rehearsal" in output
     checked = read_record(results / "checker.json", CheckerRecord)
     assert (checked.round, checked.tree_sha256) == ("v6.1", sha256_of_tree(Path(tree)))
     check = (CHECK, f"--submission_dir={tree}", source)
