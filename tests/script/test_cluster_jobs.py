@@ -10,8 +10,8 @@ import signal
 import time
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 
 from cm4vllm.campaign.ledger import State, read_ledger
@@ -78,12 +78,12 @@ def test_a_node_killed_in_the_performance_run_ends_the_job_and_the_same_command_
     running = job("--tp_size=2", "--scenario=Offline", "--attempts=1", "--test_query_count=64")
     running.wait_for("] Offline performance run", JOB_S)
     victim = next(
-        process
-        for process in map(psutil.Process, cluster.pids(cluster.nodes[1]))
-        if "--headless" in process.cmdline() and "vllm.entrypoints.cli.main" in process.cmdline()
+        int(line.split()[0])
+        for line in cluster.processes(cluster.nodes[1])
+        if " --headless " in f"{line} " and " vllm.entrypoints.cli.main " in line
     )
     begin = time.monotonic()
-    victim.kill()
+    os.kill(victim, signal.SIGKILL)
     while "CM error:" not in running.output():
         assert time.monotonic() - begin < 10
         time.sleep(0.1)
@@ -105,9 +105,13 @@ def test_engines_of_data_parallelism_on_both_nodes_answer(cluster, cm):
     record = json.loads((cm.cwd / "server/server.json").read_text())
     endpoint = record["endpoint"]
     asked = json.dumps({"model": record["model_name"], "prompt": "Harbour log", "max_tokens": 8}).encode()
-    for _ in range(8):
+
+    def ask(_):
         request = urllib.request.Request(f"{endpoint}/v1/completions", asked, {"Content-Type": "application/json"})
         urllib.request.urlopen(request, timeout=120).close()
+
+    with ThreadPoolExecutor(8) as pool:  # at once: each of a row of requests may find the first engine idle
+        list(pool.map(ask, range(8)))
     with urllib.request.urlopen(f"{endpoint}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     ended = Counter()
