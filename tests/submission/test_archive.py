@@ -154,6 +154,8 @@ def test_the_path_of_the_tree_itself_may_be_a_link(tree, tmp_path):
 
 def gpg_key(home):
     home.mkdir(mode=0o700)
+    # gpg itself waits five seconds for the agent that it starts.
+    subprocess.run(["gpg-agent", "--daemon"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = ["--passphrase", "", "--quick-gen-key", "results@example.org", "future-default", "default", "1d"]
     subprocess.run(["gpg", "--batch", "--quiet", *made], check=True, capture_output=True)
 
