@@ -289,7 +289,7 @@ def _munge(stack: ExitStack, folder: Path) -> None:
     names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
     words = [f"--{option}={folder}/{name}" for option, name in (names | {"seed-file": "munge.seed"}).items()]
     _daemon(stack, folder / "munge.out", "munged", "--foreground", "--force", *words)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (folder / "munge.socket").exists():
         assert time.monotonic() < deadline, (folder / "munge.out").read_text()
         time.sleep(0.1)

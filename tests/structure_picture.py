@@ -10,6 +10,7 @@ import ast
 from collections.abc import Mapping
 
 from layered_picture import Look, drawn, floors
+from syntax import parsed
 from test_architecture import MODULES, PACKAGES, SRC, module
 
 LOOK = Look(box=(240, 74), gap=30, floor=106)
@@ -42,7 +43,7 @@ def reduced(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 def described(package: str) -> list[str]:
     """Return what a package is for, the first line of its docstring, in lines of LINE characters."""
-    text = ast.get_docstring(ast.parse((SRC / package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(parsed((SRC / package / "__init__.py").read_text(encoding="utf-8"))) or ""
     lines = [""]
     for word in text.splitlines()[0].split():
         if len(f"{lines[-1]} {word}") > LINE:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from syntax import parsed
+
 SRC = Path(__file__).resolve().parents[1] / "src" / "cm4vllm"
 PACKAGES = (
     "common",
@@ -66,7 +68,7 @@ class Module:
 
 @cache
 def module(name: str) -> Module:
-    nodes = list(ast.walk(ast.parse(MODULES[name].read_text())))
+    nodes = list(ast.walk(parsed(MODULES[name].read_text())))
     return Module(
         imported=frozenset(imports_of(nodes, name)),
         imported_to_run=frozenset(imports_of(those_that_run(nodes), name)),

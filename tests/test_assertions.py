@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from syntax import parsed
+
 FOLDER = Path(__file__).resolve().parent
 #: The calls of pytest that fail a test.
 FAILING = ("pytest.raises", "pytest.warns", "pytest.fail")
@@ -25,18 +27,6 @@ class Function:
     @property
     def is_test(self) -> bool:
         return self.name.startswith("test_")
-
-
-def parsed(path: Path) -> ast.Module:
-    """Return the tree of a file: at the second try where Python 3.11 fails, as ast.parse() cannot be entered twice.
-
-    It is where a traceback is made at the same time, in another thread or by a finaliser.
-    """
-    text = path.read_text(encoding="utf-8")
-    try:
-        return ast.parse(text)
-    except SystemError:
-        return ast.parse(text)
 
 
 def functions(tree: ast.AST) -> list[Function]:
@@ -87,7 +77,7 @@ def test_each_test_asserts_something_or_says_why_not() -> None:
     modules: dict[str, list[Function]] = {}
     functions_of, imported_by = {}, {}
     for path in sorted(FOLDER.rglob("*.py")):
-        tree = parsed(path)
+        tree = parsed(path.read_text(encoding="utf-8"))
         functions_of[path], imported_by[path] = functions(tree), imported(tree)
         if not path.name.startswith("test_"):
             modules.setdefault(path.stem, []).extend(functions_of[path])

@@ -21,7 +21,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def patched(section: str, folder: Path) -> list[str]:
     """Apply the patches of a section to a copy of the package in a folder, and return the paths that they change."""
     patches = [text for kind, text in BLOCK.findall(section) if kind == "diff"]
-    shutil.copytree(ROOT / "src", folder / "src")  # with its bytecode
+    # With its bytecode, but for what another process is just writing, which has another name a moment later.
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
     for patch in patches:
         subprocess.run(
             ["git", "apply", "-"],

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from syntax import parsed
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "script", "automation", "benchmarks", "docs/tools", "tests")
 #: Names that hold anything: a reader has to look for the line that fills them.
@@ -49,7 +51,7 @@ def questions(nodes: Sequence[ast.AST]) -> Iterator[str]:
 def test_names_say_what_they_hold_and_docstrings_begin_with_a_noun_or_a_verb():
     offenders = []
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = list(ast.walk(parsed(path.read_text(encoding="utf-8"))))
         offenders += [f"{path.relative_to(ROOT)}:{place}" for place in (*vague_names(nodes), *questions(nodes))]
     assert offenders == []
 

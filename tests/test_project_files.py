@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import cm4vllm
+from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 HABITS = [
@@ -47,7 +48,7 @@ def missing_tests(page: str) -> list[str]:
 def functions_of(path: Path) -> set[str]:
     if not path.is_file():
         return set()
-    return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in parsed(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_a_project_file_names_no_path_of_a_machine_and_no_package_host():

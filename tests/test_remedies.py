@@ -19,6 +19,7 @@ from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.run.flags import ENGINE_FLAGS
 from recipes import recipes
+from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
@@ -59,7 +60,7 @@ def module_path(name: str) -> Path | None:
 def imported(path: Path) -> frozenset[Path]:
     """Return the modules of the package that a file imports, anywhere in it."""
     paths: set[Path | None] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cm4vllm"):
             paths.add(module_path(node.module))
             paths |= {module_path(f"{node.module}.{name.name}") for name in node.names}
@@ -146,7 +147,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
     Dockerfiles are written for another program.
     """
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(ast.walk(parsed(path.read_text())))
     documents = {
         id(node.body[0].value)
         for node in nodes

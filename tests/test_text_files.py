@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from syntax import parsed
+
 ROOT = Path(__file__).resolve().parents[1]
 #: These read and write ASCII alone. Their text identifies a cached vLLM or model (`made_by`): it would be made again.
 ASCII_ONLY = {"compression.py", "compressor.py", "training.py", "install.py", "bounded_tables.py", "verification.py"}
@@ -61,7 +63,7 @@ def is_text_open(node: ast.Call) -> bool:
 
 
 def test_text_is_read_and_written_in_a_stated_encoding():
-    places = [f"{path}:{line}" for path in FILES for line in in_the_locale(ast.parse(path.read_text(encoding="utf-8")))]
+    places = [f"{path}:{line}" for path in FILES for line in in_the_locale(parsed(path.read_text(encoding="utf-8")))]
     assert places == []
 
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,11 +13,14 @@ COMMIT = "0123456789012345678901234567890123456789"
 
 
 class Files(BaseHTTPRequestHandler):
-    """Sends bytes, whole or from where a Range says; `slow_s` is slept after each piece, `altered` changes them."""
+    """Sends bytes, whole or from where a Range says; `altered` changes them.
+
+    Where `goes_on` is cleared, the second half of a large file is sent only when it is set again.
+    """
 
     protocol_version = "HTTP/1.1"
     folder = Path()
-    slow_s = 0.0
+    goes_on = threading.Event()
     piece = 1 << 16
     altered: set[str] = set()
     break_after: dict[str, int] = {}
@@ -37,9 +39,9 @@ class Files(BaseHTTPRequestHandler):
             return
         with contextlib.suppress(OSError):
             for start in range(0, len(data), self.piece):
+                if start > len(data) // 2:
+                    self.goes_on.wait(60)
                 self.wfile.write(data[start : start + self.piece])
-                if self.slow_s:
-                    time.sleep(self.slow_s)
 
     def send_file(self, path: Path, **headers):
         data = path.read_bytes()
@@ -132,7 +134,9 @@ class Storage(Files):
 @contextlib.contextmanager
 def serving(kind: type[Files], folder: Path):
     """Serve `folder`; gives the handler's class, whose attributes a test may change, with `address` set."""
-    handler = type("One", (kind,), {"folder": folder, "seen": [], "altered": set(), "break_after": {}})
+    own = {"folder": folder, "seen": [], "altered": set(), "break_after": {}, "goes_on": threading.Event()}
+    handler = type("One", (kind,), own)
+    handler.goes_on.set()
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         server.block_on_close = False

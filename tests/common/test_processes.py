@@ -58,12 +58,12 @@ def test_a_child_dies_with_its_parent_even_by_kill_9():
         pid = int((words - {"ready"}).pop())
         process.send_signal(signal.SIGKILL)
         process.wait()
-    for _ in range(100):
+    for _ in range(600):
         if not _alive(pid):
             return
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
-    pytest.fail("the child outlived its parent by 5 s")
+    pytest.fail("the child outlived its parent by 30 s")
 
 
 def _alive(pid):
@@ -76,9 +76,13 @@ def _alive(pid):
 @pytest.mark.parametrize("logged", [False, True])
 def test_what_a_command_started_ends_with_it_when_it_is_left(tmp_path, logged):
     pid = tmp_path / "pid"
-    begin = time.monotonic()
-    with pytest.raises(subprocess.TimeoutExpired):
-        run(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], log=tmp_path / "log" if logged else None, timeout_s=1)
-    assert time.monotonic() - begin < 30
+    log = tmp_path / "log" if logged else None
+    for timeout_s in (1, 20):  # in the first second the shell may have stood still
+        begin = time.monotonic()
+        with pytest.raises(subprocess.TimeoutExpired):
+            run(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], log=log, timeout_s=timeout_s)
+        assert time.monotonic() - begin < 50
+        if pid.exists() and pid.read_text():
+            break
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(pid.read_text())).wait(30)

@@ -16,6 +16,7 @@ import pytest
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.records import OtherSchema, Record, read_record, write_record
+from syntax import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = Path(__file__).with_name("record_shapes.json")
@@ -75,7 +76,7 @@ def records_of_files() -> dict[str, type[Record]]:
             continue
         calls = [
             node
-            for node in ast.walk(ast.parse(text))
+            for node in ast.walk(parsed(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in READERS
         ]
         names = [arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name) and arg.id[0].isupper()]

@@ -1,7 +1,7 @@
 """Text of other programs on its way to a terminal."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
@@ -35,6 +35,7 @@ def test_what_a_terminal_would_obey_is_left_out_or_spelled(foreign, shown):
     assert printable(foreign) == shown
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.one_of(st.sampled_from("\x1b\x9b\x9d[]0;m\x07\\"), st.characters())))
 def test_nothing_that_a_terminal_obeys_is_left_whatever_the_text(text):
     shown = printable(text)
@@ -49,6 +50,7 @@ def test_a_name_is_one_line_with_nothing_left_out():
     assert spelled_out("a\nb\tc\x1b[2J\u2028\udcff") == "a\\nb\\tc\\x1b[2J\\u2028\\xff"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_a_name_stays_one_line_whatever_it_is(text):
     assert len(spelled_out(text).splitlines()) <= 1

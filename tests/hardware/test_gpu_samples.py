@@ -27,8 +27,11 @@ class Load(Replay):
             answers[f"nvmlDeviceGetPowerUsage(gpu{place})"] = 650_500 + place
             answers[f"nvmlDeviceGetClockInfo(gpu{place}, 1)"] = 1755
         super().__init__({"answers": answers})
+        self.looks = 0
 
     def __getattr__(self, name: str):
+        if name == "nvmlDeviceGetCount":
+            self.looks += 1
         if name == "nvmlDeviceGetUtilizationRates":
             return lambda handle: SimpleNamespace(gpu=97, memory=40)
         return super().__getattr__(name)
@@ -45,18 +48,22 @@ def test_each_gpu_is_read_and_what_it_does_not_report_stays_open() -> None:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Load:
+    load = Load()
+
     @contextlib.contextmanager
     def opened():
-        yield Load()
+        yield load
 
     monkeypatch.setattr(nvml, "opened", opened)
+    return load
 
 
 def test_the_samples_of_a_run_are_read_back(driver, tmp_path: Path) -> None:
     begin = time.monotonic()
     with gpus_sampled(tmp_path / GPU_SAMPLES_FILE, interval_s=0.02):
-        time.sleep(0.5)
+        while driver.looks < 6 and time.monotonic() < begin + 30:
+            time.sleep(0.02)
     elapsed_s = time.monotonic() - begin
     samples = read_sample_file(tmp_path / GPU_SAMPLES_FILE, GpusSample)
     assert len(samples) >= 3 and [len(sample.gpus) for sample in samples] == [4] * len(samples)

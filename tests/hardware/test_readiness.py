@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -91,9 +92,13 @@ def test_each_disturbance_is_found_with_its_command(machine, changes, more, word
 
 
 def test_the_load_of_others_is_measured_and_named():
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+    program = "print('busy', flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as busy:
         try:
-            sample = load_sample(0.3)
+            busy.stdout.readline()
+            deadline = time.monotonic() + 30
+            while not (sample := load_sample(0.3)).busy and time.monotonic() < deadline:
+                pass  # it stood still, and others too
         finally:
             busy.kill()
     assert sample.busy > 0

@@ -70,9 +70,14 @@ def test_state_that_cannot_be_kept_is_told_and_leaves_no_entry(home):
     assert home.entries() == []
 
 
+def copy_of_package(folder):
+    """Copy the package with its bytecode, but for what another process is just writing, under another name."""
+    shutil.copytree(ROOT / "src" / "cm4vllm", folder, ignore=shutil.ignore_patterns("*.pyc.*"))
+
+
 def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_path):
     package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package)  # with its bytecode
+    copy_of_package(package)
     module = package / "common" / "units.py"
     right = module.read_text()
     home.script(
@@ -96,7 +101,7 @@ def test_an_entry_is_not_used_once_the_code_that_made_it_was_mended(home, tmp_pa
 
 def test_nor_once_the_data_that_it_was_made_from_changed(home, tmp_path):
     package = tmp_path / "package" / "cm4vllm"
-    shutil.copytree(ROOT / "src" / "cm4vllm", package)  # with its bytecode
+    copy_of_package(package)
     data = package / "common" / "data.yaml"
     home.script(
         "one",

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from cm4vllm.common.units import size_text
+from cm4vllm.engine.cache import cache_commands
 from cm4vllm.engine.cache.cache_commands import age_text, size_of
 
 KEPT = (
@@ -133,7 +135,7 @@ def test_ctrl_c_at_the_question_removes_nothing_and_is_no_traceback(two, asking)
     assert len(two.entries()) == 2
 
 
-def test_sizes_and_ages_in_words():
+def test_sizes_and_ages_in_words(monkeypatch):
     assert [size_text(size) for size in (0, 999, 1000, 12_345_678, 2_450_549_198)] == [
         "0 B",
         "999 B",
@@ -142,4 +144,5 @@ def test_sizes_and_ages_in_words():
         "2.5 GB",
     ]
     now = time.time()
+    monkeypatch.setattr(cache_commands, "time", SimpleNamespace(time=lambda: now))
     assert [age_text(now - seconds) for seconds in (5.5, 300, 7300, 200_000)] == ["5 s", "5 min", "2 h", "2 days"]

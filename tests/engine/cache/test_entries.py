@@ -1,5 +1,8 @@
 import json
+import os
+import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -218,13 +221,15 @@ def test_killed_renewal_is_undone_by_the_next_run(home, made, further):
 
 
 def test_two_simultaneous_runs_make_it_once(home):
-    home.script("make", META, run=COUNT + "sleep 1\n")
+    home.script("make", META, run=COUNT + 'for n in $(seq 600); do [ -e "$CM_LOG.go" ] && break; sleep 0.1; done\n')
     home.act("find", "script")  # cmind's own index is there
     runs = [home.start("run", "script", "--tags=make", f"--env.CM_LOG={home.work / 'log'}") for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0] for process in runs]
+    wait_for_output(runs, b"waiting for it")
+    (home.work / "log.go").touch()
+    for process in runs:
+        process.communicate(timeout=60)
     assert [process.returncode for process in runs] == [0, 0, 0]
     assert (home.work / "log").read_text().split() == ["run"]
-    assert sum("waiting for it" in output for output in outputs) >= 1
     assert len(home.entries()) == 1
     json.loads((home.path / "index.json").read_bytes())
 
@@ -386,6 +391,18 @@ def test_a_home_that_cannot_be_written_is_told(home, made):
     home.script("make", META, run=COUNT)
     result, _ = made()
     assert result["return"] == 41
+
+
+def wait_for_output(processes: list[subprocess.Popen[str]], text: bytes) -> None:
+    """Return once one of the processes has printed `text`."""
+    printed = {process.stdout.fileno(): b"" for process in processes}
+    while not any(text in own for own in printed.values()):
+        ready, _, _ = select.select(printed, [], [], 50)
+        assert ready, printed
+        for stream in ready:
+            data = os.read(stream, 65536)
+            assert data, printed
+            printed[stream] += data
 
 
 def wait_for(path: Path) -> None:

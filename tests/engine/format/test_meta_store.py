@@ -58,7 +58,7 @@ def test_a_meta_that_changed_is_read_again(folder):
 
 
 def test_a_meta_that_was_written_just_now_is_not_kept(folder, monkeypatch):
-    monkeypatch.setattr(module, "SETTLED_S", 2)
+    monkeypatch.setattr(module, "SETTLED_S", 60)
     read(folder)
     assert not (folder.parent / "store").exists()
 

@@ -131,7 +131,7 @@ def in_a_terminal(words: list[str], typed: str, cwd: Path, environment: dict[str
     try:
         for part, sign in ((f"source code.{words[0]}; echo re''ady\n", b"ready\r\n"), (typed, b"<done>")):
             os.write(terminal, part.encode())
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while sign not in shown and select.select([terminal], [], [], max(0, end - time.monotonic()))[0]:
                 shown += os.read(terminal, 4096)
     finally:
@@ -153,6 +153,7 @@ def test_tab_completes_in_an_interactive_shell(home, tmp_path, shell):
     assert "<run script --tags=find,server-settings --search_minutes=5 --scenario=Offline,Server>" in shown
 
 
+@pytest.mark.timing
 def test_completion_takes_less_than_150_ms(home):
     line = f"{TAGS}run-mlperf,inference,_"
     environment = {**os.environ, "CM_REPOS": str(home), "COMP_LINE": line, "COMP_POINT": str(len(line))}
