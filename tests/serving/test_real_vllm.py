@@ -163,9 +163,11 @@ def test_nothing_of_a_killed_server_is_left(python, model, tmp_path, killed):
         engine = next(process for process in processes if "EngineCore" in process.cmdline()[0])
         assert any("Worker" in process.cmdline()[0] for process in processes)
         sockets = Path(engine.environ()["VLLM_RPC_BASE_PATH"])
-        segments = [link.readlink() for link in sockets.glob("psm_*")]
+        deadline = time.monotonic() + 30
+        while not (segments := [link.readlink() for link in sockets.glob("psm_*")]):  # not noted yet
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert any(path.is_socket() for path in sockets.iterdir())
-        assert segments
         known = {"owner": psutil.Process(owner.pid), "supervisor": supervisor, "engine": engine}
         for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: all die at the same moment
             for who in killed:
