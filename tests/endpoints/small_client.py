@@ -3,7 +3,8 @@
 `small_client.py -m inference_endpoint.main benchmark from-config -c FILE --mode perf|both`, as endpoints/client.py
 starts the real one. It has its habits too: progress on its standard output, a folder in /dev/shm while it runs, and
 after SIGINT the exit status 0 with files that call themselves complete, or 1 where it has an accuracy run to score and
-no answer to it. With SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once.
+no answer to it. With SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once. With
+SMALL_HELD=FOLDER a run of which FOLDER has a file stays at its first answer, until a signal ends it.
 """
 
 import http.client
@@ -69,13 +70,20 @@ class Run:
                     "sample.complete", self._before + number, ["TextModelOutput", ["a", f" {len(answer)}"], None]
                 )
                 self.completed += 1
+                held = is_held(self._config["report_dir"])  # before the answer is seen, and the file removed
                 print(f" {self._before + self.completed}/{self._before + self._total} [", end="", flush=True)
                 if self._before:
                     interrupt_once()
+                if held:
+                    STOPPED.wait()
 
     def _note(self, kind, number, data=None):
         event = {"event_type": kind, "timestamp_ns": time.monotonic_ns(), "sample_uuid": str(number), "data": data}
         self._events.write(json.dumps(event) + "\n")
+
+
+def is_held(name):
+    return bool(folder := os.environ.get("SMALL_HELD")) and Path(folder, name).exists()
 
 
 def interrupt_once():

@@ -35,7 +35,9 @@ class Curve:
     def __init__(self, folder, client=None, *given, **env):
         self.folder, self.out, self.log = folder, folder / "results" / "endpoints" / "test", folder / "job.log"
         self.shared = set()
-        self.env = env
+        self.held = folder / "held"
+        self.held.mkdir()
+        self.env = {**env, "SMALL_HELD": str(self.held)}
         if client:
             self.patience_s = self.patience_with_client_s
         self.arguments = [sys.executable, JOB, folder, *([client] if client else []), *given]
@@ -51,6 +53,15 @@ class Curve:
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests"))), **self.env},
             )
+
+    def hold(self, *points):
+        """Have small_client.py stay at the first answer of these points, so that none ends before it is killed."""
+        for point in points:
+            (self.held / f"point-{point}").touch()
+
+    def release(self, point):
+        """Have the next attempt at a point made to its end."""
+        (self.held / f"point-{point}").unlink()
 
     def planned(self, process):
         """Wait for the planned curve; return its points."""
@@ -110,7 +121,7 @@ class Curve:
                     left.append(process)
             except psutil.Error:
                 continue
-        return [process.cmdline() for process in psutil.wait_procs(left, 10)[1]]
+        return [process.cmdline() for process in psutil.wait_procs(left, 30)[1]]
 
 
 def noted_memory_of(client, supervisor):
@@ -140,6 +151,7 @@ def shared_memory_of(pids):
 
 def killed_in_turn(curve):
     """Kill the job in its fourth point; in its next run a client, the server, a supervisor; then stop a client."""
+    curve.hold(4, 5, 6, 7)
     process = curve.start()
     curve.wait_for(process, 4, 1)
     process.kill()
@@ -148,11 +160,18 @@ def killed_in_turn(curve):
     finished = curve.digests([1, 2, 3])
     assert len(finished) > 9
     process = curve.start()
-    os.kill(curve.wait_for(process, 4, 2)[0], signal.SIGKILL)
+    client, _ = curve.wait_for(process, 4, 2)
+    curve.release(4)
+    os.kill(client, signal.SIGKILL)
     curve.wait_for(process, 5, 1)
+    curve.release(5)
     os.kill(curve.server(), signal.SIGKILL)
-    os.kill(curve.wait_for(process, 6, 1)[1], signal.SIGKILL)
-    os.kill(curve.wait_for(process, 7, 1)[0], signal.SIGINT)
+    _, supervisor = curve.wait_for(process, 6, 1)
+    curve.release(6)
+    os.kill(supervisor, signal.SIGKILL)
+    client, _ = curve.wait_for(process, 7, 1)
+    curve.release(7)
+    os.kill(client, signal.SIGINT)
     assert process.wait(curve.patience_s) == 0, curve.log.read_text()
     output = curve.log.read_text()
     assert curve.digests([1, 2, 3]) == finished
@@ -177,10 +196,11 @@ def test_a_curve_whose_processes_are_killed_in_turn_is_finished_by_the_same_comm
 
 def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(tmp_path):
     curve = Curve(tmp_path)
+    curve.hold(1)
     process = curve.start()
     for attempt in (1, 2):
         os.kill(curve.wait_for(process, 1, attempt)[0], signal.SIGINT)
-    assert process.wait(60) == RunIncomplete.exit_code
+    assert process.wait(curve.patience_s) == RunIncomplete.exit_code
     output = curve.log.read_text()
     assert "samples were issued" in output and "run the same command again" in output
     assert not (curve.out / "points" / "point-1" / "point.json").exists()
@@ -190,7 +210,7 @@ def test_a_client_that_ends_early_at_each_attempt_fails_the_point_by_its_counts(
 def test_an_interrupt_in_an_accuracy_run_fails_the_point_and_it_is_made_again(tmp_path):
     curve = Curve(tmp_path, None, "SECONDS=0.1", SMALL_INTERRUPTED=str(tmp_path / "interrupted"))
     process = curve.start()
-    assert process.wait(120) == 0, curve.log.read_text()
+    assert process.wait(300) == 0, curve.log.read_text()
     assert (tmp_path / "interrupted").exists()
     assert sorted(curve.attempts()) == [1, 1, 1, 1, 1, 1, 2]
     output = curve.log.read_text()

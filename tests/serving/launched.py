@@ -34,7 +34,7 @@ def settings(**more) -> ServerSettings:
     return ServerSettings(model="m", name=peer.MODEL, **more)
 
 
-def launch(folder, *fault, timeout_s=20, argv=None, **more) -> ServerRecord:
+def launch(folder, *fault, timeout_s=60, argv=None, **more) -> ServerRecord:
     parts = [(settings(**more), folder)]
     return start_all(Path(sys.executable), parts, timeout_s=timeout_s, argv=argv or [*PEER, *fault])[0]
 
@@ -46,20 +46,15 @@ def family(pid: int) -> list[psutil.Process]:
 
 def gone(processes, timeout_s=30) -> bool:
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if not any(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-            for process in processes
-            if _exists(process)
-        ):
-            return True
+    while any(map(_lives, processes)):
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(0.05)
-    return False
-
-
-def _exists(process) -> bool:
-    try:
-        process.status()
-    except psutil.NoSuchProcess:
-        return False
     return True
+
+
+def _lives(process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended in between
+        return False

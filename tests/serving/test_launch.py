@@ -5,7 +5,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from importlib import resources
 from pathlib import Path
 
@@ -219,10 +218,16 @@ def test_without_model_or_vllm_it_says_what_is_missing(tmp_path, python):
         launch(LaunchSettings(python=python, folder=str(tmp_path)), {})
 
 
+#: Says when it waits for Ctrl-C: one that came before would not be waited for.
 FOREGROUND = """
 import sys
+from cm4vllm.serving import launch as module
 from cm4vllm.serving.launch import end, launch, wait_in_foreground
 from cm4vllm.serving.launch_settings import LaunchSettings
+def watched(record, reason=module.death_reason):
+    print("waiting", flush=True)
+    return reason(record)
+module.death_reason = watched
 _, path = launch(LaunchSettings(python=sys.argv[1], model_record=sys.argv[2], folder=sys.argv[3]), {})
 try:
     wait_in_foreground(str(path), "llama3.1-8b")
@@ -242,14 +247,13 @@ def test_in_the_foreground_ctrl_c_ends_the_server_in_order(tmp_path, python, mod
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if line.strip().startswith("log:"):
+        if line == "waiting\n":
             break
     assert any("curl http://127.0.0.1:" in line for line in lines)
     assert any("--api_server=http://127.0.0.1:" in line and line.endswith(" --api=completions\n") for line in lines)
     record = read_record(tmp_path / "server" / SERVER_FILE, ServerRecord)
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
+    rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest
     assert "stopping the server" in rest
     assert death_reason(record) is not None

@@ -1,10 +1,12 @@
 """No process is left after any end of a server or of its owner."""
 
+import fcntl
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.serving.launched import PEER, STUBBORN, family, gone, launch
 
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.common.records import read_record
+from cm4vllm.serving import own_supervisors
 from cm4vllm.serving import server as module
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
@@ -77,8 +80,8 @@ def test_however_the_owner_ends_no_process_is_left(owner, tmp_path, signum):
     processes = family(record.supervisor_pid)
     assert len(processes) == 3
     os.killpg(owner.pid, signum)  # as Ctrl-C does: the whole group at once
-    owner.wait(20)
-    assert gone(processes, 20)
+    owner.wait(60)
+    assert gone(processes)
 
 
 WHO = ("owner", "supervisor", "server", "orphan")
@@ -119,30 +122,48 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+def engines(record: ServerRecord) -> list[psutil.Process]:
+    return [process for process in family(record.supervisor_pid) if process.cmdline()[0] == "VLLM::EngineCore"]
+
+
+def wait_until_watched(record: ServerRecord) -> None:
+    """Wait until the supervisor has read that its server is ready: it tells the end of each engine from then on."""
+    pipe, deadline = own_supervisors._owned[record.supervisor_pid].stdin, time.monotonic() + 30
+    while any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.timing
 def test_the_end_of_an_engine_is_the_servers_end_and_is_told_within_2_seconds(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", ENGINE, *PEER[1:]])
     processes = family(record.supervisor_pid)
-    engine = next(process for process in processes if process.cmdline()[0] == "VLLM::EngineCore")
-    time.sleep(0.5)
+    (engine,) = engines(record)
+    wait_until_watched(record)
     engine.kill()
     assert gone(processes, 2)
     assert "its process VLLM::EngineCore" in death_reason(record)
     assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
 
 
-#: Has an engine that forks: the copy has the engine's title, and ends soon, as one does that runs a command.
-FORKING_ENGINE = ENGINE.replace("import time;", "import os, time; os.fork() or (time.sleep(2), os._exit(0));")
+#: Has an engine that forks: the copy has the engine's title, and ends before it, as one does that runs a command.
+FORKING_ENGINE = ENGINE.replace("import time;", "import os, time; os.fork();")
 
 
 def test_a_copy_that_an_engine_has_forked_is_no_engine(tmp_path):
     record = launch(tmp_path, argv=[sys.executable, "-c", FORKING_ENGINE, *PEER[1:]])
-    titled = [process for process in family(record.supervisor_pid) if process.cmdline()[0] == "VLLM::EngineCore"]
+    deadline = time.monotonic() + 30
+    while len(titled := engines(record)) < 2:  # the server may be ready before its engine has forked
+        assert time.monotonic() < deadline, titled
+        time.sleep(0.02)
     engine, copy = sorted(titled, key=lambda process: process.parent() in titled)
-    assert gone([copy], 10)
+    wait_until_watched(record)
+    copy.terminate()
+    assert gone([copy])
     time.sleep(1.0)
     assert death_reason(record) is None
     engine.kill()
-    assert gone([engine, psutil.Process(record.supervisor_pid)], 5)
+    assert gone([engine, psutil.Process(record.supervisor_pid)])
     assert f"({engine.pid}) ended, killed by SIGKILL" in death_reason(record)
 
 
@@ -154,6 +175,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.timing  # any other test that starts a server would end what is left
 def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_start_and_nothing_else(tmp_path, capsys):
     stranger = subprocess.Popen([sys.executable, "-I", "-c", "import time; time.sleep(600)"])
     other = launch(tmp_path / "other", argv=[sys.executable, "-c", UNWATCHED, *PEER[1:]])

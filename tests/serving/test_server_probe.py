@@ -177,11 +177,11 @@ def test_a_tls_server_is_checked_against_the_certificates_that_are_named(certifi
 
 
 def test_nothing_listens():
-    with socket.socket() as taken:
+    with socket.socket() as taken:  # its port is nobody else's meanwhile
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with pytest.raises(ServerUnreachable, match=f"nothing answers at http://127.0.0.1:{port}") as caught:
-        probe(f"127.0.0.1:{port}")
+        with pytest.raises(ServerUnreachable, match=f"nothing answers at http://127.0.0.1:{port}") as caught:
+            probe(f"127.0.0.1:{port}")
     assert "refused" in caught.value.cause
 
 

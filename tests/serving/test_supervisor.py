@@ -50,7 +50,7 @@ def supervise(tmp_path):
     yield start
     for process in started:
         process.stdin.close()
-        process.wait(20)
+        process.wait(30)
         process.stderr.close()
 
 
@@ -59,7 +59,7 @@ def state(tmp_path) -> dict:
 
 
 def wait_for(path: Path, word: str = "") -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not path.exists() or word not in path.read_text():
         assert time.monotonic() < deadline, f"{path} holds no {word!r}"
         time.sleep(0.02)
@@ -67,9 +67,9 @@ def wait_for(path: Path, word: str = "") -> None:
 
 def test_the_servers_own_end_is_noted_with_its_status(supervise, tmp_path):
     process = supervise(sys.executable, "-c", "print('hello'); raise SystemExit(7)")
-    assert process.wait(10) == 7
+    assert process.wait(30) == 7
     noted = state(tmp_path)
-    assert 0 <= time.monotonic() - noted.pop("noted_at_s") < 10
+    assert 0 <= time.monotonic() - noted.pop("noted_at_s") < 30
     assert noted == {"supervisor": process.pid, "server": noted["server"], "status": 7, "reason": "it ended by itself"}
     assert (tmp_path / "server.log").read_text() == "hello\n"
 
@@ -78,15 +78,15 @@ def test_a_server_may_open_as_many_files_as_the_system_allows(supervise, tmp_pat
     """vLLM keeps a low soft limit where the hard one is below 65,535."""
     code = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     lower = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (256, 4096))
-    assert supervise(sys.executable, "-c", code, preexec_fn=lower).wait(10) == 0
+    assert supervise(sys.executable, "-c", code, preexec_fn=lower).wait(30) == 0
     assert (tmp_path / "server.log").read_text() == "4096 4096\n"
 
 
 def test_the_pipes_end_ends_the_server(supervise, tmp_path):
-    process = supervise(sys.executable, "-uc", "import time; print('up'); time.sleep(60)")
+    process = supervise(sys.executable, "-uc", "import time; print('up'); time.sleep(60)", grace_s=20)
     wait_for(tmp_path / "server.log", "up")
     process.stdin.close()
-    process.wait(10)
+    process.wait(30)
     assert state(tmp_path)["status"] == -15
     assert state(tmp_path)["reason"] == "the run that owned it ended"
 
@@ -96,7 +96,7 @@ def test_a_signal_ends_the_server(supervise, tmp_path, name):
     process = supervise(sys.executable, "-uc", "import time; print('up'); time.sleep(60)")
     wait_for(tmp_path / "server.log", "up")
     subprocess.run(["kill", f"-{name}", str(process.pid)], check=True)
-    process.wait(10)
+    process.wait(30)
     assert state(tmp_path)["reason"] == f"ended by SIG{name}"
 
 
@@ -106,8 +106,8 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(supervis
     wait_for(tmp_path / "server.log", "up")
     begin = time.monotonic()
     process.stdin.close()
-    process.wait(10)
-    assert 0.5 <= time.monotonic() - begin < 5
+    process.wait(30)
+    assert 0.5 <= time.monotonic() - begin < 30
     assert state(tmp_path)["status"] == -9
 
 
@@ -116,16 +116,16 @@ def test_an_orderly_end_is_waited_for(supervise, tmp_path):
         "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(0)))\n"
         "print('up', flush=True)\ntime.sleep(60)"
     )
-    process = supervise(sys.executable, "-c", code, grace_s=10)
+    process = supervise(sys.executable, "-c", code, grace_s=20)
     wait_for(tmp_path / "server.log", "up")
     process.stdin.close()
-    process.wait(10)
+    process.wait(30)
     assert "saved" in (tmp_path / "server.log").read_text()
     assert state(tmp_path)["status"] == 0
 
 
 def test_the_server_is_in_a_session_of_its_own(supervise, tmp_path):
-    supervise(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())").wait(10)
+    supervise(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())").wait(30)
     assert (tmp_path / "server.log").read_text() == "True\n"
 
 
@@ -133,12 +133,12 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     monkeypatch.setenv("KEPT", "kept")
     code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['KEPT'], os.environ['GIVEN'])"
-    supervise(sys.executable, "-c", code, env={"GIVEN": "given"}).wait(10)
+    supervise(sys.executable, "-c", code, env={"GIVEN": "given"}).wait(30)
     assert (tmp_path / "server.log").read_text() == f"{SITE} kept given\n"
 
 
 def test_the_servers_own_path_comes_after_ours(supervise, tmp_path):
-    supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(10)
+    supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(30)
     assert (tmp_path / "server.log").read_text() == f"{SITE}{os.pathsep}/given\n"
 
 
@@ -146,18 +146,20 @@ def test_ended_orphans_do_not_stay_as_zombies(supervise, tmp_path):
     code = (
         "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        if os.fork() == 0:\n"
         "            time.sleep(0.1)\n        os._exit(0)\n    os.wait()\n"
-        "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(60)"
+        "print('up', flush=True)\ntime.sleep(60)"
     )
     process = supervise(sys.executable, "-c", code)
     wait_for(tmp_path / "server.log", "up")
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert [child.status() for child in children if child.status() == psutil.STATUS_ZOMBIE] == []
-    assert len(children) == 1
+    deadline = time.monotonic() + 30
+    while len(children := psutil.Process(process.pid).children(recursive=True)) > 1:  # zombies are among them
+        assert time.monotonic() < deadline, children
+        time.sleep(0.02)
+    assert [child.status() == psutil.STATUS_ZOMBIE for child in children] == [False]
 
 
 def test_a_state_that_cannot_be_written_does_not_keep_the_server_alive(supervise, tmp_path):
     process = supervise(sys.executable, "-c", "pass", state="/proc/none/state.json")
-    process.wait(10)
+    process.wait(30)
     assert process.stderr.read() == ""
 
 
@@ -189,7 +191,7 @@ def test_a_container_gets_the_pipe_a_name_and_the_supervisors_number(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", module.__name__, str(tmp_path / "spec.json")], stdin=subprocess.PIPE
     )
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     process.stdin.close()
     watched, name, supervisor, *files = (tmp_path / "server.log").read_text().split()
     assert (files, int(supervisor)) == (["['supervisor']"], process.pid)

@@ -51,7 +51,18 @@ def launch(python, folder, *, nodes=2, launcher=None, extra="", **sizes) -> Serv
     host = launcher.address(launcher.nodes[0])
     settings = ServerSettings(model="m", name=peer.MODEL, extra=extra, host=host, **sizes)
     start = NodesStart(launcher, layout)
-    return start_all(python, [(settings, folder)], timeout_s=30, argv=ARGV, nodes=start)[0]
+    record = start_all(python, [(settings, folder)], timeout_s=60, argv=ARGV, nodes=start)[0]
+    wait_until_begun(record)
+    return record
+
+
+def wait_until_begun(record) -> None:
+    """Wait until the processes on all nodes have begun: the head may be ready before."""
+    deadline = time.monotonic() + 30
+    for rank, node in enumerate(record.nodes):
+        while f"rank {rank} with" not in Path(node.log).read_text():
+            assert time.monotonic() < deadline, node.name
+            time.sleep(0.05)
 
 
 def processes_of(record) -> list[psutil.Process]:
@@ -59,7 +70,7 @@ def processes_of(record) -> list[psutil.Process]:
     return [process for root in roots for process in [root, *root.children(recursive=True)]]
 
 
-def gone(processes, timeout_s=10) -> bool:
+def gone(processes, timeout_s=30) -> bool:
     return not psutil.wait_procs(processes, timeout_s)[1]
 
 
@@ -90,7 +101,7 @@ def test_a_killed_node_is_named_within_seconds(python, tmp_path, victim):
         supervisor.children()[0].kill()
         begin = time.monotonic()
         while (reason := death_reason(record)) is None:
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < 30
             time.sleep(0.05)
         assert f"on the node n{victim + 1}: it ended by itself: killed by SIGKILL" in reason
     finally:
@@ -103,7 +114,7 @@ def test_a_killed_launcher_is_named_and_its_node_ends(python, tmp_path):
     processes = processes_of(record)
     try:
         os.kill(record.nodes[1].supervisor_pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while (reason := death_reason(record)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "on the node n2: the local command, or its supervisor, was ended" in reason
@@ -199,22 +210,18 @@ def kill_a_part(owner, folder, victim, seed) -> None:
     """Kill a part of a server that is ready, and see that the cause is named and nothing is left."""
     record = read_record(folder / "server.json", ServerRecord)
     port = record.endpoint.rpartition(":")[2]
-    deadline = time.monotonic() + 10
-    while len(processes := peers(port)) < 2:  # the head may be ready before the other has begun
-        assert time.monotonic() < deadline, f"seed {seed}: {processes}"
-        time.sleep(0.05)
-    head, worker = sorted(processes, key=lambda process: "--headless" in process.cmdline())
+    head, worker = sorted(peers(port), key=lambda process: "--headless" in process.cmdline())
     launchers = [psutil.Process(node.supervisor_pid) for node in record.nodes]
     begin = time.time()
     {"head": head, "worker": worker, "launcher": launchers[seed % 2], "cm": psutil.Process(owner.pid)}[victim].kill()
     line = next((line for line in owner.stdout if line.startswith("ended ")), "")
-    owner.wait(30)
+    owner.wait(60)
     owner.stdout.close()
     if victim != "cm":
         node = record.nodes[{"head": 0, "worker": 1, "launcher": seed % 2}[victim]].name
         assert f"on the node {node}:" in line, f"seed {seed}: {victim}: {line}"
-        assert float(line.split()[1]) - begin < 10, f"seed {seed}: {victim}: {line}"
-    deadline = time.monotonic() + 15
+        assert float(line.split()[1]) - begin < 30, f"seed {seed}: {victim}: {line}"
+    deadline = time.monotonic() + 30
     while left := peers(port):
         assert time.monotonic() < deadline, f"seed {seed}: {victim}: {left}"
         time.sleep(0.1)

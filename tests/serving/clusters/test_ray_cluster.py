@@ -7,6 +7,7 @@ import pytest
 
 from cm4vllm.common.errors import PortInUse, ServerDied, ServerUnreachable, UsageError
 from cm4vllm.serving.clusters.ray_cluster import RAY_FILE, RaySettings, look, start
+from cm4vllm.serving.ports import free_port
 
 
 def settings(tmp_path, **given):
@@ -37,9 +38,6 @@ def test_a_port_in_use_is_told(tmp_path):
 
 
 def test_a_head_that_does_not_start_leaves_nothing(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.raises(ServerDied, match="No module named"):  # this Python has no Ray
-        start(settings(tmp_path, port=port))
+        start(settings(tmp_path, port=free_port("127.0.0.1", 0)))
     assert not (tmp_path / "ray" / RAY_FILE).exists()

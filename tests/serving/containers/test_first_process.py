@@ -42,7 +42,7 @@ def python(pipe, code: str) -> subprocess.Popen[str]:
 
 def test_it_ends_with_the_status_of_its_program(pipe):
     process = python(pipe, "raise SystemExit(7)")
-    assert process.communicate(timeout=20)[0] == ""
+    assert process.communicate(timeout=40)[0] == ""
     assert process.returncode == 7
 
 
@@ -51,20 +51,20 @@ def test_a_signal_reaches_the_program(pipe):
     process = python(pipe, code)
     assert process.stdout.readline() == "up\n"
     process.terminate()
-    assert process.wait(20) == 3
+    assert process.wait(40) == 3
     process.stdout.close()
 
 
 def test_a_program_that_is_killed_has_the_status_of_a_shell(pipe):
     process = python(pipe, "import os; os.kill(os.getpid(), 9)")
-    process.communicate(timeout=20)
+    process.communicate(timeout=40)
     assert process.returncode == 128 + signal.SIGKILL
 
 
 def test_orphans_of_the_program_are_reaped(pipe):
     code = "import os, time\nif os.fork() == 0:\n    os._exit(0)\ntime.sleep(0.5)"
     process = python(pipe, code)
-    process.communicate(timeout=20)
+    process.communicate(timeout=40)
     assert process.returncode == 0
 
 
@@ -73,19 +73,19 @@ def test_it_ends_when_the_supervisor_is_gone(pipe):
     program = psutil.Process(int(process.stdout.readline()))
     began = time.monotonic()
     os.close(pipe[1])
-    assert "the supervisor of this container has ended" in process.communicate(timeout=20)[0]
+    assert "the supervisor of this container has ended" in process.communicate(timeout=40)[0]
     assert process.returncode == 97
-    assert time.monotonic() - began < 5
-    assert gone([program], 5)  # killed before, and perhaps not yet gone
+    assert time.monotonic() - began < 30
+    assert gone([program])  # killed before, and perhaps not yet gone
 
 
 def test_without_the_pipe_nothing_is_started(pipe, tmp_path):
     process = start((tmp_path / "none", 0), "/bin/echo", "started")
-    assert "cannot be watched" in process.communicate(timeout=20)[0]
+    assert "cannot be watched" in process.communicate(timeout=40)[0]
     assert process.returncode == 97
 
 
 def test_a_program_that_does_not_exist_is_named(pipe):
     process = start(pipe, "/no/such/program")
-    assert "/no/such/program cannot be started in the container" in process.communicate(timeout=20)[0]
+    assert "/no/such/program cannot be started in the container" in process.communicate(timeout=40)[0]
     assert process.returncode == 127

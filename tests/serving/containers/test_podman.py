@@ -61,15 +61,14 @@ def image(host):
 def started(image, folder, argv=ARGV):
     folder.mkdir(exist_ok=True)
     settings = ServerSettings(model=str(folder), name=peer.MODEL, container=image.container.image)
-    return start_all(Path(sys.executable), [(settings, folder)], timeout_s=30, argv=argv, image=image)[0]
+    return start_all(Path(sys.executable), [(settings, folder)], timeout_s=60, argv=argv, image=image)[0]
 
 
-def wait_until_none(host, timeout_s=10.0) -> float:
-    began = time.monotonic()
+def wait_until_none(host, timeout_s=30.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while host.containers():
-        assert time.monotonic() - began < timeout_s, host.podman("ps", "--all")
+        assert time.monotonic() < deadline, host.podman("ps", "--all")
         time.sleep(0.05)
-    return time.monotonic() - began
 
 
 def test_an_image_has_a_digest_and_an_exact_reference(host, image):
@@ -117,7 +116,7 @@ def test_a_container_that_is_killed_ends_the_server(host, image, tmp_path):
     record = started(image, tmp_path / "server")
     try:
         host.podman("kill", *host.containers())
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while (reason := death_reason(record)) is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -131,7 +130,7 @@ def test_kill_9_of_the_supervisor_ends_the_container(host, image, tmp_path):
     record = started(image, tmp_path / "server")
     try:
         os.kill(record.supervisor_pid, signal.SIGKILL)
-        assert wait_until_none(host) < 5
+        wait_until_none(host)
     finally:
         stop(record)
 
@@ -162,7 +161,7 @@ def test_kill_9_of_the_owner_ends_the_container(host, image, tmp_path):
             assert len(host.containers()) == 1
         finally:
             owner.kill()
-    assert wait_until_none(host) < 10
+    wait_until_none(host)
 
 
 def test_a_container_that_was_left_behind_is_removed(host, image, tmp_path):
