@@ -54,7 +54,8 @@ class Behaviour:
 
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
-    the usual one. `pages` are those at other paths.
+    the usual one. `pages` are those at other paths. The n-th request waits while `held` is true of n and of the number
+    of events that have been sent to it.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -70,6 +71,7 @@ class Behaviour:
     certificate: str = ""
     accept_s: float = 0.0
     raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
+    held: Callable[[int, int], bool] = lambda number, events: False
 
 
 @dataclass
@@ -201,15 +203,20 @@ class FakeVllm:
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:
+            await self._let_go(number, 0)
             raw = self.behaviour.raw(number, body)
             if raw is not None:
                 await self._write(writer, raw)
             else:
-                await self._answer(body, self.behaviour.fault(number), writer)
+                await self._answer(number, body, self.behaviour.fault(number), writer)
         finally:
             self._in_flight -= 1
 
-    async def _answer(self, body: dict[str, Any], fault: Fault, writer: asyncio.StreamWriter) -> None:
+    async def _let_go(self, number: int, events: int) -> None:
+        while self.behaviour.held(number, events):
+            await asyncio.sleep(0.005)
+
+    async def _answer(self, number: int, body: dict[str, Any], fault: Fault, writer: asyncio.StreamWriter) -> None:
         if fault is Fault.CLOSE_BEFORE:
             writer.transport.abort()
             raise ConnectionResetError
@@ -223,7 +230,7 @@ class FakeVllm:
             return
         tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
         if body.get("stream"):
-            await self._stream(body, tokens, fault, writer)
+            await self._stream(number, body, tokens, fault, writer)
         else:
             await self._whole(body, tokens, fault, writer)
 
@@ -242,7 +249,7 @@ class FakeVllm:
         await self._write(writer, f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
 
     async def _stream(
-        self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
+        self, number: int, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
     ) -> None:
         head = (
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -261,6 +268,8 @@ class FakeVllm:
             if index == 2 and fault is Fault.GARBAGE_MIDSTREAM:
                 await self._write(writer, b"this is no chunk\r\n")
                 await asyncio.sleep(3600)
+            if index:
+                await self._let_go(number, index)
             await self._write(writer, b"%x\r\n%s\r\n" % (len(event), event))
             if self.behaviour.token_delay_s:
                 await asyncio.sleep(self.behaviour.token_delay_s)

@@ -16,7 +16,7 @@ from collections import Counter
 import pytest
 import uvloop
 from fake_vllm import Behaviour, Fault, expected_tokens, prompt, stream_events
-from test_client import LIMITS, Ledger
+from test_client import LIMITS, Clock, Ledger
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client
@@ -27,6 +27,8 @@ from cm4vllm.loadgen.client.wire import Sampling, completion_body
 REQUESTS = int(os.environ.get("CM4VLLM_FUZZ_STREAMS", "250"))
 SEED = int(os.environ.get("CM4VLLM_FUZZ_SEED", "7"))
 STALL_S = 1.5
+#: The time of the client goes on in steps of this many seconds: a machine that stands still is no silent server.
+STEP_S = 0.01
 OK = b"HTTP/1.1 200 OK\r\n"
 INTERIM = (
     b"HTTP/1.1 100 Continue\r\n\r\n",
@@ -244,6 +246,11 @@ def test_each_request_ends_once_and_sound_answers_count(monkeypatch, stream_inte
     hostile, ledger, errors = HostileServer(stream_interval > 0), Ledger(), []
     sampling = Sampling("tiny", 128, 2, stream_interval)
 
+    async def go_on(clock):
+        while True:
+            await asyncio.sleep(STEP_S)
+            clock.now += STEP_S
+
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
         async with await asyncio.start_server(hostile.serve, "127.0.0.1", 0, limit=1 << 22) as server:
@@ -251,6 +258,7 @@ def test_each_request_ends_once_and_sound_answers_count(monkeypatch, stream_inte
             client = Client(
                 [address], ledger, limits=LIMITS, stream_interval=stream_interval, max_in_flight=64, stall_s=STALL_S
             )
+            going_on = asyncio.create_task(go_on(Clock(client)))
             client.submit((key, completion_body(sampling, prompt(key)), len(prompt(key)), 0) for key in range(REQUESTS))
             async with asyncio.timeout(30 + REQUESTS / 5):
                 while sum(count for (kind, _), count in ledger.events.items() if kind == "end") < REQUESTS:
@@ -258,6 +266,7 @@ def test_each_request_ends_once_and_sound_answers_count(monkeypatch, stream_inte
             await asyncio.sleep(0.05)
             left = client.in_flight, client._servers[0].in_flight
             client.close()
+            going_on.cancel()
             await asyncio.sleep(0.05)
             rest = asyncio.all_tasks() - {asyncio.current_task()}
             for task in rest:

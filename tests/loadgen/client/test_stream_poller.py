@@ -100,9 +100,9 @@ def test_a_first_token_waits_for_no_poll_and_an_end_does(monkeypatch):
     async def script(peer):
         loop = asyncio.get_running_loop()
         await peer.ask()
+        begun = loop.time()
         peer.say(STREAM[:BEGUN])
         await peer.until(has_first)
-        begun = loop.time()
         peer.say(STREAM[BEGUN:])
         await asyncio.sleep(0.1)
         assert not has_ended(peer.exchange) or loop.time() - begun >= 0.5

@@ -45,9 +45,10 @@ def test_several_workers_give_the_same_log(tmp_path, make_settings, scenario):
 
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_several_servers_share_the_requests(tmp_path, make_settings, scenario):
-    with FakeVllm(Behaviour(token_delay_s=0.001)) as first, FakeVllm(Behaviour(token_delay_s=0.001)) as second:
-        settings = served_by(make_settings(first.endpoint, scenario, "accuracy"), replicas=[second.endpoint])
-        run(settings, tmp_path / "run")
+    # All requests are sent before many are answered: else a server that stands still for a moment gets few.
+    with FakeVllm(Behaviour(token_delay_s=0.005)) as first, FakeVllm(Behaviour(token_delay_s=0.005)) as second:
+        settings = make_settings(first.endpoint, scenario, "accuracy", target_qps=2000)
+        run(served_by(settings, replicas=[second.endpoint]), tmp_path / "run")
     assert answers_in_the_log(tmp_path / "run") == SENT
     assert len(first.bodies) + len(second.bodies) == 64
     assert min(len(first.bodies), len(second.bodies)) > 16
@@ -94,9 +95,10 @@ def test_every_way_to_a_server_gives_the_same_log(tmp_path, make_settings, certi
 
 def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
     batches = []
-    with FakeVllm() as server:
+    # The last ones are not answered before others were handed over.
+    with FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not batches)) as server:
         run(
-            make_settings(server.endpoint, "Server", "accuracy", target_qps=30),
+            make_settings(server.endpoint, "Server", "accuracy"),
             tmp_path / "run",
             on_answers=batches.append,
         )
@@ -194,7 +196,7 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
         os.kill(workers_below(os.getpid())[1].pid, signal.SIGKILL)
 
     begin = time.monotonic()
-    with FakeVllm(Behaviour(token_delay_s=0.01)) as server:
+    with FakeVllm(Behaviour(token_delay_s=1)) as server:  # the run is not over when a worker is killed
         killer = threading.Thread(target=kill_one)
         killer.start()
         with pytest.raises(RunFailed, match="of the client ended unexpectedly: killed by SIGKILL") as failure:
@@ -210,7 +212,7 @@ def test_a_worker_that_dies_fails_the_run_with_the_cause(tmp_path, make_settings
 
 
 def test_a_failed_run_leaves_a_record_of_what_the_client_saw(tmp_path, make_settings):
-    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 5 else Fault.NONE)
+    behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 25 else Fault.NONE)
     with FakeVllm(behaviour) as server, pytest.raises(RunFailed):
         run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
     record = read_record(tmp_path / "run.failed" / "failure.json", FailureRecord)

@@ -20,7 +20,8 @@ from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.logs.detail_log import read_detail_log
 from cm4vllm.loadgen.logs.figures import figures, metric_names
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
-from cm4vllm.loadgen.process import runner
+from cm4vllm.loadgen.process import process_monitor, runner
+from cm4vllm.loadgen.process.messages import FirstFailure
 from cm4vllm.loadgen.process.process_monitor import server_died, server_stuck
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, FinishReasons, RunRecord
@@ -197,7 +198,9 @@ def test_a_detail_log_that_is_truncated_during_the_run_leaves_no_record(tmp_path
                 os.truncate(log, kept)
                 truncated.append(log)
 
-    with FakeVllm(Behaviour(token_delay_s=0.01)) as server, pytest.raises(RunFailed) as failure:
+    # The run does not end before that.
+    behaviour = Behaviour(held=lambda number, _: number >= 60 and not truncated)
+    with FakeVllm(behaviour) as server, pytest.raises(RunFailed) as failure:
         run(make_settings(server.endpoint, "Server", mode, target_qps=50), tmp_path / "run", alive=truncate)
     assert truncated and DETAIL_LOG in failure.value.what
     assert not (tmp_path / "run").exists()
@@ -230,7 +233,8 @@ def test_a_server_that_ends_is_named_as_the_cause(tmp_path, make_settings):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path, make_settings):
+def test_a_server_of_our_own_whose_end_is_seen_late_is_still_the_cause(tmp_path, make_settings, monkeypatch):
+    monkeypatch.setattr(process_monitor, "DYING_S", 30.0)  # this machine may stand still for longer than usual
     with FakeVllm() as server:
         settings = make_settings(server.endpoint, "Server", "performance")
     settings = replace(settings, server=replace(settings.server, owned=True))
@@ -275,24 +279,28 @@ def test_a_server_that_lives_and_does_not_work_ends_the_run(tmp_path, make_setti
     assert read_record(tmp_path / "run.failed" / FAILURE_FILE, FailureRecord).exit_code == ServerStuck.exit_code
 
 
-def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_before(tmp_path, make_settings):
+def test_a_loadgen_process_that_crashes_leaves_how_where_and_what_had_failed_before(
+    tmp_path, make_settings, monkeypatch
+):
     import psutil
 
-    def crash():
-        while len(server.bodies) < 60:  # some are sent after the answer to the 20th has come
-            time.sleep(0.01)
-        time.sleep(0.3)  # the cause of the failed request has been read
-        children = psutil.Process().children()
-        [process] = [child for child in children if "cm4vllm.loadgen.process.main" in child.cmdline()]
-        process.send_signal(signal.SIGSEGV)
+    take = process_monitor._take
 
+    def take_and_crash(line, log, run):  # at once: a second after the first failure the process ends by itself
+        message = take(line, log, run)
+        if isinstance(message, FirstFailure):
+            children = psutil.Process().children()
+            [process] = [child for child in children if "cm4vllm.loadgen.process.main" in child.cmdline()]
+            process.send_signal(signal.SIGSEGV)
+        return message
+
+    monkeypatch.setattr(process_monitor, "_take", take_and_crash)
     behaviour = Behaviour(fault=lambda n: Fault.STATUS_400 if n == 19 else Fault.NONE)
-    with FakeVllm(behaviour) as server:
-        killer = threading.Thread(target=crash)
-        killer.start()
-        with pytest.raises(RunFailed, match="the LoadGen process ended unexpectedly: killed by SIGSEGV") as failure:
-            run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
-        killer.join()
+    with (
+        FakeVllm(behaviour) as server,
+        pytest.raises(RunFailed, match="the LoadGen process ended unexpectedly: killed by SIGSEGV") as failure,
+    ):
+        run(make_settings(server.endpoint, "Server", "performance", test_query_count=5000), tmp_path / "run")
     assert "a request had failed before: HTTP status 400: made to fail" in failure.value.cause
     assert "Segmentation fault" in failure.value.cause
     assert "loadgen/process/main.py" in failure.value.cause
