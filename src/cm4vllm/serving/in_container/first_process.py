@@ -31,6 +31,8 @@ def main(pipe: str, words: list[str]) -> int:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _noted)
+    # A signal that comes before the program can be told of it waits.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     program = _started(words)
 
     def pass_on(signum: int, _frame: "FrameType | None") -> None:
@@ -39,6 +41,7 @@ def main(pipe: str, words: list[str]) -> int:
 
     for signum in _PASSED_ON:
         signal.signal(signum, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     while True:
         status = _reaped(program)
         if status is not None:
@@ -64,6 +67,7 @@ def _started(words: list[str]) -> int:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.execvp(words[0], words)  # noqa: S606 - no shell is wanted
     except OSError as error:
         print(f"{words[0]} cannot be started in the container: {error.strerror}", file=sys.stderr, flush=True)
