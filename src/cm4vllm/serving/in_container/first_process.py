@@ -31,7 +31,7 @@ def main(pipe: str, words: list[str]) -> int:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _noted)
-    # A signal that comes before the program can be told of it waits.
+    # A signal that comes before its handler is installed waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     program = _started(words)
 
