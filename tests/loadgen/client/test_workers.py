@@ -97,11 +97,7 @@ def test_answers_are_handed_over_as_they_come(tmp_path, make_settings):
     batches = []
     # The last ones are not answered before others were handed over.
     with FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not batches)) as server:
-        run(
-            make_settings(server.endpoint, "Server", "accuracy"),
-            tmp_path / "run",
-            on_answers=batches.append,
-        )
+        run(make_settings(server.endpoint, "Server", "accuracy"), tmp_path / "run", on_answers=batches.append)
     answers = [answer for batch in batches for answer in batch]
     assert len(batches) > 1
     assert len(answers) == 64
