@@ -53,8 +53,15 @@ def test_the_status_of_a_job_has_its_steps_as_the_ledger_has_them(tmp_path):
         def __call__(self, tags, env):
             if tags.startswith("get,ml-model"):
                 time.sleep(1.2)  # the status is written once a second
-                (self.seen,) = [step for step in status().steps if step.state is State.RUNNING]
+                deadline = time.monotonic() + 30
+                while [step.name for step in self.running()] != ["model"]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                (self.seen,) = self.running()
             return super().__call__(tags, env)
+
+        def running(self):
+            return [step for step in status().steps if step.state is State.RUNNING]
 
     def status():
         return read_record(tmp_path / "test" / STATUS_FILE, StatusRecord)

@@ -1,7 +1,6 @@
 """The same command again: done steps are kept, a stopped run goes on, and a failed one is set aside."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -11,10 +10,12 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from cm4vllm.campaign.ledger import ATTEMPTS, LEDGER_FILE, State
+from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.processes import die_with_parent
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_accuracy_log
 from cm4vllm.loadgen.process.kept_answers import file_of, kept_answers
 from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.serving.ports import free_port
 from small_job import PROFILE, RUNS, SERVER, SmallJob
 
 
@@ -23,12 +24,22 @@ def entries(job, state):
     return [entry for entry in lines if entry["state"] == state]
 
 
-def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twice(tmp_path):
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    """A file that makes servers slow as long as it is there: what is killed then is not over before."""
+    file = tmp_path / "faults"
+    file.write_text("slow")
+    monkeypatch.setenv(FAULT_FILE, str(file))
+    return file
+
+
+def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twice(tmp_path, slow):
     job = SmallJob(tmp_path)
     answers = file_of(job.folder / RUNS / "accuracy")
     process = job.start()
-    job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 8)
+    job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 2)
     job.kill_server()
+    slow.unlink()
     job.wait_until(process, lambda: job.is_measuring(process))
     process.kill()
     process.wait()
@@ -36,7 +47,7 @@ def test_a_job_survives_the_end_of_its_server_and_its_own_and_makes_nothing_twic
     # An accuracy run goes on with a new server.
     accuracy, logged = job.record("accuracy"), read_accuracy_log(job.folder / RUNS / "accuracy" / ACCURACY_LOG)
     shares = [piece["answers"] for piece in accuracy["pieces"]]
-    assert len(shares) == 2 and sum(shares) == 64 and shares[0] >= 8
+    assert len(shares) == 2 and sum(shares) == 64 and shares[0] >= 2
     assert (accuracy["client"]["kept"], accuracy["client"]["completed"]) == (shares[0], 64)
     assert sum(len(tokens) for _, tokens, _ in logged) == accuracy["client"]["completion_tokens"]
     assert not answers.exists()
@@ -101,10 +112,9 @@ def given_server(port, profile=PROFILE):
 
 
 @pytest.fixture
-def stopped(tmp_path):
-    """A job at --api_server that was killed in its accuracy run after 20 answers; its server has ended, too."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def stopped(tmp_path, slow):
+    """A job at --api_server that was killed in its accuracy run after two answers; its server has ended, too."""
+    port = free_port("127.0.0.1", 0)
     job = SmallJob(tmp_path)
     job.given = (
         f"CM_MLPERF_INFERENCE_API_SERVER=http://127.0.0.1:{port}",
@@ -114,9 +124,10 @@ def stopped(tmp_path):
     answers = file_of(job.folder / RUNS / "accuracy")
     with given_server(port):
         process = job.start(*job.given)
-        job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 20)
+        job.wait_until(process, lambda: answers.exists() and len(kept_answers(answers)) >= 2)
         process.kill()
         process.wait()
+    slow.unlink()
     return job, port
 
 
@@ -141,10 +152,7 @@ def test_a_server_that_was_started_again_is_accepted_only_where_that_is_asked(st
     record, log = job.record("accuracy"), " ".join(job.log.read_text().split())
     assert "was started again: its process began at" in log
     assert (
-        (record["client"]["kept"] >= 20)
-        == (len(record["pieces"]) == 2)
-        == bool(record["accepted_restarts"])
-        == accepted
+        (record["client"]["kept"] >= 2) == (len(record["pieces"]) == 2) == bool(record["accepted_restarts"]) == accepted
     )
     with given_server(port):  # finished runs are kept
         assert job.start(*job.given).wait(90) == 0, job.log.read_text()

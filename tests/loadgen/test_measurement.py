@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -81,11 +82,10 @@ def test_the_answers_of_an_accuracy_run_are_shown_while_it_goes_on(env, tmp_path
         seen.update(answers)
         return PartialScores(problem="as seen by the test")
 
-    # The answers arrive over 4 s: the process reports once a second.
-    with FakeVllm(Behaviour(token_delay_s=0.03)) as server:
+    # The process reports once a second: the last answers are not there before it has.
+    with FakeVllm(Behaviour(held=lambda number, _: number >= 60 and not seen)) as server:
         serve(tmp_path, server)
         record, _ = measure(inputs(env, CM_MLPERF_LOADGEN_MODE="accuracy"), lambda settings: note)
-        server.behaviour.token_delay_s = 0
         measure(inputs(env, CM_MLPERF_OUTPUT_DIR=str(tmp_path / "p")), lambda settings: pytest.fail("not measured"))
     assert seen == {index: expected_tokens(prompt(index), 128, 2) for index in range(record.settings.samples)}
     assert "tokens/s so far; no partial scores: as seen by the test\n" in capsys.readouterr().out
@@ -213,7 +213,7 @@ def test_our_own_server_is_watched(env, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("fine\nRuntimeError: out of memory\n")
     with FakeVllm(Behaviour(token_delay_s=0.05)) as server:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         write_record(
             tmp_path / "server.json",
             ServerRecord(
@@ -226,11 +226,18 @@ def test_our_own_server_is_watched(env, tmp_path):
                 supervisor_pid=child.pid,
             ),
         )
-        reaper = threading.Thread(target=child.wait)
-        reaper.start()
+
+        def end():
+            while len(server.bodies) < 5 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            child.communicate(b"\n")
+
+        deadline = time.monotonic() + 60
+        ending = threading.Thread(target=end)
+        ending.start()
         with pytest.raises(ServerDied, match="Server performance run"):
             measure(inputs(env, CM_MLPERF_LOADGEN_SCENARIO="Server", CM_TEST_QUERY_COUNT="5000"))
-        reaper.join()
+        ending.join()
     assert not (tmp_path / "runs" / "performance").exists()
 
 

@@ -204,7 +204,7 @@ def test_a_job_writes_its_status_and_says_at_the_end_how_it_ended(tmp_path, monk
             shown.facts = SERVER_RUN
             shown.update("12,340 samples")
             deadline = time.monotonic() + 10
-            while (seen := read_record(tmp_path / STATUS_FILE, StatusRecord)).run is None:
+            while (seen := read_record(tmp_path / STATUS_FILE, StatusRecord)).run is None or not seen.progress:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         raise ModelError("no such model")
@@ -241,7 +241,7 @@ def terminal():
     """Have standard output be a terminal of 80 x 24; give a function that returns what was written to it."""
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    received = []
+    received, marks = [], 0
 
     def read():
         try:
@@ -251,9 +251,15 @@ def terminal():
             pass
 
     def written() -> str:
+        nonlocal marks
+        marks += 1
+        stream.write("\0")  # which no view has: what was written before has been read when it is there
         stream.flush()
-        time.sleep(0.1)
-        return b"".join(received).decode()
+        deadline = time.monotonic() + 30
+        while (data := b"".join(received)).count(b"\0") < marks:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return data.rpartition(b"\0")[0].replace(b"\0", b"").decode()
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

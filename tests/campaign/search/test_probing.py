@@ -56,7 +56,7 @@ def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path,
         maker = prober(server_settings(server), tmp_path)
         probe, window = maker.probe(60, ProbePlan(40, warm_up_s=1, full_s=60))
     assert (probe.verdict, probe.ended_early) == (Verdict.FAILS, True)
-    assert probe.took_s < 20
+    assert probe.took_s < 40
     assert window.rate == 60
     assert maker.full.whole == 64  # LoadGen says at once, in its log, that it issues whole datasets of this model
     assert len(window.issued) >= probe.queries > 0

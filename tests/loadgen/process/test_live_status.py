@@ -77,9 +77,11 @@ def test_rates_are_those_of_the_last_ten_seconds(make_settings, tmp_path):
 
 
 def test_a_paced_run_ends_when_its_queries_are_issued_and_answered(make_settings, tmp_path):
-    with FakeVllm(Behaviour()) as server:
+    seen = []
+    # The last answers are not there before others were shown.
+    behaviour = Behaviour(held=lambda number, _: number >= 100 and not (seen and seen[-1].latencies))
+    with FakeVllm(behaviour) as server:
         settings = make_settings(server.endpoint, "Server", "performance", target_qps=100, test_query_count=150)
-        seen = []
 
         def look(update, *texts):
             shown = progress.under_way()[-1]

@@ -79,7 +79,7 @@ def test_a_server_run_measures_what_the_server_does(tmp_path, make_settings):
     assert result.errors == 0
     # An answer takes 65 x 5 ms on average: a busy machine makes it slower, but its first token still comes well before.
     assert result.figures["tpot_mean"] > 4.9
-    assert result.figures["ttft_mean"] < 32 * result.figures["tpot_mean"]
+    assert result.figures["latency_mean"] - result.figures["ttft_mean"] > 32 * 4.9
     assert result.target_qps == 40
 
 
