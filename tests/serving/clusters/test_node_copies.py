@@ -53,6 +53,18 @@ def test_a_node_gets_what_it_lacks_once(nodes, capsys):
     assert (copy / "weights").read_bytes() == b"v" * 100_001
 
 
+def test_all_nodes_look_for_one_file_so_that_no_folder_changes_while_it_is_read(nodes):
+    folder, seen = nodes.place / "env", set()
+
+    class Noting(OtherFiles):
+        def words(self, node, program):
+            seen.update(folder.glob(".cm4vllm-shared-*"))
+            return super().words(node, program)
+
+    copy_to_nodes(Noting(nodes.nodes, place=nodes.place, there=nodes.there), [folder])
+    assert len(seen) == 1 and not list(folder.glob(".cm4vllm-shared-*"))
+
+
 def test_shared_files_are_not_written_to(nodes):
     folder = nodes.place / "env"
     before = {path: path.lstat().st_mtime_ns for path in nodes.place.rglob("*") if not path.is_dir()}

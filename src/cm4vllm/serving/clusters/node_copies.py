@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from cm4vllm.common.errors import ServerUnreachable
@@ -46,20 +47,28 @@ def copy_to_nodes(launcher: Launcher, folders: Sequence[Path]) -> None:
     """
     digests = [_digest(folder) for folder in folders]
     title = f"copying the installation to {len(launcher.nodes)} nodes by {launcher.name}"
-    with step(title), ThreadPoolExecutor(min(16, len(launcher.nodes)), "copies") as threads:
-        done = threads.map(lambda node: _copied(launcher, node, folders, digests), launcher.nodes)
+    with ExitStack() as stack:
+        # One file for all nodes, until the last copy is made: tar fails on a folder that changes meanwhile.
+        marks = [
+            stack.enter_context(tempfile.NamedTemporaryFile(prefix=".cm4vllm-shared-", dir=folder)).name
+            for folder in folders
+        ]
+        stack.enter_context(step(title))
+        threads = stack.enter_context(ThreadPoolExecutor(min(16, len(launcher.nodes)), "copies"))
+        done = threads.map(lambda node: _copied(launcher, node, folders, marks, digests), launcher.nodes)
         for node, copied in zip(launcher.nodes, done, strict=True):
             names = ", ".join(map(str, copied))
             say(f"{node}: {f'copied {names}' if copied else 'has all of it'}")
 
 
-def _copied(launcher: Launcher, node: str, folders: Sequence[Path], digests: Sequence[str]) -> list[Path]:
-    """Copy what a node lacks, and return it."""
+def _copied(
+    launcher: Launcher, node: str, folders: Sequence[Path], marks: Sequence[str], digests: Sequence[str]
+) -> list[Path]:
+    """Copy what a node lacks, and return it; a node that sees the file of `marks` in a folder shares the folder."""
     copied = []
-    for folder, digest in zip(folders, digests, strict=True):
+    for folder, mark, digest in zip(folders, marks, digests, strict=True):
         stamp = folder.with_name(f".{folder.name}.cm4vllm-copy")
-        with tempfile.NamedTemporaryFile(prefix=".cm4vllm-shared-", dir=folder) as marker:
-            answer = _asked(launcher, node, ["sh", "-c", _ASK, "sh", marker.name, str(stamp)])
+        answer = _asked(launcher, node, ["sh", "-c", _ASK, "sh", mark, str(stamp)])
         if answer in (_SHARED, digest):
             continue
         _send(launcher, node, folder)
