@@ -12,7 +12,7 @@ from cm4vllm.campaign.run_targets import given_target, run_name
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.units import four_digits
 from cm4vllm.hardware.machine_limits import MachineLimits
-from cm4vllm.loadgen.limits import Demand, Load, load_of, most_open, needs
+from cm4vllm.loadgen.limits import Demand, Load, highest_rate, load_of, needs
 from cm4vllm.loadgen.settings import in_flight_of, longest_answer
 from cm4vllm.loadgen.user_conf import REHEARSAL_SAMPLES, user_conf
 from cm4vllm.rules import Mode, Scenario
@@ -106,10 +106,14 @@ def _servers(job: Job) -> int:
 
 def _rate_notes(demand: Demand, load: Load, limits: MachineLimits) -> Iterator[str]:
     """Give the highest rate that fits, where the run's rate is not known yet and the machine bounds it."""
-    most = most_open(demand, limits)
-    if most is not None and (rate := load.rate_within(most)) < math.inf:
-        fits = needs(replace(demand, open=most), limits)
+
+    def at(rate: float) -> Demand:
+        return replace(demand, open=load.at(rate) or demand.open)
+
+    rate, _ = highest_rate(at, limits)
+    if rate < math.inf:
+        fits = needs(at(rate), limits)
         yield (
-            f"this machine: {demand.title}, whose rate is measured before it, may have {most:,} requests open at once, "
-            f"with {fits.files_in_words}: a rate above about {four_digits(rate)} queries/s is refused"
+            f"this machine: {demand.title}, whose rate is measured before it, may have {fits.open:,} requests open at "
+            f"once, with {fits.files_in_words}: a rate above about {four_digits(rate)} queries/s is refused"
         )

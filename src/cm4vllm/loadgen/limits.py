@@ -20,7 +20,7 @@ from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms
 from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
-__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "most_open", "needs"]
+__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64
@@ -29,10 +29,8 @@ FILES_BESIDE = 64
 WORKER_BYTES, STREAM_BYTES = 128 * 2**20, 16 * 2**10
 #: LoadGen draws the times of the queries: a run has fewer than the mean and so many standard deviations.
 _DEVIATIONS = 4
-#: Open requests beyond which no bound is searched for.
-_MOST_OPEN = 2**32
-#: The rates among which the highest is looked for, in queries/s: 0.01 to 1,000,000, each 1 % above the one before.
-_RATES = tuple(float(f"{1.01**number:.4g}") for number in range(-463, 1389))
+#: Exponents of the rates among which the highest is looked for: 0.01 to 1,000,000 queries/s, in steps of 0.1 %.
+_STEP, _EXPONENTS = 1.001, range(-4608, 13823)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +60,6 @@ class Load:
         if self.at(rate) == self._queries(rate):
             return "the run has so many queries"
         return f"{rate or 0:,.6g} queries/s, each answered within {self.answer_s:,.1f} s by the latency limits"
-
-    def rate_within(self, most: int) -> float:
-        """Return about the highest rate at which no more than `most` requests are open; infinite where none is."""
-        if self.fixed:
-            return math.inf if self.fixed <= most else 0.0
-        by_answers = most / self.answer_s if self.answer_s else 0.0
-        if self.count is None or self.count > most:
-            return by_answers
-        return max(by_answers, most / self.duration_s if self.duration_s else math.inf)
 
     def _queries(self, rate: float | None) -> int | None:
         if self.count is None or (rate is None and self.duration_s):
@@ -222,32 +211,26 @@ def needs(demand: Demand, limits: MachineLimits) -> Demand:
     return asked
 
 
-def most_open(demand: Demand, limits: MachineLimits) -> int | None:
-    """Return how many requests of such a run may be open at once by the machine's limits; None where none bounds it."""
+def highest_rate(at: Callable[[float], Demand], limits: MachineLimits) -> tuple[float, str]:
+    """Return the highest rate, to 0.1 % and in queries/s, of the runs that the machine allows, and why no higher one.
 
-    def too_many(count: int) -> bool:
-        asked = _with_workers(replace(demand, open=count), limits)
-        return any(refused(asked, limits) for refused in (_files_refused, _ports_refused, _memory_refused))
-
-    most = bisect_left(range(1, _MOST_OPEN + 1), True, key=too_many)
-    return most if most < _MOST_OPEN else None
-
-
-def highest_rate(at: Callable[[float], RunSettings], limits: MachineLimits) -> tuple[float, str]:
-    """Return the highest rate, to 1 % and in queries/s, of the runs that the machine allows, and why no higher one.
-
-    `at` gives the settings of a run at a rate. Infinite, with no reason, where none of up to 1,000,000 is refused.
+    `at` gives the demand of a run at a rate. Infinite, with no reason, where none of up to 1,000,000 is refused.
     """
-    refused = bisect_left(_RATES, True, key=lambda rate: bool(_refusal(at(rate), limits)))
-    if refused == len(_RATES):
+    refused = bisect_left(_EXPONENTS, True, key=lambda exponent: bool(_refusal(at(_rate(exponent)), limits)))
+    if refused == len(_EXPONENTS):
         return math.inf, ""
-    return _RATES[max(refused - 1, 0)], _refusal(at(_RATES[refused]), limits)
+    return _rate(_EXPONENTS[max(refused - 1, 0)]), _refusal(at(_rate(_EXPONENTS[refused])), limits)
 
 
-def _refusal(settings: RunSettings, limits: MachineLimits) -> str:
+def _rate(exponent: int) -> float:
+    """Return a rate to four digits, as searches write it."""
+    return float(f"{_STEP**exponent:.4g}")
+
+
+def _refusal(demand: Demand, limits: MachineLimits) -> str:
     """Return the limit that a run would exceed, in words; empty for none."""
     try:
-        needs(demand_of(settings), limits)
+        needs(demand, limits)
     except LimitTooLow as error:
         return error.what
     return ""

@@ -27,7 +27,7 @@ from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.limits import highest_rate
+from cm4vllm.loadgen.limits import demand_of, highest_rate
 from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
@@ -71,7 +71,7 @@ def plan_of(settings: RunSettings, at: Callable[[float], RunSettings]) -> Search
     `at` gives the settings of a full-length run at a rate: the search goes no higher than the machine allows.
     """
     limits = require_searchable(settings.terms)
-    highest, why = highest_rate(at, machine_limits())
+    highest, why = highest_rate(lambda rate: demand_of(at(rate)), machine_limits())
     bounded = partial(SearchPlan, limits, highest=highest, why_highest=why)
     if settings.rehearsal:
         return bounded(probes_s=(3.0, 5.0, 8.0), approach_s=30.0, budget_s=REHEARSAL_SEARCH_S)
