@@ -1,12 +1,9 @@
 import json
-import os
-import select
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from tests.engine.waiting import wait_for, wait_for_output
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -391,22 +388,3 @@ def test_a_home_that_cannot_be_written_is_told(home, made):
     home.script("make", META, run=COUNT)
     result, _ = made()
     assert result["return"] == 41
-
-
-def wait_for_output(processes: list[subprocess.Popen[str]], text: bytes) -> None:
-    """Return once one of the processes has printed `text`."""
-    printed = {process.stdout.fileno(): b"" for process in processes}
-    while not any(text in own for own in printed.values()):
-        ready, _, _ = select.select(printed, [], [], 50)
-        assert ready, printed
-        for stream in ready:
-            data = os.read(stream, 65536)
-            assert data, printed
-            printed[stream] += data
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.05)

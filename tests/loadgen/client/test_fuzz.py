@@ -13,8 +13,8 @@ from collections import Counter
 
 import pytest
 import uvloop
+from driven_client import LIMITS, Ledger
 from fake_vllm import expected_tokens, prompt
-from test_client import LIMITS, Ledger
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client import in_flight

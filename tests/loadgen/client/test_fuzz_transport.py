@@ -15,8 +15,8 @@ from collections import Counter
 
 import pytest
 import uvloop
+from driven_client import LIMITS, Clock, Ledger
 from fake_vllm import Behaviour, Fault, expected_tokens, prompt, stream_events
-from test_client import LIMITS, Clock, Ledger
 
 from cm4vllm.loadgen.client import client as client_module
 from cm4vllm.loadgen.client.client import Client

@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
+from driven_client import LIMITS, Clock, Ledger, drive, exactly_once
 from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, prompt, stream_events
-from test_client import LIMITS, Clock, Ledger, drive, exactly_once
 
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.loadgen.client import client as client_module
