@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -41,17 +41,19 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
     log: Path | None = None,
     timeout_s: float | None = None,
 ) -> Completed:
     """Run a command to its end, without a shell and without standard input, and keep what it prints.
 
-    `env` is added to the present environment. With `log`, the output goes to that file as it comes and its last
-    200 lines are returned. Raises FileNotFoundError when the program does not exist, subprocess.TimeoutExpired;
-    then, as after a signal, the command has ended with all that it started.
+    `env` is added to the present environment, after the variables `without` were taken out of it. With `log`, the
+    output goes to that file as it comes and its last 200 lines are returned. Raises FileNotFoundError when the program
+    does not exist, subprocess.TimeoutExpired; then, as after a signal, the command has ended with all that it started.
     """
     words = [str(word) for word in argv]
-    full_env = {**os.environ, **(env or {})}
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    full_env = {**kept, **(env or {})}
     if log is None:
         status, output = _ended(words, cwd, full_env, subprocess.PIPE, timeout_s)
         return Completed(tuple(words), status, output.decode(errors="replace"))
