@@ -6,7 +6,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from commands import need
 
 from cm4vllm.common import own_program
 from cm4vllm.common.errors import InstallError, SourceUnavailable
@@ -14,6 +13,7 @@ from cm4vllm.common.git_objects import borrowed, digest_of, objects_of, run_git
 from cm4vllm.common.git_source import copy_checkout, extract, git_directory
 from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
 from cm4vllm.submission import source
+from commands import need
 
 CHECKER = "tools/submission/submission_checker/main.py"
 

@@ -55,6 +55,14 @@ OWN_CONFIGURATION = {
     "GIT_OPTIONAL_LOCKS": "0",
     "LC_ALL": "C",
 }
+#: A commit can be fetched though no reference names it.
+_CONFIGURATION = """\
+[core]
+\trepositoryformatversion = 0
+\tbare = true
+[uploadpack]
+\tallowAnySHA1InWant = true
+"""
 #: An object is held in memory as a whole.
 _LARGEST_BYTES = 2**30
 _HEAD_BYTES = 4096
@@ -195,7 +203,7 @@ def borrowed(git: Path) -> Iterator[Path]:
             (own / name).symlink_to((source / name).absolute())
         (own / "objects" / "info").mkdir(parents=True)
         (own / "objects" / "info" / "alternates").write_bytes(os.fsencode((shared / "objects").absolute()) + b"\n")
-        (own / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n", encoding="utf-8")
+        (own / "config").write_text(_CONFIGURATION, encoding="utf-8")
         yield own
 
 

@@ -60,8 +60,6 @@ def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: s
     """
     folder.mkdir(parents=True)
     with borrowed(git) as own:
-        # Any commit may be asked for, not only those that a reference names.
-        (own / "config").open("a", encoding="utf-8").write("[uploadpack]\n\tallowAnySHA1InWant = true\n")
         for words in (
             ["init", "--quiet"],
             ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],

@@ -9,12 +9,24 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-__all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "raise_open_files", "run"]
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
+
+__all__ = [
+    "Completed",
+    "die_with_parent",
+    "exit_in_words",
+    "last_lines",
+    "raise_open_files",
+    "run",
+    "safe_environment",
+    "spawned_safely",
+]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -53,7 +65,7 @@ def run(
     """
     words = [str(word) for word in argv]
     kept = {name: value for name, value in os.environ.items() if name not in without}
-    full_env = {**kept, **(env or {})}
+    full_env = safe_environment({**kept, **(env or {})})
     if log is None:
         status, output = _ended(words, cwd, full_env, subprocess.PIPE, timeout_s)
         return Completed(tuple(words), status, output.decode(errors="replace"))
@@ -61,6 +73,34 @@ def run(
     with log.open("wb") as file:
         status, _ = _ended(words, cwd, full_env, file, timeout_s)
     return Completed(tuple(words), status, last_lines(log, 200))
+
+
+def safe_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no Python looks for modules in the present folder, nor does one that it starts.
+
+    `-P` on a command line holds for that interpreter and for processes of multiprocessing, not for others that it
+    starts. An empty or relative part of PYTHONPATH would name the present folder in spite of it.
+    """
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part.startswith("/")]
+    rest = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+    return {**rest, **({"PYTHONPATH": os.pathsep.join(path)} if path else {}), "PYTHONSAFEPATH": "1"}
+
+
+@contextlib.contextmanager
+def spawned_safely() -> Iterator[SpawnContext]:
+    """Give the context of multiprocessing for processes without this one's threads and locks.
+
+    What it starts is found by an environment variable in this block: `cm` is started without -P.
+    """
+    import multiprocessing  # few commands start such processes
+
+    before = dict(os.environ)
+    os.environ.update(safe_environment(before))
+    try:
+        yield multiprocessing.get_context("spawn")
+    finally:
+        os.environ.pop("PYTHONSAFEPATH")
+        os.environ.update({name: before[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in before})
 
 
 def _ended(

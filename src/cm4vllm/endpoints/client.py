@@ -105,7 +105,7 @@ def run_client(
     write_text(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
     log = folder / f"{wanted.folder}.log"
     log.unlink(missing_ok=True)
-    argv = [client.python, "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
+    argv = [client.python, "-P", "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
     status = _followed(argv, wanted, folder, environment, alive, facts)
     faults = faults_of(target, wanted, client.commit)

@@ -128,7 +128,7 @@ def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
     """Return a Python's own path and version; None for what is not found or is no Python."""
     if (path := shutil.which(candidate)) is None:
         return None
-    match = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-c", _VERSION]).output)
+    match = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-I", "-c", _VERSION]).output)
     return (Path(match[1]), (int(match[2]), int(match[3]))) if match else None
 
 
