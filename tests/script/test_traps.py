@@ -10,7 +10,7 @@ from traps import imported, set_traps
 
 @pytest.fixture(scope="module")
 def tree(neural_magic, tmp_path_factory):
-    """Return seven copies of a published submission, so that several processes read them, with modules in each folder."""
+    """Return copies of a published submission, which several processes read, with modules in each folder."""
     root = tmp_path_factory.mktemp("tree")
     for number in range(7):
         home = root / "open" / f"Submitter{number}"
@@ -23,8 +23,7 @@ def tree(neural_magic, tmp_path_factory):
 
 
 COMMANDS = {
-    "check": ("check,mlperf,results", "--input={tree}", "--run_checker=no"),
-    "check with the official checkers": ("check,mlperf,results", "--input={tree}", "--inference_src={inference}"),
+    "check": ("check,mlperf,results", "--input={tree}"),
     "official checkers": (
         "run,mlperf,inference,submission,checker,_r4.1",
         "--input={tree}",
@@ -44,8 +43,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("place", [".", "open/Submitter0", "open/Submitter0/results"])
-def test_no_module_of_a_folder_that_is_judged_is_imported(start_cm, tree, command, place):
+def test_no_module_of_a_folder_that_is_judged_is_imported(start_cm, tree, command):
     tags, *flags = COMMANDS[command]
     inference = os.environ.get("INFERENCE_GIT", "")
     if any("{inference}" in flag for flag in flags) and not inference:
@@ -53,7 +51,7 @@ def test_no_module_of_a_folder_that_is_judged_is_imported(start_cm, tree, comman
     systems = ",".join(map(str, sorted((tree / "open/Submitter0/results").glob("4xH100*"))))
     words = [flag.format(tree=tree, systems=systems, inference=inference) for flag in flags]
     cm = start_cm()
-    cm.cwd = tree / place
+    cm.cwd = tree / "open/Submitter0/results"
     done = cm("run", "script", f"--tags={tags}", "--quiet", *words)
     cm.cwd = tree
     assert "Traceback" not in done.output, done.output
