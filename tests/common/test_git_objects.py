@@ -265,11 +265,11 @@ def test_variables_of_another_repository_do_not_matter(repository, tmp_path, mon
 
 def test_a_worktree_is_read(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"))
-    found = git_directory(tmp_path / "worktree")
-    with objects_of(found) as objects:
+    directory = git_directory(tmp_path / "worktree")
+    with objects_of(directory) as objects:
         assert objects.commit("HEAD") == commit_of(repository)
     (tmp_path / "worktree" / "new.txt").write_text("x\n")
-    with borrowed(found) as own:
+    with borrowed(directory) as own:
         listed = run_git(["ls-files", "--others", "--exclude-standard"], own, work_tree=tmp_path / "worktree")
     assert listed.output == "new.txt\n"
 

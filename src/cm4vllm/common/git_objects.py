@@ -111,11 +111,11 @@ class GitObjects:
         """
         root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode()
         wanted = [PurePosixPath(path) for path in paths] or [PurePosixPath()]
-        found = dict(self._below(root, PurePosixPath(), wanted))
+        files = dict(self._below(root, PurePosixPath(), wanted))
         for path in wanted:
-            if not any(PurePosixPath(name).is_relative_to(path) for name in found):
+            if not any(PurePosixPath(name).is_relative_to(path) for name in files):
                 raise self._unavailable(f"{self._git} does not hold {path} at {commit}")
-        return found
+        return files
 
     def read(self, entry: Entry) -> bytes:
         """Return the content of a file; of a link, the path that it names."""
@@ -126,8 +126,8 @@ class GitObjects:
             path = folder / name
             if mode == _SUBMODULE:
                 continue
-            below = any(path.is_relative_to(one) for one in wanted)
-            if mode == _FOLDER and (below or any(one.is_relative_to(path) for one in wanted)):
+            below = any(path.is_relative_to(part) for part in wanted)
+            if mode == _FOLDER and (below or any(part.is_relative_to(path) for part in wanted)):
                 yield from self._below(oid, path, wanted)
             elif mode != _FOLDER and below:
                 yield str(path), Entry(mode, oid)
