@@ -178,21 +178,22 @@ def publishable(result: Result) -> Result:
         benchmark=result.benchmark,
         scenario=result.scenario,
         folder=result.folder,
-        performance=result.performance and _performance(result.performance),
+        performance=result.performance and _performance(result.performance, result.inferred_from),
         accuracy=result.accuracy and _accuracy(result.accuracy),
         measurements=result.measurements,
         user_conf=result.user_conf,
     )
 
 
-def _performance(part: Performance) -> Performance:
+def _performance(part: Performance, inferred_from: str) -> Performance:
+    figures = () if inferred_from else (*with_intervals(part).values(), *power_figures(part), *energy_figures(part))
     return Performance(
         log=part.log,
         loadgen_scenario=part.loadgen_scenario,
         loadgen_version=part.loadgen_version,
         loadgen_valid=part.valid,
         loadgen_reasons=part.reasons,
-        figures=Figures([*with_intervals(part).values(), *power_figures(part), *energy_figures(part)]),
+        figures=Figures(figures),
         settings=_plain_settings(part.settings),
         conditions=replace(_conditions(part.run), doubts=part.client_doubts),
         terms=part.terms,
