@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.records import Record
 
@@ -220,7 +221,7 @@ def _takes_shm_size(container: Container) -> bool:
 
 
 def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[str]:
-    if container.mounts and (root / "sys/fs/selinux/enforce").exists():
+    if container.mounts and exists(root / "sys/fs/selinux/enforce"):
         yield from engine.selinux
     for mount in container.mounts:
         template = engine.writable_mount if mount.writable else engine.mount

@@ -333,6 +333,8 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
             f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "
             "memory and storage are what it is given too, not those of the physical host."
         )
+    if cpu.quota_cpus:
+        notes.append(f"The program's control group may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs.")
     if facts.memory.limit_bytes:
         notes.append(f"The program's control group may use {memory_size(facts.memory.limit_bytes)} of the memory.")
     used = len({part.gpu.uuid for part in parts})

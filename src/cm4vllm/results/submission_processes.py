@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processors import usable_processors
 
 __all__ = ["each_submission"]
 
@@ -25,7 +25,7 @@ _PER_CORE = 2
 
 def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
     """Give each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
-    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
+    workers = min(_PER_CORE * usable_processors(), len(homes))
     if workers < 2 or len(homes) < MANY:
         yield from ((home, read(home)) for home in homes)
         return
