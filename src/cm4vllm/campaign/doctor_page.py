@@ -24,7 +24,7 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
@@ -285,7 +285,7 @@ def _page(
     for line in (
         *host_lines(host),
         *cpu_lines(detect_cpu(), host),
-        *(f"GPU: {line}" for line in gpu_lines(detect_gpus())),
+        *(f"GPU: {line}" for line in (*gpu_lines(detect_gpus()), *silent_gpus())),
     ):
         yield from _wrapped(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"

@@ -146,10 +146,8 @@ def _partitions(card: Card, memory: int | None) -> list[MigFacts]:
     """Return the partitions, each with its part of the memory (kernel: amdgpu_amdkfd.c, the memory of a partition)."""
     if len(card.parts) == 1:
         return []
-    modes = [
-        str(card.ask(f"amdsmi_get_gpu_{kind}_partition") or "").strip().removeprefix("N/A")
-        for kind in ("compute", "memory")
-    ]
+    questions = ("amdsmi_get_gpu_compute_partition", "amdsmi_get_gpu_memory_partition")
+    modes = [str(card.ask(question) or "").strip().removeprefix("N/A") for question in questions]
     return [
         MigFacts(
             uuid=f"{card.uuid}/{place}",

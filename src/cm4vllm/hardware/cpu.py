@@ -93,7 +93,8 @@ def _model_name(info: Mapping[str, str], blocks: Sequence[Mapping[str, str]]) ->
     if len(kinds) == 1:
         return _arm_core(*next(iter(kinds)))
     if kinds:
-        return ", ".join(f"{_arm_core(*kind)} ({count} cores)" for kind, count in kinds.items())
+        counted = ((_arm_core(*kind), f"{count} core{'s' if count > 1 else ''}") for kind, count in kinds.items())
+        return ", ".join(f"{core} ({count})" for core, count in counted)
     return info.get("Hardware") or platform.processor() or platform.machine()
 
 

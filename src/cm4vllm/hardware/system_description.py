@@ -256,7 +256,11 @@ def _cores(facts: MachineFacts, row: Processor | None) -> str:
     cpu = facts.cpu
     if not facts.host.virtualised:
         return str(cpu.cores_per_socket)
-    return str(row.cores) if row else f"{cpu.cores_per_socket} virtual cores ({cpu.logical_cpus} virtual CPUs in all)"
+    return (
+        row.known_cores
+        if row and len(row.cores) == 1
+        else f"{cpu.cores_per_socket} virtual cores ({cpu.logical_cpus} virtual CPUs in all)"
+    )
 
 
 def _frequencies(cpu: CpuFacts, row: Processor | None) -> str:
@@ -354,7 +358,7 @@ def _unconfirmed(facts: MachineFacts) -> list[str]:
         return []
     return row.remarks(
         row.name,
-        cores=facts.host.virtualised,
+        cores=facts.host.virtualised and len(row.cores) == 1,
         ghz=row.ghz and not facts.cpu.max_mhz,
         interconnect=_interconnect(facts, row) not in ("", _NONE),
     )

@@ -132,9 +132,11 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
             precision=True,
         )
     for counter, amount in load.throttled.items():
-        if counter.startswith(QUOTA):
+        if counter.startswith(QUOTA) and counter.endswith(TIMES):
+            lost = load.throttled.get(counter.removesuffix(TIMES))
             yield Doubt(
-                f"{_slowed(counter, amount)}: the processors were there, and server and client were kept from them",
+                f"{_slowed(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the control group of "
+                "server and client was kept from processors that were free",
                 "run it in a control group without a CPU quota (docker run without --cpus)",
                 precision=True,
             )

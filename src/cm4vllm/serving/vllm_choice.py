@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware import nvml
@@ -60,7 +61,7 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     elif device == "cuda":
         missing = nvml.why_none()
     else:
-        missing = "" if _KFD.exists() else f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist"
+        missing = "" if exists(_KFD) else f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist"
     if missing:
         raise UsageError(
             f"--device={device}: no {VENDORS[device]} GPU that vLLM can use was found on this machine",
@@ -98,7 +99,7 @@ def detected(choice: Choice) -> tuple[str, str]:
     """Return the build for what was detected, and the reason in words."""
     if choice.cuda_devices:
         return "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
-    if choice.vendor == "AMD" or _KFD.exists():
+    if choice.vendor == "AMD" or exists(_KFD):
         return "rocm", "an AMD GPU was detected"
     return "cpu", "no GPU was detected"
 
