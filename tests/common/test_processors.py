@@ -110,5 +110,5 @@ def test_a_real_quota_is_detected_and_its_throttling_is_counted(real_group):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     usable, quota, findings, slowed = json.loads(done.stdout.splitlines()[-1])
     assert (usable, quota) == (1, 0.2)
-    assert [what for what in findings if what.startswith(f"a control group ({real_group.name}) has a quota of 0.2 of ")]
+    assert [text for text in findings if text.startswith(f"a control group ({real_group.name}) has a quota of 0.2 of ")]
     assert slowed[f"{QUOTA} of 0.2 CPUs (times)"] >= 1

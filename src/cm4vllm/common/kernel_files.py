@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["content", "exists", "fields", "found", "number", "target", "text"]
+__all__ = ["content", "exists", "fields", "matching", "number", "target", "text"]
 
 
 def content(path: Path) -> bytes:
@@ -29,7 +29,7 @@ def number(path: Path) -> int | None:
     return int(word) if word.isascii() and word.isdigit() else None
 
 
-def found(folder: Path, pattern: str) -> list[Path]:
+def matching(folder: Path, pattern: str) -> list[Path]:
     """Return what fits the pattern below a folder, sorted; nothing where the folder cannot be listed."""
     try:
         return sorted(folder.glob(pattern))

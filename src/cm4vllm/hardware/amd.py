@@ -61,17 +61,17 @@ def opened() -> Iterator[Any]:
 
 def cards(amdsmi: Any) -> list[Card]:
     """Return the GPUs that are built in, in the driver's order, each with the partitions that are listed as GPUs."""
-    found: list[Card] = []
+    listed: list[Card] = []
     for place, handle in enumerate(asked(amdsmi, "amdsmi_get_processor_handles") or ()):
         ask = Questions(amdsmi, handle)
         bus = str(ask("amdsmi_get_gpu_device_bdf") or "")
         uuid = str(ask("amdsmi_get_gpu_device_uuid", fact="UUID") or f"place {place}")
-        whole = next((card for card in found if _is_part(card, bus, uuid, ask)), None)
+        whole = next((card for card in listed if _is_part(card, bus, uuid, ask)), None)
         if whole is None:
-            found.append(Card(uuid, bus, [ask]))
+            listed.append(Card(uuid, bus, [ask]))
         else:
             whole.parts.append(ask)
-    return found
+    return listed
 
 
 def _is_part(card: Card, bus: str, uuid: str, ask: Questions) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.common.kernel_files import exists, fields, found, number, text
+from cm4vllm.common.kernel_files import exists, fields, matching, number, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.records import CpuFacts
 
@@ -51,7 +51,7 @@ def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     """Return the facts of the processors whose /proc and /sys are under `root`."""
     blocks = [fields(block) for block in re.split(r"\n\s*\n", text(root / "proc/cpuinfo"))]
     info = ChainMap(*blocks)  # a field that the first processor lacks is taken from a later block
-    cpus = [cpu for cpu in found(root / "sys/devices/system/cpu", "cpu[0-9]*") if exists(cpu / "topology")]
+    cpus = [cpu for cpu in matching(root / "sys/devices/system/cpu", "cpu[0-9]*") if exists(cpu / "topology")]
     sockets, cores, logical = _topology(cpus) if cpus else _counted(blocks)
     smt = number(root / "sys/devices/system/cpu/smt/active")
     name, quota = _model_name(info, blocks), cpu_quota(root)
@@ -76,7 +76,7 @@ def nodes_with_processors(root: Path = Path("/")) -> list[Path]:
 
     The others hold memory alone: of a GPU as in GH200, or of an expander.
     """
-    nodes = found(root / "sys/devices/system/node", "node[0-9]*")
+    nodes = matching(root / "sys/devices/system/node", "node[0-9]*")
     return [node for node in nodes if text(node / "cpulist") or not exists(node / "cpulist")]
 
 
@@ -138,7 +138,7 @@ def _caches(cpus: list[Path]) -> dict[str, str]:
     """Return each cache's total size and number of instances, as lscpu writes it: '64 KiB (2 instances)'."""
     instances: dict[str, dict[str, int]] = defaultdict(dict)
     for cpu in cpus:
-        for index in found(cpu, "cache/index[0-9]*"):
+        for index in matching(cpu, "cache/index[0-9]*"):
             size = re.fullmatch(r"(\d+)([KM])", text(index / "size"))
             if not size:
                 continue

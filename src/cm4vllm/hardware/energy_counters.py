@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.kernel_files import found, number, text
+from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
@@ -152,7 +152,7 @@ def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:
 
 def _packages(root: Path) -> list[Path]:
     """Return the zones of whole packages; those of intel-rapl-mmio state the same energy again."""
-    zones = found(root / "sys/class/powercap", "*:*")
+    zones = matching(root / "sys/class/powercap", "*:*")
     return [zone for zone in zones if text(zone / "name").startswith("package") and "mmio" not in zone.name]
 
 

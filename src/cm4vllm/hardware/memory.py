@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.common.kernel_files import fields, found, number, text
+from cm4vllm.common.kernel_files import fields, matching, number, text
 from cm4vllm.common.processors import control_groups
 from cm4vllm.hardware.cpu import nodes_with_processors
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
@@ -63,15 +63,15 @@ def _blocks(root: Path) -> tuple[int, int]:
         size = int(text(folder / "block_size_bytes"), 16)
     except ValueError:
         return 0, 0
-    online = {state.parent.name for state in found(folder, "memory*/state") if text(state) == "online"}
-    apart = {block.name for node in _nodes_apart(root) for block in found(node, "memory[0-9]*")}
+    online = {state.parent.name for state in matching(folder, "memory*/state") if text(state) == "online"}
+    apart = {block.name for node in _nodes_apart(root) for block in matching(node, "memory[0-9]*")}
     return size * len(online - apart), size * len(online & apart)
 
 
 def _nodes_apart(root: Path) -> list[Path]:
     """Return the NUMA nodes without processors; none where no node has any, as nothing is known then."""
     own = nodes_with_processors(root)
-    return [node for node in found(root / "sys/devices/system/node", "node[0-9]*") if own and node not in own]
+    return [node for node in matching(root / "sys/devices/system/node", "node[0-9]*") if own and node not in own]
 
 
 def _free_apart(root: Path) -> int:
@@ -108,6 +108,6 @@ def _limits(root: Path) -> Iterator[tuple[Path, int, tuple[str, str, str]]]:
 
 def _ecc(root: Path) -> bool | None:
     # A memory controller of the EDAC subsystem corrects errors: its driver does not load otherwise.
-    if found(root / "sys/devices/system/edac/mc", "mc[0-9]*"):
+    if matching(root / "sys/devices/system/edac/mc", "mc[0-9]*"):
         return True
     return memory_has_ecc(root)

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from cm4vllm.common.kernel_files import exists, found, number, target, text
+from cm4vllm.common.kernel_files import exists, matching, number, target, text
 from cm4vllm.hardware.host import is_virtual
 from cm4vllm.hardware.records import NetworkCard
 
@@ -27,7 +27,7 @@ def detect_network(root: Path = Path("/")) -> list[NetworkCard]:
     """
     virtual = bool(is_virtual(root))
     ports: dict[str, list[Path]] = defaultdict(list)
-    for port in found(root / "sys/class/net", "*"):
+    for port in matching(root / "sys/class/net", "*"):
         device = port / "device"
         if exists(device) and (virtual or not exists(device / "physfn")):
             ports[re.sub(r"\.\d$", "", target(device).as_posix())].append(port)
@@ -45,6 +45,7 @@ def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
 def _infiniband_rates(port: Path) -> list[int]:
     """Return the rates of the port's InfiniBand device in Mbit/s; the kernel writes '400 Gb/sec (4X NDR)'."""
     rates = [
-        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate)) for rate in found(port / "device/infiniband", "*/ports/*/rate")
+        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate))
+        for rate in matching(port / "device/infiniband", "*/ports/*/rate")
     ]
     return [round(float(rate.group(1)) * 1000) for rate in rates if rate]

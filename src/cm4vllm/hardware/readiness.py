@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.common.kernel_files import fields, found, text
+from cm4vllm.common.kernel_files import fields, matching, text
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.machine_limits import local_ports
 
@@ -121,7 +121,7 @@ def _governor(root: Path) -> Iterator[Finding]:
     governors = sorted(
         {
             name
-            for path in found(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
+            for path in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
             if (name := text(path))
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cm4vllm.common.kernel_files import found, number, text
+from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.hardware.host import is_virtual
 from cm4vllm.hardware.records import DiskFacts
 
@@ -21,7 +21,7 @@ def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
     virtual = bool(is_virtual(root))
     disks = [
         disk
-        for disk in found(root / "sys/block", "*")
+        for disk in matching(root / "sys/block", "*")
         if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"
     ]
     return [

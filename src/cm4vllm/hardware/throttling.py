@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.kernel_files import found, number
+from cm4vllm.common.kernel_files import matching, number
 from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.drivers import constant
@@ -53,7 +53,7 @@ def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
 def _processors(root: Path) -> dict[str, float]:
     """Return the greatest counter of all processors: Intel's thermal_throttle (the kernel's therm_throt.c)."""
     times_ms, counts = [], []
-    for folder in found(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle"):
+    for folder in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle"):
         for kind in ("core", "package"):
             if (total := number(folder / f"{kind}_throttle_total_time_ms")) is not None:
                 times_ms.append(total)

@@ -55,10 +55,10 @@ class VisibleGpu:
 
 @dataclass(frozen=True)
 class _Filter:
-    """How a driver reads its variable: the first of `names` that is set; an empty one counts if `empty_hides`.
+    """A variable of a driver, the first of `names` that is set, and how it is read.
 
-    A number may be followed by other characters where `loose`. A GPU that is named twice hides all of them if
-    `repeated_hides`, else it counts once.
+    An empty one hides all GPUs if `empty_hides`, and counts as not set otherwise. A number may be followed by other
+    characters where `loose`. A GPU that is named twice hides all of them if `repeated_hides`, else it counts once.
     """
 
     names: tuple[str, ...]

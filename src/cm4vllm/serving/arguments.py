@@ -291,7 +291,9 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
+    # vLLM ends where both are set on ROCm and differ: one may be inherited.
+    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if settings.device == "rocm" else ("CUDA_VISIBLE_DEVICES",)
+    visible = dict.fromkeys(names, settings.gpus)
     paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {

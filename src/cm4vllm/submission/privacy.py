@@ -25,7 +25,7 @@ import psutil
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
-from cm4vllm.common.kernel_files import found, text
+from cm4vllm.common.kernel_files import matching, text
 from cm4vllm.common.own_program import program_files
 from cm4vllm.common.redaction import Vault, vault
 from cm4vllm.common.secret_forms import HIDDEN, without_keys
@@ -287,8 +287,8 @@ def _serials(root: Path) -> set[str]:
     disks = root / "sys/block"
     files += [
         root / "etc/machine-id",
-        *found(disks, "*/device/serial"),
-        *found(disks, "*/serial"),
-        *found(disks, "*/wwid"),
+        *matching(disks, "*/device/serial"),
+        *matching(disks, "*/serial"),
+        *matching(disks, "*/wwid"),
     ]
     return {serial for path in files if (serial := text(path)) and serial.lower() not in _NO_NAMES}

@@ -98,6 +98,7 @@ def test_gpus_that_the_driver_does_not_show_are_not_given_away(visible, there):
 def test_amds_variables_number_what_the_one_before_leaves(env, words):
     parts = placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
     assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == words
+    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == words  # an inherited one would differ
 
 
 def test_what_a_variable_of_amd_numbers_beyond_the_one_before_does_not_exist():

@@ -126,7 +126,7 @@ def gpu_groups(gpus: Sequence[GpuFacts], env: Mapping[str, str], servers: int, w
             f"{_in_words(servers, workers)} need {needed} GPUs, and this machine has {there}",
             cause=f"each worker takes a GPU of its own{f'; {hidden} is set' if hidden else ''}",
             remedy="give smaller sizes or fewer replicas (--tp_size, --pp_size, --dp_size, --replicas)"
-            + (", or make more of the GPUs visible" if hidden else ""),
+            + (", or make more of the GPUs visible; --device=cpu uses none" if hidden else ""),
         )
     if workers > 1 and any(each.used and each.used.part in each.used.gpu.mig_devices for each in given[:needed]):
         raise UsageError(
