@@ -80,6 +80,8 @@ def test_a_program_sees_one_part_of_mig_and_nothing_beside_it():
         ({"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1"}, "5"),
         ({"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "1,0"}, "54"),
         ({"HIP_VISIBLE_DEVICES": "0,0,9,1"}, "0"),
+        ({"ROCR_VISIBLE_DEVICES": "0,3,4,7", "HIP_VISIBLE_DEVICES": "0,1"}, "03"),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, ""),
         ({"HIP_VISIBLE_DEVICES": "1x,2"}, ""),
         ({"ROCR_VISIBLE_DEVICES": ""}, ""),
         ({"HIP_VISIBLE_DEVICES": ""}, "01234567"),

@@ -283,7 +283,8 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
 
 def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
     machine("h100-sxm-x4")
-    planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
+    with pytest.raises(CmError, match="4096 GPUs, and this machine has 4"):
+        planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
     with pytest.raises(CmError, match="4096 cores"):
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
 

@@ -124,7 +124,13 @@ def test_each_server_has_a_partition_of_an_amd_gpu():
 
 @pytest.mark.parametrize(
     ("cpus", "servers", "given", "threads"),
-    [(0.5, 1, {"cpu_binding": "auto"}, 1), (16.0, 1, {}, 15), (16.0, 2, {}, 7), (9.5, 1, {"tp_size": 2}, 4)],
+    [
+        (0.5, 1, {"cpu_binding": "auto"}, 1),
+        (16.0, 1, {}, 15),
+        (16.0, 2, {}, 7),
+        (9.5, 1, {"tp_size": 2}, 4),
+        (7.65, 1, {}, 6),
+    ],
 )
 def test_threads_keep_to_the_quota_of_the_control_group(monkeypatch, cpus, servers, given, threads):
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: list(range(64)))
