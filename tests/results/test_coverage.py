@@ -342,10 +342,6 @@ def test_the_first_and_the_last_line_say_what_was_covered(
         ("yolo-95/Offline", "SingleStream"),
         ("resnet50/Offline", "MultiStream"),
     ],
-        ("resnet50/MultiStream", "SingleStream"),
-        ("yolo-95/Offline", "SingleStream"),
-        ("resnet50/Offline", "MultiStream"),
-    ],
 )
 def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(
     any_scenario: Logs, tmp_path: Path, place: str, ran: str

@@ -49,6 +49,7 @@ _OF_A_CHANGE = {
     Verdict.REAL: Judgement.DIFFERS,
     Verdict.LIKELY: Judgement.SHOWN,
     Verdict.UNKNOWN: Judgement.UNKNOWN,
+    Verdict.DOUBTFUL: Judgement.DIFFERS,
 }
 
 
