@@ -230,15 +230,8 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
 
 
 def _doubted(row: Row, parts: Sequence[Performance | None]) -> Row:
-    """Return a row in which no difference is called real where either run is INVALID or DOUBTFUL."""
-    why = [
-        f"INVALID: {part.reasons[0]}"
-        if part and part.reasons
-        else f"DOUBTFUL: {part.client_doubts[0]}"
-        if part and part.client_doubts
-        else ""
-        for part in parts
-    ]
+    """Return a row in which no difference is called real where the client of either run is doubted."""
+    why = [f"DOUBTFUL: {part.client_doubts[0]}" if part and part.client_doubts else "" for part in parts]
     base = next(place for place, cell in enumerate(row.cells) if cell.figure is not None)
     cells = [
         replace(cell, shift=replace(cell.shift, verdict=Verdict.DOUBTFUL, why=why[place] or why[base]))

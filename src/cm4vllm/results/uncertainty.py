@@ -70,7 +70,7 @@ Values = npt.NDArray[np.float64]
 class Verdict(StrEnum):
     """The meaning of a change: the same figure, a real difference, within the uncertainty, likely, or not known.
 
-    A difference is doubtful where one of the runs is no valid measurement, or its client is doubted.
+    A difference is doubtful where the client of one of the runs is.
     """
 
     SAME = "same"
