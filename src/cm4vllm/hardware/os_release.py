@@ -72,7 +72,9 @@ def public_env(root: Path = Path("/")) -> tuple[dict[str, str | list[str]], dict
     """
     known = os_env(root)
     env: dict[str, str | list[str]] = {key: value for key, value in known.items() if value or key in _MAY_BE_EMPTY}
-    for name, command in zip(("INSTALL", "UPDATE"), _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"], ()), strict=False):
+    for name, command in zip(
+        ("INSTALL", "UPDATE"), _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"], ()), strict=False
+    ):
         env[f"CM_HOST_OS_PACKAGE_MANAGER_{name}_CMD"] = command
     if folders := _library_folders():
         env["+CM_HOST_OS_DEFAULT_LIBRARY_PATH"] = folders

@@ -22,7 +22,7 @@ from cm4vllm.engine.format.conditions import both
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
-from cm4vllm.engine.plan.chain import unmatched_names
+from cm4vllm.engine.plan.chain import warnings_of
 from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
@@ -63,7 +63,7 @@ def plan(session: Session, request: Request) -> Node:
     planner.fill(root, lambda: request, certain=True)
     if root.error is not None:
         raise root.error
-    root.notes += unmatched_names(session.catalogue, request, session.near)
+    root.notes += warnings_of(session.catalogue, request, session.near)
     return root
 
 

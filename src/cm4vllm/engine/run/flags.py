@@ -22,6 +22,7 @@ __all__ = [
     "flag",
     "mapped_inputs",
     "require_inputs",
+    "unknown_flags",
     "with_usable_flags",
 ]
 
@@ -156,17 +157,26 @@ def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
 
     Raises UsageError for the first of them where the script has strict_input.
     """
-    own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
-    unknown = [
+    unknown = unknown_flags(script, inputs)
+    sentences = [f"{script.title()} has no input --{key}" for key in unknown]
+    hints = [_near_flag(key, _own_flags(script), script) for key in unknown]
+    if unknown and script.strict_input:
+        raise UsageError(sentences[0], remedy=hints[0])
+    return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
+
+
+def unknown_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
+    """Return the flags that neither the engine nor the script knows, in their order."""
+    own = _own_flags(script)
+    return [
         key
         for key in inputs
         if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")
     ]
-    sentences = [f"{script.title()} has no input --{key}" for key in unknown]
-    hints = [_near_flag(key, own, script) for key in unknown]
-    if unknown and script.strict_input:
-        raise UsageError(sentences[0], remedy=hints[0])
-    return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
+
+
+def _own_flags(script: ScriptMeta) -> set[str]:
+    return {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
 
 
 def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
