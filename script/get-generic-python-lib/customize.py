@@ -28,4 +28,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     name = env.get("CM_GENERIC_PYTHON_PACKAGE_NAME", "")
     version = pythons.require_package(name, env.get("CM_TMP_PIP_VERSION_STRING", ""), options)
     env[f"CM_PYTHONLIB_{pythons.env_name(name)}_VERSION"] = version
+    env[f"CM_PYTHONLIB_{pythons.env_name(name)}_CACHE_TAGS"] = (
+        f"version-{version}"  # as the recipe of cm4mlops gives it
+    )
     return {"return": 0, "version": version}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import require_writable
 from cm4vllm.engine.cache.entries import Cache, Damaged, stored
 from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.conditions import both
@@ -240,6 +241,8 @@ class _Planner:
             node.version = in_words(frame.settle_version())
         brings = [bring for layer in frame.task.layers for bring in layer.brings]
         node.brings = brought_by(frame.script, brings, frame.wanted, self.missing)
+        if node.status is Status.MAKE:
+            require_writable(Path(self.cache.root), "CM_REPOS")
         certain = certain and node.status is not Status.OPEN
         source = code_of(frame.script)
         if has_hook(source, "before_deps"):
