@@ -177,7 +177,15 @@ def _local(folder: Path) -> ModelRecord:
 def _served(name: str, folder: str, revision: str) -> ModelRecord:
     """Take a given server's model from the folder that the server reports, or by its name from the hub."""
     if not folder:
-        return _hub(name, revision)
+        try:
+            return _hub(name, revision)
+        except DownloadError as error:
+            stand_in = STAND_INS[variation_of("")]
+            error.remedy += (
+                f"\nor, where the server serves {stand_in.title} of cm4vllm under that name, add "
+                f"_{variation_of('')} to the tags of run-mlperf,inference"
+            )
+            raise
     return _described(
         Path(folder),
         _not_a_benchmarks(_safe(name.rpartition("/")[2])),

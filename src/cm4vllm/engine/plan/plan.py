@@ -140,7 +140,7 @@ class _Planner:
         for script in candidates(self.session.catalogue, request):
             layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
             for layer in layers:
-                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing))
+                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing, request.env))
         return tuple(brought)
 
     def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
@@ -240,7 +240,7 @@ class _Planner:
         if not facts_in(str(frame.wanted)):
             node.version = in_words(frame.settle_version())
         brings = [bring for layer in frame.task.layers for bring in layer.brings]
-        node.brings = brought_by(frame.script, brings, frame.wanted, self.missing)
+        node.brings = brought_by(frame.script, brings, frame.wanted, self.missing, frame.env)
         if node.status is Status.MAKE:
             require_writable(Path(self.cache.root), "CM_REPOS")
         certain = certain and node.status is not Status.OPEN
@@ -321,7 +321,7 @@ class _Planner:
         node.children.append(child)
         exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
         if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
-            child.brings += brought_by(child.script, step.brings, frame.wanted, self.missing)
+            child.brings += brought_by(child.script, step.brings, frame.wanted, self.missing, frame.env)
         frame.take(exports, certain=certain and not conditions)
 
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:
