@@ -275,8 +275,15 @@ def _of_other_numbers(word: str, known: Sequence[str]) -> list[str]:
 
     A number is not near another one: each of these choices may be meant, and none of them.
     """
+    import difflib  # only errors need it, and every start would pay for it
+
     form = _form(word)
-    return [choice for choice in known if _form(choice) == form] if form != word.lower() else []
+    if form == word.lower():
+        return []
+    others = [choice.lower() for choice in known if _form(choice) != form]
+    if difflib.get_close_matches(word.lower(), others, n=1, cutoff=_MISSPELT):
+        return []
+    return [choice for choice in known if _form(choice) == form]
 
 
 def _form(word: str) -> str:
