@@ -180,7 +180,7 @@ def _require_result_file(cmind: Any) -> None:
 
 
 def _warn(session: Session, request: Request) -> None:
-    """Print which repository's script is run where several may be meant, and what of the request has no effect."""
+    """Print whose script is run where several may be meant, and which parts of the request have no effect."""
     if request.adr or request.explicit:
         from cm4vllm.engine.plan.chain import warnings_of
 

@@ -345,7 +345,7 @@ def test_queries_without_a_first_token_beyond_the_limit_are_late():
     [
         (
             lambda: judged(answers(600, seconds=30.0), elapsed_s=40.0, issued=800, overdue=150, oldest=30.0)[0],
-            "TTFT, which 150 of 600 queries exceed, 150 of them without an answer",
+            "TTFT, which 150 of 600 queries exceed, 150 of them unanswered",
         ),
         (
             lambda: judged(answers(1200, lambda number: 5000.0 if number % 20 == 0 else 50.0), elapsed_s=60.5)[0],

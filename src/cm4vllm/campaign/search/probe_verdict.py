@@ -100,7 +100,7 @@ class Judge:
         Queries that wait for their answer count, too: of those that count in `limits`, all may be within.
         """
         words = [
-            f"{name}, which {late:,} of {queries:,} queries exceed, {late - self._over[name]:,} of them without an answer"
+            f"{name}, which {late:,} of {queries:,} queries exceed, {late - self._over[name]:,} of them unanswered"
             if late > self._over[name]
             else f"{name}, which {late:,} of {self.queries:,} queries exceed"
             for name, queries, late in self._late()

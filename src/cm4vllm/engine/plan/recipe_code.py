@@ -124,6 +124,6 @@ def _unnamed(words: Iterable[str], files: Iterable[Path]) -> set[str]:
         if not left:
             break
         text = path.read_text(encoding="utf-8", errors="replace")
-        begun = tuple(found for found in _BEGINNING.findall(text) if len(found) > len(_OWN))
+        begun = tuple(start for start in _BEGINNING.findall(text) if len(start) > len(_OWN))
         left -= {word for word in left if re.search(rf"\b{re.escape(word)}\b", text) or word.startswith(begun)}
     return left
