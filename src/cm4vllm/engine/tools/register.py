@@ -52,7 +52,7 @@ def complete(home: Path) -> None:
         return
     writable_folder(home, "CM_REPOS")
     done = subprocess.run(
-        [sys.executable, "-m", "cmind", "find", "repo", "local"],
+        [sys.executable, "-P", "-m", "cmind", "find", "repo", "local"],
         capture_output=True,
         text=True,
         env={**os.environ, "CM_REPOS": str(home)},
