@@ -281,7 +281,7 @@ def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_
         for value in (64, 8)
     ]
     comparison = compare_paths(sides)
-    assert [(found.name, found.values) for found in comparison.differences] == [(f"--{name}", ("64", "8"))]
+    assert [(setting.name, setting.values) for setting in comparison.differences] == [(f"--{name}", ("64", "8"))]
     assert "/srv/private" not in as_page(comparison)
     assert not any("VLLM_SERVER_DEV_MODE" in text for text in comparison.warnings)
 
