@@ -37,13 +37,13 @@ def require_file(path: Path) -> None:
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
 
 
-def require_samples(path: Path, samples: int, expected: int) -> None:
-    """Raise DatasetError for a dataset that has another number of samples than the benchmark's."""
-    if samples != expected:
+def require_samples(path: Path, samples: int, expected: int | None) -> None:
+    """Raise DatasetError for a dataset that has another number of samples than the benchmark's; None stands for any."""
+    if expected is not None and samples != expected:
         raise DatasetError(
             f"{path} has {samples} samples",
             cause=f"the benchmark's dataset has {expected}",
-            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
+            remedy="give the whole dataset: a result needs it, a rehearsal (--execution_mode=test) takes any number",
         )
 
 

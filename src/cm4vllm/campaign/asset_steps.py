@@ -135,14 +135,14 @@ def _quantised(job: Job) -> Iterator[Step]:
 
 def _datasets(job: Job) -> Iterator[Step]:
     """Give the steps that provide the dataset of each mode: mostly it is one."""
-    sources = job.sources
+    sources, checks = job.sources, (Check.PROMPTS if job.benchmark.media is None else Check.MEDIA,)
     if Mode.ACCURACY in job.modes or not sources.performance:
         yield Step(
             name="dataset",
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
             brings=sources.dataset_brings,
-            checks=(Check.MEDIA,) if job.benchmark.media is not None else (),
+            checks=checks,
         )
     if sources.performance:
         yield Step(
@@ -150,6 +150,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             tags=f"get,dataset,_performance,{sources.performance}",
             gives="the file and the record of performance runs' dataset",
             brings=sources.performance_brings,
+            checks=checks,
         )
     for test in job.tests:
         if audit(test, job.benchmark.name).own_dataset:
@@ -158,6 +159,7 @@ def _datasets(job: Job) -> Iterator[Step]:
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
                 gives="the file and the record of the test's dataset",
                 brings=sources.compliance_brings,
+                checks=checks,
             )
 
 

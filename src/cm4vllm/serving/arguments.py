@@ -153,12 +153,8 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         return done
     done[keys["model"]] = model.path
     checkpoint = read_checkpoint(Path(model.path))
-    if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
-        raise ModelError(
-            f"the dataset does not fit the model {model.name}",
-            cause=f"its context is {checkpoint.max_positions} tokens, prompt and answer need {longest}",
-            remedy="use a model with a longer context, or the dataset that belongs to the model",
-        )
+    given = read_server_settings({keys["name"]: model.name, **done}).max_model_len
+    require_context(checkpoint.max_positions if given is None else given, longest, model.name)
     known = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
@@ -172,6 +168,20 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         if not done.get(keys[field]):
             done[keys[field]] = value
     return done
+
+
+def require_context(context: int | None, longest: int, model: str) -> None:
+    """Refuse a dataset whose longest prompt with its answer has more tokens than the context; None is not known.
+
+    `model` is the name of the model, empty where it is not known. Raises ModelError.
+    """
+    if context is not None and context < longest:
+        raise ModelError(
+            f"the dataset does not fit the {f'model {model}' if model else 'context'}",
+            cause=f"the context is {context} tokens, prompt and answer need {longest}",
+            remedy="serve a longer context by --max_model_len where the model has one, use a model with a longer "
+            "context, or give a dataset with shorter prompts",
+        )
 
 
 def server_argv(
