@@ -9,7 +9,7 @@ from cm4vllm.assets.dataset_files import DatasetSettings
 from cm4vllm.assets.datasets import provide
 from cm4vllm.assets.models import MODEL_FILE, ModelSettings
 from cm4vllm.assets.models import provide as provide_model
-from cm4vllm.assets.prompt_tokens import misread
+from cm4vllm.assets.prompt_tokens import message, misread
 from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.common.errors import DatasetError
 
@@ -167,3 +167,26 @@ def test_a_calibration_set_of_another_model_is_tokenised_again(model, tmp_path, 
     own = bpe(ARTICLES, model)
     record = provided(tmp_path, model, rows(other), calibration=True)
     assert rows_of(Path(record.path)) == rows(own)
+
+
+@pytest.mark.parametrize("kind", [bpe, with_spaces])
+def test_a_message_is_the_prompt_with_its_instruction(kind, model):
+    own, text = kind(ARTICLES, model), ARTICLES[3].partition(" Ein")[0]
+    asked = f"Monday handled salt: {text} said Port Dover"
+    assert message(own, own.encode(asked).ids, text) == asked
+    assert message(own, own.encode(text).ids, text) == text
+    assert message(own, own.encode(asked).ids, "") == asked
+
+
+def test_a_message_is_without_the_chat_template_that_the_prompt_has(model):
+    own = bpe(ARTICLES, model, "<|start|>", "<|end|>", "<|message|>")
+    text = ARTICLES[5]
+    prompt = (
+        "<s><|start|>system<|message|>You are a model.<|end|><|start|>user<|message|>\n\nWhat is said in this: "
+        f"{text}<|end|><|start|>assistant"
+    )
+    ids = own.encode(prompt, add_special_tokens=False).ids
+    assert message(own, ids, text) == f"What is said in this: {text}"
+    assert message(own, own.encode("<s>[INST] Why? [/INST]", add_special_tokens=False).ids, "<s>[INST] Why? [/INST]") == (
+        "[INST] Why? [/INST]"
+    )

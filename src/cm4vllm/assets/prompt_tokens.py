@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from cm4vllm.common.errors import DatasetError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["beyond", "misread", "tokenised"]
+__all__ = ["beyond", "message", "misread", "tokenised"]
 
 #: Rows that are decoded, spread over the dataset, beside the last one.
 _COMPARED = 64
@@ -75,6 +75,20 @@ def tokenised(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: st
         encodings = tokenizer.encode_batch([_prompt(row) for row in chunk])
         made += [{**row, "tok_input": encoding.ids} for row, encoding in zip(chunk, encodings, strict=True)]
     return _without_second_begin(made, tokenizer.encode("").ids)
+
+
+def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
+    """Return the message of a prompt, for a server that adds its chat template: what has the row's text in it.
+
+    Where the prompt has a template already, that is the part between two special tokens; else all without those.
+    """
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    wanted = _letters(text)
+    for is_special, part in groupby(ids, special.__contains__):
+        decoded = "" if is_special else tokenizer.decode(list(part))
+        if wanted and wanted in (letters := _letters(decoded)):
+            return text if letters == wanted else decoded.strip()
+    return tokenizer.decode(list(ids)).strip()
 
 
 def _without_second_begin(rows: list[dict[str, Any]], added: list[int]) -> list[dict[str, Any]]:
