@@ -8,6 +8,7 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,7 +23,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
 
-__all__ = ["AssetInputs", "Sources", "asked_quantisation", "sources"]
+__all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
@@ -312,7 +313,7 @@ def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
 
 def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
     """Raise UsageError where a scheme computes its scales from a calibration set and the benchmark has none."""
-    calibrated = [name for name in names if name == KV_FP8 or schemes()[name].calibrated]
+    calibrated = _calibrated(names)
     if calibrated and not catalogue().benchmark(benchmark).calibration:
         without = [name for name, scheme in schemes().items() if scheme.preset and not scheme.calibrated]
         raise UsageError(
@@ -320,3 +321,12 @@ def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
             cause=f"{calibrated[0]} computes its scales from a calibration set, and none is published for {benchmark}",
             remedy=f"use a scheme that needs none: {' or '.join(without)}",
         )
+
+
+def needs_calibration(variations: str) -> bool:
+    """Return True if the variations of quantize,ml-model compute scales from a calibration set; none need nothing."""
+    return bool(_calibrated(name.removeprefix("_").removeprefix("scheme.") for name in variations.split(",") if name))
+
+
+def _calibrated(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name == KV_FP8 or schemes()[name].calibrated]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
-from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
@@ -115,8 +115,7 @@ def _language_data(job: Job) -> Iterator[Step]:
 
 def _quantised(job: Job) -> Iterator[Step]:
     """Give the steps that quantise the model."""
-    calibrated = bool(catalogue().benchmark(job.benchmark.name).calibration)
-    if calibrated:
+    if needs_calibration(job.quantisation):
         yield Step(
             name="calibration set",
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
@@ -126,7 +125,6 @@ def _quantised(job: Job) -> Iterator[Step]:
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
-        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:

@@ -17,6 +17,7 @@ from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.resumed_download import digest_of
+from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.given_datasets import other_prompts
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
@@ -157,7 +158,7 @@ def _model(facts: _Facts) -> _Breaches:
 def _calibration(facts: _Facts) -> _Breaches:
     sources = facts.job.sources
     name = catalogue().benchmark(facts.job.benchmark.name).calibration
-    if facts.job.quantisation and name:
+    if needs_calibration(facts.job.quantisation) and name:
         yield from _published_file(sources.calibration, name, "calibration set", "--calibration_path")
 
 
