@@ -187,6 +187,6 @@ def test_a_message_is_without_the_chat_template_that_the_prompt_has(model):
     )
     ids = own.encode(prompt, add_special_tokens=False).ids
     assert message(own, ids, text) == f"What is said in this: {text}"
-    assert message(own, own.encode("<s>[INST] Why? [/INST]", add_special_tokens=False).ids, "<s>[INST] Why? [/INST]") == (
-        "[INST] Why? [/INST]"
-    )
+    assert message(
+        own, own.encode("<s>[INST] Why? [/INST]", add_special_tokens=False).ids, "<s>[INST] Why? [/INST]"
+    ) == ("[INST] Why? [/INST]")

@@ -156,11 +156,7 @@ def test_text_of_a_reasoning_channel_is_in_the_accuracy_log(tmp_path, settings_f
 
 
 @pytest.mark.parametrize(
-    ("habits", "api"),
-    [
-        ({"chat": True, "takes_text": False}, Api.CHAT),
-        ({"takes_ids": False}, Api.COMPLETIONS),
-    ],
+    ("habits", "api"), [({"chat": True, "takes_text": False}, Api.CHAT), ({"takes_ids": False}, Api.COMPLETIONS)]
 )
 def test_a_server_of_texts_gets_the_whole_prompt_and_not_the_article_alone(habits, api, tmp_path, settings_for, words):
     rows = json.loads(Path(words[0].path).read_text())
