@@ -218,3 +218,14 @@ def test_a_model_in_a_home_of_the_hub_is_found_offline_by_another_process(hub, e
     again = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True)
     assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
     assert len(hub.seen) == seen
+
+
+@pytest.mark.parametrize("names", [["q4.gguf", "q8.gguf"], ["pytorch_model.bin"], []])
+def test_a_model_without_safetensors_is_refused_before_its_download(hub, entry, model, names):
+    (model / "model.safetensors").unlink()
+    for name in names:
+        (model / name).write_bytes(b"GGUF")
+    with pytest.raises(DownloadError, match="no weights in safetensors") as caught:
+        from_hub(entry)
+    assert all(name in caught.value.cause for name in names)
+    assert not [path for _, path, _ in hub.seen if "/resolve/" in path]

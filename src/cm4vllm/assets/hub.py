@@ -27,6 +27,8 @@ __all__ = ["page_of", "snapshot"]
 SPARE_BYTES = 2**30
 #: Weights in other formats, which vLLM does not need where there are safetensors.
 _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]
+#: The ends of the names of weights in formats that are not downloaded.
+_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
 _LOOK_S = 1.0
 #: The branch of a model for which no revision is given.
 _BRANCH = "main"
@@ -77,6 +79,13 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
         for file in info.siblings or []
         if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
     ]
+    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
+        weights = [file.rfilename for file in info.siblings or [] if file.rfilename.endswith(_WEIGHTS)]
+        raise DownloadError(
+            f"the model {name} has no weights in safetensors",
+            cause=f"its files are {', '.join(weights[:3]) or 'of other kinds'}",
+            remedy="name the repository that has the model as safetensors; GGUF files were made of such a one",
+        )
     missing = [
         file
         for file in wanted

@@ -25,6 +25,8 @@ from cm4vllm.common.settings import Key, Settings
 
 __all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 
+#: The beginnings of names that are paths.
+_PATHS = ("/", "./", "../", "~")
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
 
@@ -275,12 +277,16 @@ def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str
 def _of_name(name: str, *, served: bool) -> str:
     """Return the variation of a model that is named: one of the catalogue, a folder, or one of the hub.
 
-    A server may report the folder of one that it serves; that is known when the server was asked.
+    A name that can only be a path is that of a folder, also where there is none, and of a file: what reads it says what
+    it is. A server may report the folder of one that it serves; that is known when the server was asked.
     """
     if name in catalogue().models:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()
-    return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"
+    is_path = folder.is_dir() or (
+        not served and (folder.is_file() or name.startswith(_PATHS) or name.endswith(".gguf"))
+    )
+    return f"_path.{folder}" if is_path else f"_{'served' if served else 'hf'}.{name}"
 
 
 def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:

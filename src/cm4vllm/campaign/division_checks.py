@@ -179,7 +179,7 @@ def _dataset(facts: _Facts) -> _Breaches:
 def _prompts(facts: _Facts) -> _Breaches:
     """Give that prompts would be tokenised again, as far as dataset and model are files on this machine."""
     source, _, location = facts.job.sources.dataset.removeprefix("_").partition(".")
-    if source != "path" or facts.job.benchmark.media is not None:
+    if source != "path" or facts.job.benchmark.media is not None or typed_path(location).is_dir():
         return
     if why := other_prompts(typed_path(location), facts.job.sources.model):
         yield (
@@ -197,6 +197,8 @@ def _published_file(variation: str, name: str, title: str, flag: str) -> _Breach
             f"the {title} is the stand-in's; the benchmark's is {name}",
             "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny",
         )
+    elif source == "path" and typed_path(location).is_dir():
+        yield f"the {title} {Path(location).name} is a folder, of which no digest is published", remedy
     elif source == "path":
         digest = digest_of(typed_path(location), known.digest.partition(":")[0])
         if digest != known.digest:
