@@ -25,6 +25,7 @@ __all__ = [
     "completed",
     "given_settings",
     "hub_folder",
+    "least_kv_cache_gib",
     "niceness",
     "preset_options",
     "ray_env",
@@ -84,7 +85,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     enforce_eager: Annotated[bool | None, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = None
     trust_remote_code: Annotated[bool, Key("CM_VLLM_SERVER_TRUST_REMOTE_CODE")] = False
     uvicorn_log_level: Annotated[str, Key("CM_VLLM_SERVER_UVICORN_LOG_LEVEL")] = ""
-    kv_cache_gib: input_types.KvCacheSpace = 1
+    kv_cache_gib: input_types.KvCacheSpace = None
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
     speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
@@ -244,6 +245,11 @@ def _set_options(settings: ServerSettings) -> _Options:
     return {name: value for name, value in valued.items() if value not in ("", None)}
 
 
+def least_kv_cache_gib(given: int | None) -> int:
+    """Return the GiB of the CPU backend's KV cache, the least where none are given."""
+    return 1 if given is None else given
+
+
 def secret_env(settings: ServerSettings) -> dict[str, str]:
     """Return what the server's environment has of the further words: a token there stands in no list of processes."""
     return _extra(settings.extra)[1]
@@ -289,7 +295,7 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         {}
         if settings.device != "cpu"
         else {
-            "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(least_kv_cache_gib(settings.kv_cache_gib)),
             **(
                 {"OMP_NUM_THREADS": str(settings.threads)}
                 if settings.threads

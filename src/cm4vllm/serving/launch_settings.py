@@ -254,7 +254,7 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
             f"--gpu_memory_utilization={share} is not usable",
             cause="it is a part of the GPU's memory: above 0, and 1 at most",
         )
-    if chosen.kv_cache_gib < 0:
+    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
         raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
 
 
