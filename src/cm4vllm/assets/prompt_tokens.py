@@ -80,7 +80,7 @@ def tokenised(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: st
 def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
     """Return the message of a prompt, for a server that adds its chat template: what has the row's text in it.
 
-    Where the prompt has a template already, that is the part between two special tokens; else all without those.
+    Where the prompt has a template itself, that is the part between two special tokens; else all without those.
     """
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     wanted = _letters(text)
@@ -92,7 +92,7 @@ def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
 
 
 def _without_second_begin(rows: list[dict[str, Any]], added: list[int]) -> list[dict[str, Any]]:
-    """Return rows whose prompts begin once with what the tokenizer adds to each: their texts may have it already."""
+    """Return rows whose prompts begin once with what the tokenizer adds to each: their texts may begin so."""
     for row in rows if added else ():
         if row["tok_input"][: 2 * len(added)] == [*added, *added]:
             row["tok_input"] = row["tok_input"][len(added) :]
@@ -125,15 +125,16 @@ def _holds(prompt: str, text: str, tokenizer: Tokenizer) -> bool:
 
 
 def _contains(prompt: str, text: str) -> bool:
-    if text in prompt:
-        return True
-    for one, other in ((prompt, text), (prompt[::-1], text[::-1])):
-        begin = one.find(other[:_COMPARED])
-        rest = one[begin:] if begin >= 0 else ""
-        same = next((at for at, (a, b) in enumerate(zip_longest(rest, other)) if a != b), len(rest))
-        if rest and same >= max(_COMPARED, _CUT * len(rest)):
-            return True
-    return False
+    """Say whether a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
+    backwards = prompt[::-1], text[::-1]
+    return text in prompt or any(_is_cut_to(*both) for both in ((prompt, text), backwards))
+
+
+def _is_cut_to(prompt: str, text: str) -> bool:
+    begin = prompt.find(text[:_COMPARED])
+    rest = prompt[begin:] if begin >= 0 else ""
+    same = next((at for at, both in enumerate(zip_longest(rest, text)) if both[0] != both[1]), len(rest))
+    return same >= max(_COMPARED, _CUT * len(rest))
 
 
 def _letters(text: str) -> str:

@@ -138,5 +138,5 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
 
     @property
     def tokenised_again(self) -> str:
-        """Why and for which model the prompts were tokenised again; empty where the ids are those of the file."""
+        """The reason, and the model, for which prompts were tokenised again; empty where the ids are the file's."""
         return self.recipe.get(RETOKENISED, "")

@@ -170,6 +170,12 @@ def next_step(report: Report) -> str:
         return (
             "name a model (--vllm_model_name=ORGANISATION/MODEL) or a server (--api_server=URL); --plan shows the job"
         )
+    whole = settings.dataset.whole(settings.terms.samples)
+    if report.rehearsal and whole != settings.terms.samples:
+        return (
+            f"a result needs the {number(settings.terms.samples)} samples of the benchmark's dataset, and yours has "
+            f"{number(whole)}: leave --dataset_path out"
+        )
     if report.rehearsal:
         return "the same command with --execution_mode=valid measures a result; --plan shows how long it takes"
     if report.invalid_results or report.tree is None:

@@ -146,7 +146,7 @@ class Texts:
 def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
     """Return the prompts of a dataset's rows as text, and how many of them the tokenizer reads as other token ids.
 
-    A conversation has the whole prompt, as the token ids have it: the server's chat template is added to it.
+    A conversation is the whole prompt, decoded: the server's chat template is added to it.
     """
     tokenizer = read_tokenizer(settings.model.tokenizer_file)
     if settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT:
