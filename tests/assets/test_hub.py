@@ -229,3 +229,22 @@ def test_a_model_without_safetensors_is_refused_before_its_download(hub, entry, 
         from_hub(entry)
     assert all(name in caught.value.cause for name in names)
     assert not [path for _, path, _ in hub.seen if "/resolve/" in path]
+
+
+def test_files_that_are_never_downloaded_are_not_missing_without_the_hub(hub, entry, model, monkeypatch):
+    from huggingface_hub import constants
+
+    for name in ("pytorch_model.bin", "q4.gguf"):
+        (model / name).write_bytes(b"other weights")
+    before = from_hub(entry)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert from_hub(entry) == before
+
+
+def test_a_branch_that_was_noted_by_hand_with_a_line_end_is_found(hub, entry, monkeypatch):
+    from huggingface_hub import constants
+
+    before = from_hub(entry)
+    (Path(constants.HF_HUB_CACHE) / "models--owner--some-model/refs/main").write_text(f"{COMMIT}\n")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert from_hub(entry) == before

@@ -164,7 +164,11 @@ def _cached(name: str, revision: str, cache: Path) -> Path | None:
     is_whole = not any(home.glob("blobs/*.incomplete")) and not any(home.glob("blobs/*.part"))
     for asked in (revision or _BRANCH, *(known if not revision and len(known) == 1 and is_whole else ())):
         with suppress(Exception):
-            return Path(snapshot_download(name, revision=asked, cache_dir=cache, local_files_only=True))
+            return Path(
+                snapshot_download(
+                    name, revision=asked, cache_dir=cache, local_files_only=True, ignore_patterns=_LEFT_OUT
+                )
+            )
     return None
 
 
