@@ -256,7 +256,7 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
     for flag, number in numbers.items():
         require_above_zero(f"--{flag}", number)
     require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
-    if chosen.kv_cache_gib < 0:
+    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
         raise UsageError(
             f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
             cause="it is a number of GiB",
