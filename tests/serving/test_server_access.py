@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
+from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.common.redaction import Vault
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access
-from cm4vllm.serving.records import host_header, host_of
 from cm4vllm.serving.server_access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_vocabulary, probe

@@ -187,7 +187,7 @@ def test_nothing_listens():
 
 def test_a_server_that_never_answers(monkeypatch):
     monkeypatch.setattr(module, "_SHORT_S", 0.3)
-    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /version"):
+    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /v1/models"):
         probe(url)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
-__all__ = ["address_spellings", "is_address", "is_loopback"]
+__all__ = ["address_spellings", "host_header", "host_of", "is_address", "is_loopback"]
 
 _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
@@ -57,3 +58,13 @@ def _colons(address: ipaddress.IPv6Address) -> set[str]:
     short = [f"{int(group, 16):x}" for group in groups]
     compressed = f"::ffff:{short[6]}:{short[7]}" if address.ipv4_mapped else address.compressed
     return {compressed, ":".join(groups), ":".join(short)}
+
+
+def host_of(endpoint: str) -> str:
+    """Return the host that connections to a base URL go to; a zone of IPv6 as the system writes it (RFC 6874)."""
+    return (urlsplit(endpoint).hostname or "").replace("%25", "%")
+
+
+def host_header(endpoint: str) -> str:
+    """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
+    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"

@@ -13,7 +13,7 @@ from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
-from cm4vllm.serving.server_requests import Site, ask, sites_of
+from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
 
 __all__ = ["identities", "identity", "other_content", "process_start", "reported_options", "restarts"]
 
@@ -29,6 +29,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 #: The words of labels for values that are neither number nor text.
 _OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60
+#: The end of the last year that a date can have, 9999, in seconds since 1970; nothing later is a time.
+_LAST_S = 253_402_300_800.0
 
 
 def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
@@ -84,7 +86,7 @@ def process_start(metrics: str) -> float | None:
     """Return when the process of this /metrics page started, in seconds since 1970; None where it is not reported."""
     start = _START.search(metrics)
     with suppress(ValueError):
-        return float(start[1]) if start else None
+        return seconds if start and 0 <= (seconds := float(start[1])) < _LAST_S else None
     return None
 
 
@@ -122,7 +124,7 @@ def _time(seconds: float) -> str:
 def _text(site: Site, path: str) -> str:
     """Return the answer of a server at a path; empty where it has no such page, or wants a key that it has not got."""
     with suppress(ServerUnsuitable):
-        status, answer = ask(site, "GET", path, None, _SHORT_S)
+        status, answer = ask(site, "GET", path, None, _SHORT_S, patience_s=OPTIONAL_S)
         return answer.decode(errors="replace") if status == 200 else ""
     return ""
 
