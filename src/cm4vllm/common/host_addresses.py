@@ -6,8 +6,12 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-__all__ = ["address_spellings", "host_header", "host_of", "is_address", "is_loopback"]
+__all__ = ["PROXY_VARIABLES", "address_spellings", "host_header", "host_of", "is_address", "is_loopback"]
 
+#: The variables that name a proxy, and the hosts that are asked without one; programs read one spelling or the other.
+PROXY_VARIABLES = tuple(
+    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_proxy".upper())
+)
 _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
 

