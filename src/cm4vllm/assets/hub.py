@@ -18,7 +18,7 @@ from typing import Any
 from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
 from cm4vllm.common.files import require_space
-from cm4vllm.common.http_requests import through_proxy
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
 

@@ -19,7 +19,8 @@ from cm4vllm.assets.resumed_download import RefusedError, answer_of, fetch, part
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import locked, require_space, user_cache
-from cm4vllm.common.http_requests import Answer, AnswerError, through_proxy
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.http_requests import Answer, AnswerError
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.units import size_text
 

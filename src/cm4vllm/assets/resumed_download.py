@@ -12,7 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 from cm4vllm.common.errors import DownloadError
-from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient, through_proxy
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient
 from cm4vllm.common.units import size_text
 
 __all__ = ["RefusedError", "answer_of", "digest_of", "download_client", "fetch", "part_of", "present"]

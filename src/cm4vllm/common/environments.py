@@ -12,7 +12,7 @@ from typing import Literal
 
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import write_text
-from cm4vllm.common.http_requests import through_proxy
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.processes import Completed, run
 
 __all__ = [

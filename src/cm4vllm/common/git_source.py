@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import staged_folder
-from cm4vllm.common.http_requests import through_proxy
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]

@@ -6,7 +6,17 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-__all__ = ["PROXY_VARIABLES", "address_spellings", "host_header", "host_of", "is_address", "is_loopback"]
+__all__ = [
+    "PROXY_VARIABLES",
+    "address_spellings",
+    "host_header",
+    "host_of",
+    "is_address",
+    "is_loopback",
+    "proxy_of",
+    "through_proxy",
+    "without_user",
+]
 
 #: The variables that name a proxy, and the hosts that are asked without one; programs read one spelling or the other.
 PROXY_VARIABLES = tuple(
@@ -71,4 +81,26 @@ def host_of(endpoint: str) -> str:
 
 def host_header(endpoint: str) -> str:
     """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
-    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"
+    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc.rpartition("@")[2]) or "localhost"
+
+
+def without_user(url: str) -> str:
+    """Return a URL without the user name and password in it."""
+    return re.sub(r"(?<=//)[^/?#]*@", "", url, count=1)
+
+
+def proxy_of(url: str) -> str:
+    """Return the URL of the proxy that the environment names for a URL; empty without one."""
+    from urllib.request import getproxies_environment, proxy_bypass  # slow, and seldom needed
+
+    proxies = getproxies_environment()
+    proxy = proxies.get(urlsplit(url).scheme) or proxies.get("all") or ""
+    if not proxy or proxy_bypass(host_of(url)):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def through_proxy(url: str) -> str:
+    """Return words that name the proxy of the environment for a URL, without its password; empty without one."""
+    proxy = proxy_of(url)
+    return f" through the proxy {without_user(proxy)} ({urlsplit(url).scheme.upper()}_PROXY)" if proxy else ""

@@ -18,23 +18,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from cm4vllm.common.host_addresses import host_header, host_of
+from cm4vllm.common.host_addresses import host_header, host_of, proxy_of, through_proxy, without_user
 from cm4vllm.common.units import size_text
 
 if TYPE_CHECKING:
     import httpcore2
 
-__all__ = [
-    "LATER",
-    "Answer",
-    "AnswerError",
-    "Follow",
-    "HttpClient",
-    "NoHttpError",
-    "OpenAnswer",
-    "proxy_of",
-    "through_proxy",
-]
+__all__ = ["LATER", "Answer", "AnswerError", "Follow", "HttpClient", "NoHttpError", "OpenAnswer", "proxy_of"]
 
 #: Statuses that mean "not now": the same request may succeed later (RFC 9110, 15.5 and 15.6; RFC 6585; RFC 8470).
 LATER = frozenset({408, 425, 429, 502, 503, 504})
@@ -228,7 +218,7 @@ class HttpClient:
             auth = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
             self._pools[proxy] = httpcore2.ConnectionPool(
                 ssl_context=self._tls,
-                proxy=httpcore2.Proxy(_without_user(proxy), auth=auth) if proxy else None,
+                proxy=httpcore2.Proxy(without_user(proxy), auth=auth) if proxy else None,
                 uds=self._unix_socket or None,
                 network_backend=cast("httpcore2.NetworkBackend", _Backend(self._deadline)),
             )
@@ -308,34 +298,12 @@ def _checked(url: str) -> SplitResult:
             return parts
     except ValueError:
         pass
-    raise AnswerError(f"{_without_user(url)[:200]!r} is not the address of an HTTP server")
+    raise AnswerError(f"{without_user(url)[:200]!r} is not the address of an HTTP server")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
     parts = _checked(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
-
-
-def _without_user(url: str) -> str:
-    scheme, mark, rest = url.rpartition("://")
-    return scheme + mark + rest.rpartition("@")[2]
-
-
-def proxy_of(url: str) -> str:
-    """Return the URL of the proxy that the environment names for a URL; empty without one."""
-    from urllib.request import getproxies_environment, proxy_bypass  # see _sent_once
-
-    proxies = getproxies_environment()
-    proxy = proxies.get(urlsplit(url).scheme) or proxies.get("all") or ""
-    if not proxy or proxy_bypass(host_of(url)):
-        return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def through_proxy(url: str) -> str:
-    """Return words that name the proxy of the environment for a URL, without its password; empty without one."""
-    proxy = proxy_of(url)
-    return f" through the proxy {_without_user(proxy)} ({urlsplit(url).scheme.upper()}_PROXY)" if proxy else ""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://\S*")
 
 
 def carried_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect a server on another node or in a container, but for those that choose devices."""
+    """Return the variables that affect a server and go to other nodes and containers: not those that choose devices."""
     return {
         key: value
         for key, value in without_service_links(environ).items()

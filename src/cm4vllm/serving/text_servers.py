@@ -109,7 +109,8 @@ def _with_less(dialect: Dialect, refusal: _Refused) -> tuple[Dialect | None, lis
     )
     if not left or (about_prompt and not named):
         return None, []
-    guessed = [] if named and named != left else left[:1]
+    all_named = {*left} - {"stream_options"} <= {*named}  # which only a request for a stream has
+    guessed = left[:1] if all_named or not named else []
     return replace(dialect, left_out=[*dialect.left_out, *(guessed or named)]), guessed
 
 

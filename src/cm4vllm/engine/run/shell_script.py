@@ -264,7 +264,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"CONNECT tunnel failed|Tunnel connection failed|Proxy Authentication Required|Cannot connect to proxy",
-        "the proxy that http_proxy, https_proxy or all_proxy names (also in upper case) did not let the request through",
+        "the proxy that https_proxy or HTTPS_PROXY names did not let the request through: correct the variable",
     ),
     (
         r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
