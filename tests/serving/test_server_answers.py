@@ -329,18 +329,7 @@ def other_certificates(certificate, tmp_path_factory):
     for words in (
         ["req", "-x509", *new, *names, "-days", "2", "-keyout", key, "-out", folder / "other"],
         ["req", *new, "-keyout", folder / "old-key", "-out", folder / "request"],
-        [
-            "x509",
-            "-req",
-            "-in",
-            folder / "request",
-            "-signkey",
-            folder / "old-key",
-            "-days",
-            "-1",
-            "-out",
-            folder / "old",
-        ],
+        ["x509", "-req", "-in", folder / "request", *old, "-days", "-1", "-out", folder / "old"],
     ):
         subprocess.run(["openssl", *words], check=True, capture_output=True)
     (folder / "other.pem").write_bytes(key.read_bytes() + (folder / "other").read_bytes())

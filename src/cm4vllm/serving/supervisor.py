@@ -150,7 +150,11 @@ class Supervisor:
             BASE: str(sockets),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
-        return {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env, **held}
+        return {
+            **{key: value for key, value in without_service_links(os.environ).items() if key not in ours},
+            **self.env,
+            **held,
+        }
 
     def _wake_on_signals(self) -> int:
         """Have every signal of interest wake the select() below; return the descriptor to select on."""
@@ -348,7 +352,7 @@ def start_supervised(
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         cwd=cwd,
-        env={**without_service_links(os.environ), **(secrets or {}), "PYTHONPATH": path},
+        env={**os.environ, **(secrets or {}), "PYTHONPATH": path},
     )
 
 
