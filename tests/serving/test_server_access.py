@@ -188,7 +188,7 @@ def test_an_authorization_of_the_users_own_takes_the_place_of_a_usual_key_and_no
         chosen_access("VLLM_API_KEY", "MY_HEADERS")
 
 
-def test_a_redirect_is_not_followed(upstream, monkeypatch):
+def test_a_redirect_to_another_server_is_not_followed(upstream, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", SECRET)
     with Gateway(upstream, key=SECRET) as target, Gateway(upstream, "/a", redirect=target.endpoint) as gateway:
         with pytest.raises(ServerUnsuitable, match="redirects its /v1/models") as caught:

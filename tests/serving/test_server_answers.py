@@ -1,4 +1,4 @@
-"""What a status, a redirect or a page means to the probe: real servers behind a gateway that answers some requests."""
+"""Statuses, redirects and pages that the probe gets: real servers behind a gateway that answers some requests."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.assets.records import ModelRecord
-from cm4vllm.common.errors import CmError, ServerUnreachable, ServerUnsuitable
+from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving import server_requests
 from cm4vllm.serving.records import Prompts
 from cm4vllm.serving.server_access import KEY_VARIABLES, chosen_access
@@ -311,7 +311,7 @@ def test_plain_http_to_a_server_that_answers_it_with_an_error_is_named(certifica
 
 
 def test_tls_to_a_server_that_speaks_plain_http_is_named(upstream):
-    with pytest.raises(ServerUnreachable, match="no TLS connection") as caught:
+    with pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
         probe(upstream.replace("http:", "https:"), peer.MODEL, text=True)
     assert "does not speak TLS" in caught.value.cause
     assert "http://" in caught.value.remedy
@@ -339,7 +339,7 @@ def other_certificates(certificate, tmp_path_factory):
 
 def test_a_name_that_does_not_fit_the_certificate_is_named(other_certificates):
     file = other_certificates / "other.pem"
-    with peer.running(tls=file) as url, pytest.raises(CmError, match="no TLS connection") as caught:
+    with peer.running(tls=file) as url, pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
         probe(url, peer.MODEL, text=True, ca_file=str(file))
     assert "its certificate is for vllm.example, a.example" in caught.value.cause
     assert "--api_server with a name" in caught.value.remedy
@@ -348,7 +348,7 @@ def test_a_name_that_does_not_fit_the_certificate_is_named(other_certificates):
 
 def test_a_certificate_that_has_expired_is_named(other_certificates):
     file = other_certificates / "old.pem"
-    with peer.running(tls=file) as url, pytest.raises(CmError, match="no TLS connection") as caught:
+    with peer.running(tls=file) as url, pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
         probe(url, peer.MODEL, text=True, ca_file=str(file))
     assert "expired" in caught.value.cause
     assert "renewed" in caught.value.remedy

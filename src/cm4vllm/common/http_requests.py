@@ -41,11 +41,11 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class AnswerError(ValueError):
-    """What came cannot be used: it is too long, has no end in time, is compressed, or ends too early."""
+    """An answer that cannot be used: it is too long, has no end in time, is compressed, or ends too early."""
 
 
 class NoHttpError(AnswerError):
-    """What came is not HTTP."""
+    """An answer that is not HTTP."""
 
 
 class Follow(Enum):

@@ -77,7 +77,7 @@ def translated_errors(site: Site, path: str, timeout_s: float) -> Iterator[None]
         raise not_measurable(endpoint, f"its {path}: {error}", Unanswered) from error
 
 
-def _no_tls(site: Site, error: ssl.SSLError) -> ServerUnreachable:
+def _no_tls(site: Site, error: ssl.SSLError) -> Unanswered:
     """Return the error for a TLS connection that failed, with the remedy that fits its cause."""
     code = error.verify_code if isinstance(error, ssl.SSLCertVerificationError) else 0
     cause = getattr(error, "verify_message", "") or error.reason or str(error)
@@ -93,7 +93,7 @@ def _no_tls(site: Site, error: ssl.SSLError) -> ServerUnreachable:
         cause = f"its certificate is for {', '.join(map(str, names[:_NAMES])) or 'another name'} ({cause})"
     elif not code and error.reason in _NO_TLS:
         cause, remedy = f"what answers there does not speak TLS ({cause})", "give its http:// address with --api_server"
-    return ServerUnreachable(f"no TLS connection to {site.endpoint}", cause=cause, remedy=remedy)
+    return Unanswered(f"no TLS connection to {site.endpoint}", cause=cause, remedy=remedy)
 
 
 def require_plain_http(site: Site) -> None:

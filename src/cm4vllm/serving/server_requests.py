@@ -39,7 +39,7 @@ __all__ = [
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
 LONG_S = 120.0
-#: Seconds for which a server that answers "not now" is asked again: one 503 of a gateway says nothing of the server.
+#: Seconds for which a server that answers "not now" is asked again: a gateway may give one 503 for a moment.
 PATIENCE_S = 60.0
 #: The same for a page that a server need not have: some gateways answer every path that they do not know with a 503.
 OPTIONAL_S = 10.0
