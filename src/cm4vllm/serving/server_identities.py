@@ -127,7 +127,7 @@ def _time(seconds: float) -> str:
 def _text(site: Site, path: str) -> str:
     """Return the answer of a server at a path; empty where it has no such page, or wants a key that it has not got."""
     with suppress(ServerUnsuitable):
-        status, answer = ask(site, "GET", path, None, _SHORT_S, patience_s=OPTIONAL_S)
+        status, answer = ask(site._replace(patience_s=OPTIONAL_S), "GET", path, None, _SHORT_S)
         return answer.decode(errors="replace") if status == 200 else ""
     return ""
 

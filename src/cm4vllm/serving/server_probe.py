@@ -356,7 +356,7 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
     shows in its /v1/models.
     """
     try:
-        answer = _json(site, "/version", OPTIONAL_S)
+        answer = _json(site._replace(patience_s=OPTIONAL_S), "/version")
     except ServerUnsuitable:
         return "", None
     version, simulated = answer.get("version"), answer.get("simulated")
@@ -400,5 +400,5 @@ def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> 
     return "enable-prefix-caching" in options
 
 
-def _json(site: Site, path: str, patience_s: float | None = None) -> Mapping[str, Any]:
-    return decoded(site, path, request(site, "GET", path, None, _SHORT_S, patience_s=patience_s))
+def _json(site: Site, path: str) -> Mapping[str, Any]:
+    return decoded(site, path, request(site, "GET", path, None, _SHORT_S))

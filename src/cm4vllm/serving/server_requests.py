@@ -133,11 +133,15 @@ _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
 class Site(NamedTuple):
-    """Access to a server: its base URL, the file of certificates that it is checked against, its key."""
+    """Access to a server: its base URL, the file of certificates that it is checked against, its key.
+
+    `patience_s` is for how many seconds it is asked again while it answers "not now"; None is PATIENCE_S.
+    """
 
     endpoint: str
     ca_file: str = ""
     access: Access = Access()
+    patience_s: float | None = None
 
     def target(self, path: str) -> str:
         """Return the path of a request to the server's `path`."""
@@ -194,25 +198,18 @@ def usage_of(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def ask(
-    site: Site,
-    method: str,
-    path: str,
-    body: Any,
-    timeout_s: float,
-    *,
-    content_type: str = "application/json",
-    patience_s: float | None = None,
+    site: Site, method: str, path: str, body: Any, timeout_s: float, *, content_type: str = "application/json"
 ) -> tuple[int, bytes]:
     """Return status and body of a server's answer to a JSON document, or to bytes of another content type.
 
-    What is answered with "not now" (LATER) is asked again for `patience_s` seconds (PATIENCE_S), an internal error
-    once. A request without a body follows redirects on the server itself. Raises ServerUnreachable where nothing
-    answers; Unanswered where the server asks for a key, is not ready in that time, redirects elsewhere, or where what
-    comes is no HTTP.
+    What is answered with "not now" (LATER) is asked again for the site's `patience_s`, an internal error once. A
+    request without a body follows redirects on the server itself. Raises ServerUnreachable where nothing answers;
+    Unanswered where the server asks for a key, is not ready in that time, redirects elsewhere, or where what comes is
+    no HTTP.
     """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = site.access.headers() | ({} if body is None else {"Content-Type": content_type})
-    end = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+    end = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s)
     with site.client() as client:
         for asked in count(1):
             with translated_errors(site, path, timeout_s):
@@ -268,11 +265,9 @@ def _redirected(site: Site, path: str, location: str) -> Unanswered:
     )
 
 
-def request(
-    site: Site, method: str, path: str, body: Any, timeout_s: float, *, patience_s: float | None = None
-) -> bytes:
+def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
     """Return the body of a 200 answer. Raises as `ask` does, and ServerUnsuitable for another status."""
-    status, answer = ask(site, method, path, body, timeout_s, patience_s=patience_s)
+    status, answer = ask(site, method, path, body, timeout_s)
     if status != 200:
         raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
     return answer
