@@ -211,5 +211,5 @@ def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
             cause=f"it counts {counted:,} tokens where the dataset has {sent:,}; {MOST_APART:.0%} is allowed",
             remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name, and a dataset "
-            "that was made with that tokenizer by --dataset_path",
+            "that was made with that tokenizer by --dataset_path, or --dataset=tiny of run-mlperf,inference",
         )
