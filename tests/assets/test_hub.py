@@ -1,9 +1,12 @@
 """Models of the hub: a download proved by its digests, an interrupted one that goes on, and all that goes wrong."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import DiskFull, DownloadError
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
 from conftest import safetensors
 
 
@@ -180,6 +184,43 @@ def test_a_hub_that_cannot_be_reached_is_told_with_another_way(hub, entry, monke
         from_hub(entry)
     assert "refused" in caught.value.cause
     assert "_path." in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+def test_a_proxy_that_refuses_the_hub_is_named_without_its_password(hub, entry, monkeypatch, name):
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    for other in PROXY_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    close_session()
+    with refusing_proxy() as address:
+        monkeypatch.setenv(name, f"http://user:s3cret-word@{address}")
+        with pytest.raises(DownloadError, match="cannot be downloaded") as caught:
+            from_hub(entry)
+    close_session()
+    assert "403" in caught.value.cause
+    assert f"through the proxy http://{address} (HTTPS_PROXY)" in caught.value.cause
+    assert "s3cret-word" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def refusing_proxy():
+    """Give the address of a proxy that answers 403 to every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_error(403)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize("revision", ["", "main", "v1.0", COMMIT])

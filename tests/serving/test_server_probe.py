@@ -188,7 +188,7 @@ def test_a_unix_socket(tmp_path):
 def test_a_tls_server_is_checked_against_the_certificates_that_are_named(certificate):
     with peer.running(tls=certificate) as url:
         assert probe(url, ca_file=str(certificate)).ca_file == str(certificate)
-        with pytest.raises(ServerUnreachable, match="no TLS connection") as said:
+        with pytest.raises(ServerUnsuitable, match="no TLS connection") as said:
             probe(url)
         assert "self-signed" in said.value.cause
         assert "--api_server_ca" in said.value.remedy
@@ -207,7 +207,7 @@ def test_nothing_listens():
 
 def test_a_server_that_never_answers(monkeypatch):
     monkeypatch.setattr(module, "_SHORT_S", 0.3)
-    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /version"):
+    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /v1/models"):
         probe(url)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
 from cm4vllm.common.files import require_space, write_text
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
 
@@ -63,7 +64,7 @@ def snapshot(name: str, revision: str) -> Path:
             return cached
         raise DownloadError(
             f"the model {name} cannot be downloaded",
-            cause=_first_line(error),
+            cause=f"{_first_line(error)}{through_proxy(page_of(name))}",
             remedy="run again: what was downloaded is kept\n"
             "or download it where the hub is reachable and give the folder: --tags=...,_path.<folder>\n"
             "or set HF_ENDPOINT to a mirror",

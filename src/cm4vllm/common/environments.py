@@ -12,6 +12,7 @@ from typing import Literal
 
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.files import write_text
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.processes import Completed, run
 
 __all__ = [
@@ -124,7 +125,7 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
     if unreachable := _no_connection(done.output):
         raise InstallError(
             title,
-            cause=f"pip has no connection to the package index: {unreachable}",
+            cause=f"pip has no connection to the package index: {unreachable}{through_proxy('https://pypi.org')}",
             remedy="run the same command again where the machine has a network: what is installed once is used without "
             f"it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
         )

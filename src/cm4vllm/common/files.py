@@ -161,9 +161,14 @@ def text_of(path: Path, most: int = -1) -> str:
 
 
 def json_of(data: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow."""
+    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow.
+
+    Halves of UTF-16 pairs, which JSON can escape and no UTF-8 file can hold, become question marks.
+    """
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        halves = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
+        return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if halves else value
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 

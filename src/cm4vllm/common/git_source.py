@@ -12,6 +12,7 @@ from pathlib import Path
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_objects import OF_A_REPOSITORY, OWN_CONFIGURATION, borrowed, objects_of
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]
@@ -92,7 +93,7 @@ def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remed
 
 def _reach(url: str, remedy: str) -> None:
     """Find out in seconds whether the host of `url` answers: git itself waits for minutes."""
-    if not url.startswith("https://") or any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY")):
+    if not url.startswith("https://") or through_proxy(url):
         return
     host = url.split("/")[2]
     try:
@@ -116,4 +117,5 @@ def _fetching(folder: Path, url: str, words: list[str], title: str, remedy: str)
             f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=remedy
         ) from error
     if not done.ok:
-        raise SourceUnavailable(f"{title} cannot be fetched from {url}", cause=done.tail(5), remedy=remedy)
+        cause = done.tail(5) + through_proxy(url)
+        raise SourceUnavailable(f"{title} cannot be fetched from {url}", cause=cause, remedy=remedy)

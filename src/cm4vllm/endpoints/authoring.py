@@ -15,6 +15,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.host_addresses import host_of
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
@@ -23,7 +24,6 @@ from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.results.curves import POWER_FILE
-from cm4vllm.serving.records import host_of
 from cm4vllm.submission.privacy import private_words
 
 __all__ = ["BundleInputs", "author_and_build", "read_points"]

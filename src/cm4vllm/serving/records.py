@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
-from urllib.parse import urlsplit
 
 from msgspec.structs import force_setattr
 
@@ -12,28 +10,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.server_access import Access
 
-__all__ = [
-    "Api",
-    "ContainerRecord",
-    "Dialect",
-    "NodeRecord",
-    "Prompts",
-    "ServerIdentity",
-    "ServerRecord",
-    "Simulation",
-    "host_header",
-    "host_of",
-]
-
-
-def host_of(endpoint: str) -> str:
-    """Return the host that connections to a base URL go to; a zone of IPv6 as the system writes it (RFC 6874)."""
-    return (urlsplit(endpoint).hostname or "").replace("%25", "%")
-
-
-def host_header(endpoint: str) -> str:
-    """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
-    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"
+__all__ = ["Api", "ContainerRecord", "Dialect", "NodeRecord", "Prompts", "ServerIdentity", "ServerRecord", "Simulation"]
 
 
 class Api(StrEnum):

@@ -306,7 +306,7 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
         if listens(endpoint):
             try:
                 check_answer(
-                    Site(endpoint, access=own_access()),
+                    Site(endpoint, access=own_access(), patience_s=0),
                     settings.name,
                     settings.api,
                     timeout_s=max(1, deadline - time.monotonic()),

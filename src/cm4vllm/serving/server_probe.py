@@ -14,23 +14,24 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
-from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
-from cm4vllm.serving.server_access import NO_ACCESS, Access
+from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
+from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
 from cm4vllm.serving.server_identities import identity, reported_options
 from cm4vllm.serving.server_requests import (
     LONG_S,
-    NO_HTTP,
+    OPTIONAL_S,
+    REFUSED,
     Site,
     ask,
     base_urls,
     choices_of,
     decoded,
     events_of,
-    not_measurable,
     request,
+    said,
     sites_of,
     usage_of,
 )
@@ -41,13 +42,15 @@ __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "ser
 #: For an address that must answer at once.
 _SHORT_S = 10.0
 _PROMPT = [3, 4, 5]
+#: Statuses for token ids that a vocabulary does not have.
+_NO_SUCH_IDS = (400, 422)
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
 #: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
-#: The message about a server that does not name the model it was asked for.
-_NOT_LISTED = "whether it serves that model: its /v1/models does not list it"
+#: The cause where a server does not name the model that it was asked for.
+_NOT_LISTED = "its /v1/models does not list it"
 
 
 @dataclass(frozen=True)
@@ -108,15 +111,22 @@ def probe(
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
     unchecked = []
+    model, unlisted = _model(site, model_name, text=text)
     version, simulated = _version(site)
-    model, note = _model(site, model_name, text=text)
-    length, media = _context(site, model, max_model_len), media_api_of(api)
-    dialect = media.dialect if media else _dialect(site, model.name, api) if text else None
-    if media is not None:
-        media.check(site, model.name, LONG_S)
-    elif dialect is None:
-        for streamed in (True, False):
-            check_completion(site, model.name, streamed=streamed, api=api)
+    media = media_api_of(api)
+    dialect = media.dialect if media else None
+    try:
+        if media is not None:
+            media.check(site, model.name, LONG_S)
+        elif not text or (dialect := _dialect(site, model.name, api)) is None:
+            for streamed in (True, False):
+                check_completion(site, model.name, streamed=streamed, api=api)
+    except ServerUnsuitable as error:
+        if unlisted:
+            error.cause = f"{unlisted}\n{error.cause}"
+            error.remedy = f"check the path before /v1 in --api_server\n{error.remedy}"
+        raise
+    length = _context(site, model, max_model_len)
     software = _software(version, model.owner, dialect)
     if software != "vLLM":
         unchecked.append(
@@ -140,7 +150,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         owned=False,
         options=options,
         model_folder=_folder(site, model),
-        unchecked=[*unchecked, *note],
+        unchecked=[*unchecked, *([f"whether it serves that model: {unlisted}"] if unlisted else [])],
         identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
     )
@@ -157,29 +167,33 @@ def _context(site: Site, model: Model, given: int) -> int:
     )
 
 
-def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
-    """Return the requested model, and sentences on what is unknown about it. Raises ServerUnsuitable.
+def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
+    """Return the requested model, and why it is not known that the server has it. Raises ServerUnsuitable.
 
     Not every server that gives text lists its models: then the name is taken as it is, and its completions show whether
     it is right.
     """
     try:
         models = served_models(site)
+    except Unanswered:
+        raise
     except ServerUnsuitable as error:
         if not text or not name:
             error.remedy += "" if name or not text else "; where it does not list its model, --vllm_model_name names it"
             raise
-        return Model(name), [f"whether it serves that model: {error.cause}"]
+        return Model(name), error.cause
     listed = any(model.name == name or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
-        return Model(name), [_NOT_LISTED]
-    return _chosen(site.endpoint, name, models), []
+        return Model(name), _NOT_LISTED
+    return _chosen(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
-    """Tell whether a server answers for a model that it does not list."""
+    """Tell whether a server answers for a model that it does not list. Raises Unanswered."""
     try:
         return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
+    except Unanswered:
+        raise
     except ServerUnsuitable:
         return False
 
@@ -188,13 +202,18 @@ def _dialect(site: Site, model: str, api: Api) -> Dialect | None:
     """Return the dialect of a server that gives text alone, None for one that lists token ids, or should."""
     if api is Api.GENERATE or (api is Api.COMPLETIONS and _lists_ids(site, model)):
         return None
-    return find_dialect(site, model, api)
+    dialect = find_dialect(site, model, api)
+    # A server that failed for a moment now takes everything, and may list ids after all.
+    all_taken = api is Api.COMPLETIONS and not dialect.left_out and _lists_ids(site, model)
+    return None if all_taken else dialect
 
 
 def _lists_ids(site: Site, model: str) -> bool:
     """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
+    if status not in (200, *REFUSED):
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
     choices = choices_of(decoded(site, path, answer)) if status == 200 else []
     return any(isinstance(choice.get("token_ids"), list) for choice in choices)
 
@@ -312,11 +331,13 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     ours = tokenizer.decode(ids, skip_special_tokens=False)
     body = {"model": server.model_name, "tokens": ids}
     site = sites_of(server)[0]
-    try:
-        answer = request(site, "POST", "/detokenize", body, _SHORT_S)
+    status, answer = ask(site, "POST", "/detokenize", body, _SHORT_S)
+    if status in _NO_SUCH_IDS:
+        theirs = said(site, answer)
+    elif status == 200:
         theirs = str(decoded(site, "/detokenize", answer).get("prompt"))
-    except ServerUnsuitable as error:
-        theirs = error.cause
+    else:
+        raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
     if _letters(ours) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",
@@ -337,10 +358,8 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
     shows in its /v1/models.
     """
     try:
-        answer = _json(site, "/version")
-    except ServerUnsuitable as error:
-        if NO_HTTP in error.cause:
-            raise
+        answer = _json(site._replace(patience_s=OPTIONAL_S), "/version")
+    except ServerUnsuitable:
         return "", None
     version, simulated = answer.get("version"), answer.get("simulated")
     try:

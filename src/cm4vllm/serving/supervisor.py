@@ -45,6 +45,7 @@ from typing import Any
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
+from cm4vllm.serving.carried_variables import without_service_links
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
@@ -149,7 +150,7 @@ class Supervisor:
             BASE: str(sockets),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
-        inherited = {key: value for key, value in os.environ.items() if key not in ours}
+        inherited = {key: value for key, value in without_service_links(os.environ).items() if key not in ours}
         return safe_environment({**inherited, **self.env, **held})
 
     def _wake_on_signals(self) -> int:

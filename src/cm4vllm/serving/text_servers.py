@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,14 +19,15 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Division
 from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
+from cm4vllm.serving.server_access import not_measurable
 from cm4vllm.serving.server_requests import (
     LONG_S,
+    REFUSED,
     Site,
     ask,
     choices_of,
     decoded,
     events_of,
-    not_measurable,
     request,
     said,
     sites_of,
@@ -45,6 +48,10 @@ _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
 
 class _Refused(Exception):
     """A request in one dialect was answered with an error."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"HTTP {status} {words}")
+        self.status, self.words = status, words
 
 
 def text_body(
@@ -70,12 +77,14 @@ def find_dialect(site: Site, model: str, api: Api) -> Dialect:
     causes: dict[str, None] = {}
     for prompts in (Prompts.CHAT,) if api is Api.CHAT else (Prompts.IDS, Prompts.TEXT):
         dialect: Dialect | None = Dialect(prompts=prompts)
+        guessed: list[str] = []
         while dialect is not None:
             try:
-                return _tried(site, model, dialect, api)
+                return _with_more(site, model, _tried(site, model, dialect, api), api, guessed)
             except _Refused as refusal:
                 causes[f"{api.path}: {refusal}".strip()] = None
-                dialect = _with_less(dialect, str(refusal))
+                dialect, dropped = _with_less(dialect, refusal)
+                guessed += dropped
     remedy = (
         "leave --api out, or serve the model with a chat template"
         if api is Api.CHAT
@@ -88,13 +97,35 @@ def find_dialect(site: Site, model: str, api: Api) -> Dialect:
     )
 
 
-def _with_less(dialect: Dialect, refusal: str) -> Dialect | None:
-    """Return the dialect without what a server refused: the parameters that it names, else all; None without any."""
+def _with_less(dialect: Dialect, refusal: _Refused) -> tuple[Dialect | None, list[str]]:
+    """Return the dialect without what a server refused, None without any, and the parameters that were guessed.
+
+    Those go that the server names, unless it repeats the whole request; else the next one in the order of _OPTIONAL.
+    """
     left = [name for name in _OPTIONAL if name not in dialect.left_out]
-    named = [name for name in left if re.search(rf"\b{name}\b", refusal)]
-    if not named and re.search(r"\b(prompt|messages)\b", refusal):
-        return None
-    return replace(dialect, left_out=[*dialect.left_out, *(named or left)]) if left else None
+    named = [name for name in left if re.search(rf"\b{name}\b", refusal.words)]
+    about_prompt = refusal.status != HTTPStatus.INTERNAL_SERVER_ERROR and re.search(
+        r"\b(prompt|messages)\b", refusal.words
+    )
+    if not left or (about_prompt and not named):
+        return None, []
+    all_named = {*left} - {"stream_options"} <= {*named}  # which only a request for a stream has
+    guessed = left[:1] if all_named or not named else []
+    return replace(dialect, left_out=[*dialect.left_out, *(guessed or named)]), guessed
+
+
+def _with_more(site: Site, model: str, dialect: Dialect, api: Api, guessed: Sequence[str]) -> Dialect:
+    """Return the dialect with those parameters again that were left out by guess and that the server takes after all.
+
+    Raises as `_tried` does, but for _Refused.
+    """
+    for name in guessed:
+        if name == dialect.left_out[-1]:  # without it the server did not answer
+            continue
+        with suppress(_Refused):
+            more = replace(dialect, left_out=[other for other in dialect.left_out if other != name])
+            dialect = _tried(site, model, more, api)
+    return dialect
 
 
 def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
@@ -104,8 +135,10 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
     for streamed in (False, True):
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
         status, answer = ask(site, "POST", api.path, body, LONG_S)
-        if status != 200:
-            raise _Refused(f"HTTP {status} {said(site, answer)}")
+        if status in REFUSED:
+            raise _Refused(status, said(site, answer))
+        if status != HTTPStatus.OK:
+            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {said(site, answer)}")
         if streamed:
             documents, done = events_of(site, api.path, answer)
             if not documents:
@@ -116,8 +149,9 @@ def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
     if dialect.prompts is Prompts.IDS and any(usage != len(_PROMPT_IDS) for usage, _ in counted):
         # Without that count it is not known whether the ids were read as ids.
         raise _Refused(
-            f"HTTP 200 the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
-            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}"
+            HTTPStatus.OK,
+            f"the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
+            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}",
         )
     return replace(dialect, usage=all(tokens >= 0 for _, tokens in counted), done=done)
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
-from cm4vllm.serving.records import host_header, host_of
 
 __all__ = ["Address", "Connection", "ResponseHandler", "Server", "resolve"]
 

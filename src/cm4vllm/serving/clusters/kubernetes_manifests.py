@@ -43,6 +43,8 @@ _LEADER = {f"{_LWS}/worker-index": "0"}
 _START_TIMEOUT_S = 1800
 
 
+#: Without it a Service named vllm gives each pod of its namespace VLLM_PORT=tcp://..., with which vLLM does not start.
+_NO_SERVICE_LINKS = {"enableServiceLinks": False}
 _Kind = Literal["deployment", "leader-worker-set", "kserve", "llm-d"]
 
 
@@ -242,6 +244,7 @@ def _pod_spec(pod: PodSettings, server: ServerSettings, container: str, argument
             }
         ],
         "volumes": volumes,
+        **_NO_SERVICE_LINKS,
     }
 
 
@@ -357,6 +360,6 @@ def _llm_inference_service(pod: PodSettings, server: ServerSettings, arguments: 
             "replicas": pod.replicas,
             "parallelism": {key: value for key, value in parallelism.items() if value > 1},
             "router": {"gateway": {}, "route": {}, "scheduler": {}},
-            "template": {"containers": [container]},
+            "template": {"containers": [container], **_NO_SERVICE_LINKS},
         },
     }
