@@ -79,6 +79,11 @@ class Report:
         return "; ".join(filter(None, [*simulated, self.run.notice]))
 
     @property
+    def shortened(self) -> list[str]:
+        """A line for each run of a rehearsal that has fewer queries than it would have had."""
+        return [f"{run.settings.title}: {run.settings.shortened}" for run in self.runs if run.settings.shortened]
+
+    @property
     def round(self) -> str:
         return self.submission.round
 
