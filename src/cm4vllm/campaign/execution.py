@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
 from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.panels import left_words
-from cm4vllm.campaign.live.status import JobStatus, job_left, steps_of
+from cm4vllm.campaign.live.status import JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.minutes import SHORTENED, Estimate, Minutes
 from cm4vllm.campaign.own_server import OwnServer
@@ -34,7 +33,7 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.progress import say, warn
+from cm4vllm.common.progress import say, warn, with_outlook
 from cm4vllm.common.records import now, read_record
 from cm4vllm.common.units import duration_text
 from cm4vllm.compliance.audit import run_settings_of
@@ -91,7 +90,8 @@ def run_schedule(
         execution = Execution(job, steps, env, recipes, given, record, minutes)
         execution.begin()
         status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
-        with watched(status, job.out, job.serve) as monitor:
+        execution.outlook = lambda: status.read().outlook
+        with watched(status, job.out, job.serve) as monitor, with_outlook(execution.outlook):
             with monitor.drawn():
                 for step in execution.steps.values():
                     execution.take(step)
@@ -127,6 +127,7 @@ class Execution:
         self.server: OwnServer | None = None
         self.failure: CmError | None = None
         self.is_recorded = False
+        self.outlook: Callable[[], str] = str
         self.shown = steps_of(tuple(self.steps.values()), self.file, minutes.expected if minutes else None)
 
     def begin(self) -> None:
@@ -220,12 +221,9 @@ class Execution:
         """Say how long a step of measuring and the rest of the job take, as far as it is known."""
         if step.product is None or not step.product.asks_server:
             return
-        steps = self.shown()
-        now = next(status for status in steps if status.name == step.name)
+        now = next(status for status in self.shown() if status.name == step.name)
         took = f"{'at least' if now.at_least else 'about'} {duration_text(now.expected_s)}" if now.expected_s else ""
-        left, least = job_left(steps, None)
-        job = left_words(left, least=least, most_s=self.minutes.left_s if self.minutes else None)
-        if words := "; ".join(filter(None, (took, job and f"the job: {job}"))):
+        if words := "; ".join(filter(None, (took, self.outlook()))):
             say(f"{step.name}: {words}")
 
     def _end_server(self) -> None:

@@ -1,4 +1,4 @@
-"""How long the steps of a job are expected to take, by the rates that a rehearsal in the same folder measured."""
+"""Expected durations of the steps of a job, by the rates that a rehearsal in the same folder measured."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def _rehearsed_rates(job: Job, steps: tuple[Step, ...]) -> dict[bool, Rate]:
         with contextlib.suppress(CmError, OSError, KeyError):
             terms = job.terms(Scenario.parse(inputs[SCENARIO]), Mode.parse(inputs[MODE]))
             if not terms.paced:
-                rates[terms.one_by_one] = Rate(measured_rate(folder / inputs[FOLDER]), name)
+                rates[terms.one_by_one] = Rate(float(measured_rate(folder / inputs[FOLDER])), name)
     return rates

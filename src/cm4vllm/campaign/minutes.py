@@ -38,10 +38,11 @@ Estimate = Callable[[int, int, float], float | None]
 
 @dataclass(frozen=True)
 class Rate:
-    """The samples/s that a server answers, and what measured it."""
+    """The samples/s that a server answers, and what measured it; it surely answers the part `certainty` of them."""
 
     value: float
     source: str
+    certainty: float = 0.9
 
     @property
     def words(self) -> str:
@@ -85,7 +86,7 @@ class Minutes:
         """Note that a run measured so many samples/s; those of paced runs are LoadGen's, not the server's."""
         terms = self._terms[step.name]
         if not terms.paced:
-            self._rates[terms.one_by_one] = Rate(rate, step.name)
+            self._rates[terms.one_by_one] = Rate(float(rate), step.name)
 
     def ended(self, step: Step, took_s: float | None = None) -> None:
         """Note that a step is done, and the seconds that it took now."""
@@ -129,7 +130,7 @@ class Minutes:
         self._planned[step.name] = math.inf if size is None else max(part, size.seconds)
         if size is None or rate is None or size.fixed or self._is_given(step) or size.seconds <= part:
             return {}
-        count = min(fitting(size, part), size.queries)
+        count = min(fitting(size, part, rate.certainty), size.queries)
         stopped = run_size(self._job, step, rate.value, {**inputs, **before}) if before else None
         if stopped is not None and stopped.seconds <= _STILL_FITS * part:
             return dict(before)
@@ -176,7 +177,7 @@ class Minutes:
             known = self._rates.get(terms.one_by_one)
             if known is None or value > known.value:
                 words = "request" if at_a_time == 1 else "requests"
-                self._rates[terms.one_by_one] = Rate(value, f"a first estimate, {at_a_time} {words} at a time")
+                self._rates[terms.one_by_one] = Rate(value, f"a first estimate, {at_a_time} {words} at a time", 0.6)
             part, size, _ = self._part(step, inputs)
             if size is None or size.fixed or size.seconds <= part:
                 return

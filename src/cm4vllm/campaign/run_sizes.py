@@ -19,8 +19,6 @@ __all__ = ["BESIDE_S", "LEAST", "RunSize", "divided", "fitting", "run_size", "ru
 BESIDE_S = 5.0
 #: Queries of a run at least: from one, LoadGen computes no rate.
 LEAST = 2
-#: The part of the rate measured before that a run is planned with: other programs and short runs change it.
-_SURE = 0.9
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,13 @@ def _conf(job: Job, terms: Terms, target: float, inputs: Mapping[str, object]) -
     )
 
 
-def fitting(size: RunSize, seconds: float) -> int:
+def fitting(size: RunSize, seconds: float, certainty: float) -> int:
     """Return how many queries a run may have so that it takes `seconds` at most: LEAST or more.
 
+    `certainty` is the part of its pace that it surely reaches.
     Half a standard deviation of the times that LoadGen draws is left free.
     """
-    most = max(0.0, (seconds / size.times - BESIDE_S) * size.pace * _SURE)
+    most = max(0.0, (seconds / size.times - BESIDE_S) * size.pace * certainty)
     return max(LEAST, int(most - math.sqrt(most) / 2))
 
 

@@ -76,7 +76,7 @@ class UserConf:
         terms = self.terms
         if terms.mode is Mode.ACCURACY:
             return self.samples
-        least = self.min_query_count or max(terms.min_samples, terms.min_queries)
+        least = self.min_query_count or max(terms.min_samples, 1 if terms.early_stopping else terms.min_queries)
         if self.target_qps is not None and not terms.one_by_one:
             slack = _SLACK if terms.at_once else 1.0
             least = max(least, int(slack * self.target_qps * self.min_duration_ms / 1000))

@@ -151,7 +151,7 @@ def _below(report: Report) -> list[str]:
         for measurement in report.results
         for reason in (measurement.performance.reasons if measurement.performance else ())
     ]
-    shortened = [f"shortened: {line}" for line in report.shortened]
+    shortened = [f"{title} is shortened: {why}" for title, why in report.shortened.items()]
     following = next_step(report)
     return [
         one_line(line)

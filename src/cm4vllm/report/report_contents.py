@@ -79,9 +79,9 @@ class Report:
         return "; ".join(filter(None, [*simulated, self.run.notice]))
 
     @property
-    def shortened(self) -> list[str]:
-        """A line for each run of a rehearsal that has fewer queries than it would have had."""
-        return [f"{run.settings.title}: {run.settings.shortened}" for run in self.runs if run.settings.shortened]
+    def shortened(self) -> dict[str, str]:
+        """The runs of a rehearsal that have fewer queries than they would have had, with the reasons."""
+        return {run.settings.title: run.settings.shortened for run in self.runs if run.settings.shortened}
 
     @property
     def round(self) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, left_words
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
+from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
 from cm4vllm.loadgen.records import HEADROOM
 
 __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
@@ -82,23 +82,12 @@ def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     )
 
 
-def left_words(left: TimeLeft | None, *, least: bool = False, most_s: float | None = None) -> str:
-    """Return the time left with its bounds where they differ from it; empty where nothing is known of it."""
-    most = "" if most_s is None else f"at most {duration_text(max(0.0, most_s))}"
-    if left is None or (most_s is not None and left.seconds > most_s):
-        return f"{most} left" if most else ""
-    words = f"{'at least ' if least else ''}{duration_text(left.seconds)} left"
-    low, high = duration_text(left.low), duration_text(left.high)
-    return ", ".join(filter(None, (words if low == high else f"{words} ({low} to {high})", most)))
-
-
 # --- the steps -------------------------------------------------------------------------------------------------------
 
 
 def _heading(status: StatusRecord) -> str:
     ended = sum(step.state in _ENDED for step in status.steps)
-    left = left_words(status.left, least=status.left_is_least, most_s=status.left_at_most)
-    return ", ".join(filter(None, (f"{ended} of {len(status.steps)} steps", left)))
+    return ", ".join(filter(None, (f"{ended} of {len(status.steps)} steps", status.left_words)))
 
 
 def _steps(steps: Sequence[StepStatus]) -> Iterator[Line]:

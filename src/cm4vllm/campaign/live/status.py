@@ -21,6 +21,7 @@ from cm4vllm.common import progress
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import under_way, warnings
 from cm4vllm.common.records import Record, now, read_record
+from cm4vllm.common.units import duration_text
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
@@ -33,6 +34,7 @@ __all__ = [
     "StepStatus",
     "Steps",
     "job_left",
+    "left_words",
     "read_status",
     "steps_of",
 ]
@@ -103,6 +105,16 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     left_at_most: float | None = None
     warnings: tuple[str, ...] = ()
     cause: str = ""
+
+    @property
+    def left_words(self) -> str:
+        """The time to the end of the job, as far as it is known."""
+        return left_words(self.left, least=self.left_is_least, most_s=self.left_at_most)
+
+    @property
+    def outlook(self) -> str:
+        """The same as a part of a line on something else."""
+        return f"the job: {self.left_words}" if self.left_words else ""
 
 
 class JobStatus:
@@ -226,3 +238,13 @@ def read_status(out: Path) -> tuple[StatusRecord, float] | None:
         return read_record(path, StatusRecord), max(0.0, time.time() - path.stat().st_mtime)
     except (OSError, CmError):
         return None
+
+
+def left_words(left: TimeLeft | None, *, least: bool = False, most_s: float | None = None) -> str:
+    """Return the time left with its bounds where they differ from it; empty where nothing is known of it."""
+    most = "" if most_s is None else f"at most {duration_text(max(0.0, most_s))}"
+    if left is None or (most_s is not None and left.seconds > most_s):
+        return f"{most} left" if most else ""
+    words = f"{'at least ' if least else ''}{duration_text(left.seconds)} left"
+    low, high = duration_text(left.low), duration_text(left.high)
+    return ", ".join(filter(None, (words if low == high else f"{words} ({low} to {high})", most)))

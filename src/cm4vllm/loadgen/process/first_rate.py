@@ -20,6 +20,9 @@ __all__ = ["first_rate"]
 
 #: Tokens of the answers by whose times the time of a whole answer is computed: those of the prompts count in both.
 _FEW, _MORE = 1, 16
+#: A token takes this part at least of the mean time of a token in the longer answers, prompts counted: the times of a
+#: busy machine vary by more than both lengths differ.
+_LEAST_PART = 0.25
 
 
 def first_rate(settings: RunSettings, count: int, *, at_a_time: int, longest_s: float) -> float | None:
@@ -36,7 +39,7 @@ def first_rate(settings: RunSettings, count: int, *, at_a_time: int, longest_s: 
     more_s, done = _times(settings, count, more, at_a_time, longest_s / 2) if more > _FEW else (few_s, done)
     if not done and more_s < longest_s / 2:
         return None
-    each_s = max(0.0, more_s - few_s) / (more - _FEW) if few_s < more_s and more > _FEW else 0.0
+    each_s = max((more_s - few_s) / max(1, more - _FEW), _LEAST_PART * more_s / more)
     return min(count, settings.samples) / (more_s + (tokens - more) * each_s)
 
 
