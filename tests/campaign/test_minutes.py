@@ -99,6 +99,9 @@ def test_on_a_fast_server_nothing_is_shorter(fields):
         (0.5, {"model": "llama3.1-8b-edge"}),
         (1.5, {"compliance": "TEST06"}),
         (0.5, {"power": "simulated", "scenario": "Offline"}),
+        (0.8, {"scenario": "Server", "server_target_qps": 8.0, "rehearsal_minutes": 3.0}),
+        (0.5, {"scenario": "Offline", "offline_target_qps": 400.0}),
+        (0.05, {"model": "llama2-70b-99.9", "scenario": "Offline"}),
     ],
 )
 @pytest.mark.parametrize("started_s", [0.0, 25.0])
@@ -119,6 +122,13 @@ def test_a_model_of_135_million_parameters_on_two_cores_takes_15_minutes_and_say
     assert "--rehearsal_minutes=15, by the 0.80 samples/s of Offline performance" in words
     assert "LoadGen's verdict needs 662" in words
     assert "verdict" not in made.shortened["Server accuracy"][SHORTENED]
+
+
+def test_a_server_of_19_seconds_an_answer_has_fewer_than_the_64_queries_of_single_stream():
+    made = Rehearsal(0.5, one_by_one=1 / 19, model="llama3.1-8b-edge", scenario="SingleStream").run()
+    assert made.counts.keys() == {f"SingleStream {run}" for run in ("latency", "performance", "accuracy")}
+    assert made.now <= 900
+    assert "LoadGen's verdict needs 64" in made.shortened["SingleStream performance"][SHORTENED]
 
 
 def test_what_a_short_run_leaves_goes_to_the_others():

@@ -16,7 +16,7 @@ from cm4vllm.rules import Media
 from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.server_requests import ask, sites_of
 
-__all__ = ["first_rate"]
+__all__ = ["first_rate", "whole_s"]
 
 #: Tokens of the answers by whose times the time of a whole answer is computed: those of the prompts count in both.
 _FEW, _MORE = 1, 16
@@ -39,8 +39,13 @@ def first_rate(settings: RunSettings, count: int, *, at_a_time: int, longest_s: 
     more_s, done = _times(settings, count, more, at_a_time, longest_s / 2) if more > _FEW else (few_s, done)
     if not done and more_s < longest_s / 2:
         return None
+    return min(count, settings.samples) / whole_s(few_s, more_s, more, tokens)
+
+
+def whole_s(few_s: float, more_s: float, more: int, tokens: int) -> float:
+    """Return the seconds that answers of so many `tokens` take, where those of _FEW and of `more` take these."""
     each_s = max((more_s - few_s) / max(1, more - _FEW), _LEAST_PART * more_s / more)
-    return min(count, settings.samples) / (more_s + (tokens - more) * each_s)
+    return more_s + (tokens - more) * each_s
 
 
 def _times(settings: RunSettings, count: int, tokens: int, at_a_time: int, longest_s: float) -> tuple[float, int]:
