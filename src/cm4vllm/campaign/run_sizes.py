@@ -97,7 +97,7 @@ def fitting(size: RunSize, seconds: float, certainty: float) -> int:
 
 
 def divided(wanted: Sequence[float], seconds: float) -> list[float]:
-    """Divide `seconds` over what is `wanted`: nobody gets more than that, and who gets less, gets as much as others."""
+    """Divide `seconds` over what is `wanted`: no part is larger than that, and all smaller parts are equal."""
     parts, left, order = [0.0] * len(wanted), max(0.0, seconds), sorted(range(len(wanted)), key=wanted.__getitem__)
     for place, index in enumerate(order):
         parts[index] = min(wanted[index], left / (len(order) - place))
