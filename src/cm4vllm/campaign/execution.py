@@ -315,10 +315,13 @@ class Execution:
         """Note for the minutes of the job that a step is done, and the rate that it measured."""
         if self.minutes is None:
             return
-        self.minutes.ended(step, took_s)
-        if step.product is Product.RUN:
-            with contextlib.suppress(CmError):  # a run without a rate
-                self.minutes.measured(step, self.values.rate(step.name))
+        if step.product is not Product.RUN:
+            self.minutes.ended(step)
+            return
+        record = self.values.run(step.name)
+        self.minutes.ended(step, took_s, record.machine_load.others if record.machine_load else None)
+        with contextlib.suppress(CmError):  # a run without a rate
+            self.minutes.measured(step, self.values.rate(step.name), (took_s or 0.0) - record.duration_s)
 
     def _enter(
         self,

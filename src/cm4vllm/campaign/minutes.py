@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from types import MappingProxyType
 
-from cm4vllm.campaign.run_sizes import LEAST, RunSize, divided, fitting, run_size, run_terms
+from cm4vllm.campaign.run_sizes import BESIDE_S, LEAST, RunSize, divided, fitting, run_size, run_terms
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Duration, Product, Step
 from cm4vllm.common.units import SamplesPerSecond, four_digits
@@ -28,6 +28,8 @@ _OTHER_S = 5.0
 _START_PART = 0.5
 #: The part of the minutes that an estimate of the rate may take, and the requests of its first round.
 _ESTIMATE_PART, _FIRST_ROUND, _NEXT_ROUND = 0.1, 8, 4
+#: The part of the machine that other programs must take to be named as a reason.
+_BUSY = 0.1
 #: A run that was stopped keeps its number of queries if it takes so many times its present part at most.
 _STILL_FITS = 1.25
 
@@ -71,7 +73,7 @@ class Minutes:
         self._rates = dict(rates)
         self._began: float | None = None
         self._planned: dict[str, float] = {}
-        self._started_s = 0.0
+        self._started_s, self._beside_s = 0.0, BESIDE_S
         self._longer: list[str] = []
 
     # --- what is known ---
@@ -82,18 +84,25 @@ class Minutes:
             self._started_s = started_s
             self._began = self._clock() - min(started_s, _START_PART * 60 * self.minutes)
 
-    def measured(self, step: Step, rate: float) -> None:
-        """Note that a run measured so many samples/s; those of paced runs are LoadGen's, not the server's."""
+    def measured(self, step: Step, rate: float, beside_s: float = BESIDE_S) -> None:
+        """Note that a run measured so many samples/s, and took `beside_s` beside its queries.
+
+        The rates of paced runs are LoadGen's, not the server's.
+        """
+        self._beside_s = max(BESIDE_S, beside_s)
         terms = self._terms[step.name]
         if not terms.paced:
             self._rates[terms.one_by_one] = Rate(float(rate), step.name)
 
-    def ended(self, step: Step, took_s: float | None = None) -> None:
-        """Note that a step is done, and the seconds that it took now."""
+    def ended(self, step: Step, took_s: float | None = None, others: float | None = None) -> None:
+        """Note that a step is done, the seconds that it took now, and what others took of the machine, in [0..1]."""
         self._ended.add(step.name)
         planned = self._planned.get(step.name)
-        if took_s is not None and planned is not None and took_s > planned:
-            self._longer.append(f"{step.name} took {four_digits(took_s)} s, {four_digits(planned)} s were expected")
+        if took_s is None or planned is None or took_s <= planned + BESIDE_S:
+            return
+        busy = f", other programs used {others:.0%} of the processors" if others and others >= _BUSY else ""
+        words = f"{step.name} took {four_digits(took_s)} s, {four_digits(planned)} s were expected{busy}"
+        self._longer.append(words)
 
     @property
     def left_s(self) -> float | None:
@@ -130,11 +139,12 @@ class Minutes:
         self._planned[step.name] = math.inf if size is None else max(part, size.seconds)
         if size is None or rate is None or size.fixed or self._is_given(step) or size.seconds <= part:
             return {}
-        count = min(fitting(size, part, rate.certainty), size.queries)
-        stopped = run_size(self._job, step, rate.value, {**inputs, **before}) if before else None
+        count = fitting(size, part, rate.certainty)
+        stopped = self._size(step, {**inputs, **before}) if before else None
         if stopped is not None and stopped.seconds <= _STILL_FITS * part:
             return dict(before)
-        self._planned[step.name] = max(part, run_size(self._job, step, rate.value, {**inputs, COUNT: count}).seconds)
+        cut = run_size(self._job, step, rate.value, {**inputs, COUNT: count}, self._beside_s)
+        self._planned[step.name] = max(part, cut.seconds)
         return {COUNT: str(count), MINUTES: f"{self.minutes:g}", SHORTENED: self._why(size, count, rate)}
 
     def as_before(self, inputs: Mapping[str, str]) -> dict[str, str]:
@@ -188,25 +198,31 @@ class Minutes:
     def _part(self, step: Step, inputs: Mapping[str, object]) -> tuple[float, RunSize | None, Rate | None]:
         """Return a run's part of the seconds left, its size as it would be, and the rate by which this is computed.
 
-        A run whose length is given or fixed takes it from all others; one of which nothing is known may want all.
+        Each run gets the least that it can take, one whose length is given or fixed all that it takes; the rest is
+        divided. One of which nothing is known may want all.
         """
-        todo = [other for other in self._steps if other.name not in self._ended or other is step]
         left = 60 * self.minutes if self.left_s is None else self.left_s
+        least: dict[str, float] = {}
         wanted: dict[str, float] = {}
-        for other in todo:
+        for other in self._steps:
+            if other.name in self._ended and other is not step:
+                continue
             if other.product is not Product.RUN:
                 left -= self._other_s(other)
                 continue
             size = self._size(other, inputs if other.name == step.name else other.inputs)
             wanted[other.name] = math.inf if size is None else size.seconds
-            if size is not None and (size.fixed or self._is_given(other)):
-                left, wanted[other.name] = left - size.seconds, 0.0
-        parts = dict(zip(wanted, divided(list(wanted.values()), left), strict=True))
-        return parts[step.name], self._size(step, inputs), self._rates.get(self._terms[step.name].one_by_one)
+            least[other.name] = BESIDE_S if size is None else size.seconds
+            if size is not None and not size.fixed and not self._is_given(other):
+                least[other.name] = min(size.seconds, replace(size, queries=LEAST, least_s=0.0).seconds)
+        more = divided([wanted[name] - least[name] for name in wanted], left - sum(least.values()))
+        parts = dict(zip(wanted, more, strict=True))
+        part = least[step.name] + parts[step.name]
+        return part, self._size(step, inputs), self._rates.get(self._terms[step.name].one_by_one)
 
     def _size(self, step: Step, inputs: Mapping[str, object]) -> RunSize | None:
         rate = self._rates.get(self._terms[step.name].one_by_one)
-        return None if rate is None else run_size(self._job, step, rate.value, inputs)
+        return None if rate is None else run_size(self._job, step, rate.value, inputs, self._beside_s)
 
     @staticmethod
     def _other_s(step: Step) -> float:

@@ -77,6 +77,10 @@ class Values:
         """Return the folder of the LoadGen run that the step `name` makes."""
         return Path(self._filled(str(self._steps[name].inputs[FOLDER])))
 
+    def run(self, name: str) -> RunRecord:
+        """Return the record of the run that a step made."""
+        return read_record(self._folder(name) / RUN_FILE, RunRecord)
+
     def rate(self, name: str) -> SamplesPerSecond:
         """Return the samples/s that a step measured."""
         return measured_rate(self._folder(name))
