@@ -22,7 +22,7 @@ from cm4vllm.campaign.minutes import SHORTENED, Estimate, Minutes
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.step_values import CHECKS, Values
-from cm4vllm.campaign.steps import FOLDER, Product, Recipes, ScheduledJob, Step, names_of
+from cm4vllm.campaign.steps import FOLDER, Duration, Product, Recipes, ScheduledJob, Step, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -128,7 +128,7 @@ class Execution:
         self.failure: CmError | None = None
         self.is_recorded = False
         self.outlook: Callable[[], str] = str
-        self.shown = steps_of(tuple(self.steps.values()), self.file, minutes.expected if minutes else None)
+        self.shown = steps_of(tuple(self.steps.values()), self.file, self._expected)
 
     def begin(self) -> None:
         """Set aside what a command that was killed has left, and enter all steps as planned."""
@@ -202,16 +202,24 @@ class Execution:
         """Return a function that sends some requests of the run with these inputs."""
 
         def estimate(count: int, at_a_time: int, longest_s: float) -> float | None:
-            settings = run_settings_of(RunInputs.of({**self.given, **self.env, **inputs}))
-            return first_rate(settings, count, at_a_time=at_a_time, longest_s=longest_s)
+            try:
+                settings = run_settings_of(RunInputs.of({**self.given, **self.env, **inputs}))
+                return first_rate(settings, count, at_a_time=at_a_time, longest_s=longest_s)
+            except CmError:  # the run itself reports it
+                return None
 
         return estimate
 
+    def _expected(self, step: Step) -> Duration | None:
+        """Return how long a run takes by the rates so far, once the minutes of the job have begun."""
+        return None if self.minutes is None or self.minutes.left_s is None else self.minutes.expected(step)
+
     def _started_s(self) -> float:
         """Return the seconds that the server of the job took to start, 0 where this command did not start it."""
-        if self.server is None or not self.server.was_needed:
-            return 0.0
-        return read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord).ready_after_s or 0.0
+        if self.server is not None and self.server.was_needed:
+            with contextlib.suppress(CmError):
+                return read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord).ready_after_s or 0.0
+        return 0.0
 
     def _need_server(self, step: Step) -> None:
         if self.server is not None and step.product is not None and step.product.asks_server:
@@ -318,10 +326,13 @@ class Execution:
         if step.product is not Product.RUN:
             self.minutes.ended(step)
             return
-        record = self.values.run(step.name)
+        try:
+            record, rate = self.values.run(step.name), self.values.rate(step.name)
+        except CmError:  # a run without a rate
+            self.minutes.ended(step, took_s)
+            return
         self.minutes.ended(step, took_s, record.machine_load.others if record.machine_load else None)
-        with contextlib.suppress(CmError):  # a run without a rate
-            self.minutes.measured(step, self.values.rate(step.name), (took_s or 0.0) - record.duration_s)
+        self.minutes.measured(step, rate, (took_s or 0.0) - record.duration_s)
 
     def _enter(
         self,
