@@ -213,6 +213,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_queries_if_they_still_fit(count
     before = {COUNT: str(count), MINUTES: "15", SHORTENED: "words"}
     made = Rehearsal(0.8, before={"Offline accuracy": before}).run()
     assert (made.counts["Offline accuracy"] == count) is goes_on
+    assert made.planned["Offline accuracy"].seconds <= 300
     assert made.now <= 900
 
 

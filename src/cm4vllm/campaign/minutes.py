@@ -142,6 +142,7 @@ class Minutes:
         count = fitting(size, part, rate.certainty)
         stopped = self._size(step, {**inputs, **before}) if before else None
         if stopped is not None and stopped.seconds <= _STILL_FITS * part:
+            self._planned[step.name] = max(part, stopped.seconds)
             return dict(before)
         cut = run_size(self._job, step, rate.value, {**inputs, COUNT: count}, self._beside_s)
         self._planned[step.name] = max(part, cut.seconds)
