@@ -139,6 +139,8 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         lowered=lambda times: 8.0 - times,
         words="8 pass",
         samples_per_second=SamplesPerSecond(9),
+        duration_s=28.0,
+        machine_load=None,
         settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
     )
     for name, value in {

@@ -26,7 +26,7 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_probe import check_vocabulary
 from cm4vllm.serving.text_servers import check_tokenizer, require_division
 
-__all__ = ["CHECKS", "Values"]
+__all__ = ["CHECKS", "Values", "measured_rate"]
 
 #: The rule by which a division takes a benchmark's own dataset alone.
 _DATASET_RULE = "DATASET"
@@ -64,7 +64,7 @@ class Values:
         earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
         if earlier is None and wanted.searched:
             return self._searched_target(wanted)
-        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
+        return earlier or target_of(self.rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
     def _filled(self, value: str) -> str:
         return _EXPORTED.sub(lambda match: self.env.get(match[1], ""), value)
@@ -79,12 +79,13 @@ class Values:
         """Return the folder of the LoadGen run that the step `name` makes."""
         return Path(self._filled(str(self._steps[name].inputs[FOLDER])))
 
-    def _rate(self, name: str) -> SamplesPerSecond:
+    def run(self, name: str) -> RunRecord:
+        """Return the record of the run that a step made."""
+        return read_record(self._folder(name) / RUN_FILE, RunRecord)
+
+    def rate(self, name: str) -> SamplesPerSecond:
         """Return the samples/s that a step measured."""
-        folder = self._folder(name)
-        record = read_record(folder / RUN_FILE, RunRecord)
-        performance = record.settings.mode is Mode.PERFORMANCE
-        return read_performance(folder).samples_per_second if performance else record.samples_per_second
+        return measured_rate(self._folder(name))
 
     def _earlier_target(self, place: str) -> TargetQps | None:
         """Return the target of a valid result of an earlier run in a folder below the results."""
@@ -143,6 +144,13 @@ _NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {
     Need.NO_SESSION: Values.has_no_session,
     Need.NO_EARLIER_RESULT: Values.has_no_earlier_result,
 }
+
+
+def measured_rate(folder: Path) -> SamplesPerSecond:
+    """Return the samples/s of the LoadGen run in a folder. Raises CmError."""
+    record = read_record(folder / RUN_FILE, RunRecord)
+    performance = record.settings.mode is Mode.PERFORMANCE
+    return read_performance(folder).samples_per_second if performance else record.samples_per_second
 
 
 def _require_stand_in(env: Mapping[str, str]) -> None:

@@ -177,7 +177,8 @@ class Duration(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"{'at least ' if self.at_least else ''}{four_digits(self.seconds)} s, {self.source}"
+        hours = f" ({self.seconds / 3600:.1f} h)" if self.seconds >= 3600 else ""
+        return f"{'at least ' if self.at_least else ''}{four_digits(self.seconds)} s{hours}, {self.source}"
 
 
 class Brings(Record, frozen=True, kw_only=True):

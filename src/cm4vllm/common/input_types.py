@@ -27,6 +27,7 @@ NumWorkers = Annotated[int | None, Key("CM_MLPERF_INFERENCE_NUM_WORKERS")]
 MaxInFlight = Annotated[int | None, Key("CM_MLPERF_LOADGEN_MAX_IN_FLIGHT")]
 Rehearse = Annotated[str, Key("CM_MLPERF_REHEARSE")]
 Search = Annotated[str, Key("CM_VLLM_SEARCH")]
+RehearsalMinutes = Annotated[float | None, Key("CM_MLPERF_REHEARSAL_MINUTES")]
 SearchMinutes = Annotated[float | None, Key("CM_VLLM_SEARCH_MINUTES")]
 
 # --- folders and records ---

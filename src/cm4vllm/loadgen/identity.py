@@ -41,6 +41,7 @@ def _stable(settings: RunSettings) -> RunSettings:
     return replace(
         settings,
         target_qps_source="",
+        shortened="",
         server=_server(settings.server, model.path),
         # Of a model without files here nothing else is known than what was said of it.
         model=replace(model, path="", source="", recipe={}) if model.sha256 else model,

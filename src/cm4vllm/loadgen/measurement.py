@@ -75,6 +75,8 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_LATENCY")] = None
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: input_types.TestQueryCount = None
+    #: Why the main job gives a count of its own.
+    shortened: Annotated[str, Key("CM_MLPERF_SHORTENED")] = ""
     max_test_duration: input_types.MaxTestDuration = None
     max_in_flight: input_types.MaxInFlight = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
@@ -218,6 +220,7 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         user_conf=_given_conf(inputs),
         target_qps=_target(inputs, wanted),
         target_qps_source=inputs.target_qps_source,
+        shortened=inputs.shortened,
         max_in_flight=inputs.max_in_flight,
         stream_interval=inputs.stream_interval,
         num_workers=inputs.num_workers,

@@ -55,6 +55,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
     the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
     tests leave the `self_check` out.
+    `shortened` says why a rehearsal's run has fewer queries than it would have had; empty where it has them all.
     `compliance_test` names the compliance test whose run it is, and `audit_config` is the text of its audit.config;
     both are empty in the runs of a result.
     With `network` the system is on other machines, and LoadGen gets its name from them, as the network division asks.
@@ -75,6 +76,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     model: ModelRecord
     dataset: DatasetRecord
     server: ServerRecord
+    shortened: str = ""
     compliance_test: str = ""
     audit_config: str = ""
     network: bool = False

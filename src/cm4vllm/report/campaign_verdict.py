@@ -89,6 +89,7 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
         all_findings += [_performance(report, measurement), *client, _accuracy(report, measurement)]
     all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
     all_findings += [*_counting(report), *_prompts(report)]
+    all_findings += [Finding(f"{title} run", Kind.OPEN, f"shortened: {why}") for title, why in report.shortened.items()]
     return all_findings if published else [*all_findings, _checker(report)]
 
 

@@ -154,10 +154,11 @@ def _below(report: Report) -> list[str]:
         for measurement in report.results
         for reason in (measurement.performance.reasons if measurement.performance else ())
     ]
+    shortened = [f"{title} is shortened: {why}" for title, why in report.shortened.items()]
     following = next_step(report)
     return [
         one_line(line)
-        for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
+        for line in (*reasons, *shortened, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
     ]
 
 

@@ -36,6 +36,7 @@ def run_table(folder: Path) -> str:
         *aligned([_COLUMNS, row]),
         "",
         *(f"{title} is INVALID: {reason}" for reason in reasons),
+        *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",
         *_next(run, folder),
