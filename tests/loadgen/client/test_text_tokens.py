@@ -11,12 +11,12 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_tokens import Texts, TextSettings, added_up
-from cm4vllm.loadgen.client.text_wire import TextAnswer
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, TextCounts
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.records import Api, Dialect, Prompts
 from cm4vllm.serving.server_probe import probe
 from text_server import MODEL, WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer

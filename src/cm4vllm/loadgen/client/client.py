@@ -19,7 +19,7 @@ from cm4vllm.loadgen.client.connection import Address, Connection, Server
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
-from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
+from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.records import Api
 
@@ -94,6 +94,7 @@ class Client:
     ) -> None:
         self.counts = Counts()
         self.texts = texts
+        self.end_lags = array("d")
         self.in_flight = 0
         self.streamed = stream_interval > 0
         self.limits = limits

@@ -21,9 +21,9 @@ import msgspec
 from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import TextSettings
-from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.serving.answers.stated import AnswerLimits
 
 __all__ = ["Answer", "Receiver", "WholeAnswer", "Workers", "worker_settings"]
 

@@ -31,8 +31,7 @@ from cm4vllm.common.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
-from cm4vllm.loadgen.client.text_wire import text_completion_body
-from cm4vllm.loadgen.client.wire import completion_body
+from cm4vllm.loadgen.client.wire import completion_body, text_completion_body
 from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
@@ -139,7 +138,7 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleLib
     serialise = partial(text_completion_body, sampling, dialect)
     if dialect.prompts is Prompts.IDS:
         return SampleLibrary(prompts, serialise)
-    texts, changed = prompt_texts(settings, rows)
+    texts, lengths, changed = prompt_texts(settings, rows)
     if changed:
         _send(
             Note(
@@ -148,7 +147,7 @@ def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleLib
                 loud=True,
             )
         )
-    return SampleLibrary(prompts, serialise, texts, changed)
+    return SampleLibrary([range(length) for length in lengths], serialise, texts, changed)
 
 
 def _network_name(settings: RunSettings) -> Callable[[], str] | None:

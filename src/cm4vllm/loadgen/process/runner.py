@@ -194,7 +194,7 @@ def _record(
         cause = f"missing: {', '.join(missing)}" if missing else answered
         raise RunFailed("the run ended, but it is not complete", cause=cause)
     detail = require_whole(folder, settings.mode)
-    require_agreement(settings, client.text)
+    require_agreement(settings, client)
     window = detail.window if settings.mode is Mode.PERFORMANCE else None
     pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
     parts = pieces(run.keep) if run.keep else []

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.client.client_counts import total
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.text_tokens import added_up
@@ -137,29 +138,31 @@ class SystemUnderTest:
         """Return the client's record, after its end."""
         kept = self._kept_counts
         stats = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
-        counts = [each.counts for each in stats]
-        text = added_up(
-            [each.text for each in stats],
-            prompt_tokens=sum(c.prompt_tokens for c in counts),
-            prompts_changed=self._library.prompts_changed,
-        )
+        counts = total(each.counts for each in stats)
         return ClientRecord(
             requests=self._issued,
             completed=self._reporter.completed_count,
             failed=self._reporter.failed_count,
-            retries=sum(c.retries for c in counts),
+            retries=counts.retries,
             kept=kept["answers"],
-            prompt_tokens=sum(c.prompt_tokens for c in counts) + kept["prompt"],
-            completion_tokens=sum(c.completion_tokens for c in counts) + kept["completion"],
+            prompt_tokens=counts.prompt_tokens + kept["prompt"],
+            completion_tokens=counts.completion_tokens + kept["completion"],
             finish_reasons=FinishReasons(
-                stop=sum(c.completed - c.at_length for c in counts) + kept["answers"] - kept["length"],
-                length=sum(c.at_length for c in counts) + kept["length"],
+                stop=counts.completed - counts.at_length + kept["answers"] - kept["length"],
+                length=counts.at_length + kept["length"],
             ),
-            at_once=sum(c.at_once for c in counts),
+            at_once=counts.at_once,
             reported_tokens=self._reporter.token_count,
-            text=text,
+            text=added_up((each.text for each in stats), prompts_changed=self._library.prompts_changed),
             failures=dict(self._workers.failures),
-            connections=sum(c.connections for c in counts),
+            connections=counts.connections,
+            longest_connect_s=round(counts.longest_connect_s, 4),
+            server_prompt_tokens=counts.server_prompt_tokens,
+            cached_prompt_tokens=counts.cached_prompt_tokens,
+            least_more=counts.least_more,
+            most_more=counts.most_more,
+            first_tokens=counts.first_tokens,
+            models=counts.models,
             processes=[
                 replace(self._process, watching_s=round(self._watching_s, 4)),
                 *(each.process for each in stats),

@@ -6,8 +6,10 @@ import random
 import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
-from cm4vllm.loadgen.client.event_stream import AnswerError, error_message, refusal_words
-from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
+from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.serving.answers.event_stream import AnswerError, error_message, refusal_words
+from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
+from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.records import Api
 
 PROMPT = [5, 6, 7]
@@ -150,7 +152,7 @@ def in_both_forms(choices, *, tokens, **more):
         ([choice([1]), choice([2], "error")], "was cut: its finish_reason is 'error'"),
         ([choice([1]), choice([2], "content_filter")], "was cut"),
         ([choice([1]), choice([2], "\x1b[31m" + 5000 * "x")], r"was cut: its finish_reason is ' \[31mx{200}"),
-        ([choice([1]), choice([2], "")], "was cut"),
+        ([choice([1]), choice([2], "")], "no finish_reason"),
         ([choice([1]), choice([2])], "no finish_reason"),
         ([choice([1], "stop")], "fewer tokens than min_tokens"),
         ([choice(list(range(401)), "stop")], "more tokens than max_tokens"),
@@ -190,7 +192,7 @@ WHOLE_STREAM = event(choices=[choice([1])]) + event(choices=[choice([2], "stop")
         (event(error={"message": "the engine died"}) + WHOLE_STREAM + DONE, "the engine died"),
         (b"event: error\ndata: {}\n\n" + WHOLE_STREAM + DONE, "error event"),
         (b'{"error": {"message": "the engine died"}}\n\n' + WHOLE_STREAM + DONE, "the engine died"),
-        (event(object="error", message="the engine died") + WHOLE_STREAM + DONE, "not a completion"),
+        (event(object="error", message="the engine died") + WHOLE_STREAM + DONE, "the engine died"),
         (WHOLE_STREAM + DONE + event(error={"message": "the engine died"}), "goes on after"),
         (WHOLE_STREAM + event(choices=[choice([3])]) + DONE, "goes on after its finish_reason"),
         (WHOLE_STREAM + event(choices=[choice([], "abort")]) + DONE, "goes on after its finish_reason"),
@@ -258,9 +260,8 @@ def test_choices_that_come_one_after_the_other_are_refused():
         b"null",
         b'"error"',
         b"\xff\xfe",
-        b"",
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_what_is_no_completion_is_an_answer_error_and_nothing_else(garbage):
     with pytest.raises(AnswerError):
