@@ -55,7 +55,7 @@ class Behaviour:
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
     the usual one. `pages` are those at other paths. The n-th request waits while `held` is true of n and of the number
-    of events that have been sent to it.
+    of events that have been sent to it. `backlog` connections wait to be accepted, and one more.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -72,6 +72,7 @@ class Behaviour:
     accept_s: float = 0.0
     raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
     held: Callable[[int, int], bool] = lambda number, events: False
+    backlog: int = 2048
 
 
 @dataclass
@@ -158,7 +159,7 @@ class FakeVllm:
 
     def _listener(self) -> socket.socket:
         if not self.behaviour.unix:
-            return socket.create_server((self.behaviour.host, self.port), backlog=2048)
+            return socket.create_server((self.behaviour.host, self.port), backlog=self.behaviour.backlog)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.behaviour.unix)
         listener.listen(128)

@@ -56,6 +56,7 @@ class InFlightRequest:
         "prompt_tokens",
         "retries",
         "server",
+        "waited_s",
     )
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
@@ -63,7 +64,7 @@ class InFlightRequest:
         self.server = server
         self.retries = 0
         self.first_token_seen = self.abandoned = False
-        self.first_token_at = self.last_token_at = 0.0
+        self.first_token_at = self.last_token_at = self.waited_s = 0.0
         self.connection: Connection | None = None
         self._client = client
         self._reader = _reader(client)
@@ -120,20 +121,22 @@ class InFlightRequest:
             self.abandon(_unreadable(error))
         return reader.token_count
 
-    def response_ended(self, connection: Connection, status: int) -> None:
+    def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
         self.server.in_flight -= 1
         self.connection = None
-        answer = self._answer(status) if not self.abandoned else None
+        answer = self._answer(connection, status, cut=cut) if not self.abandoned else None
         if answer is None:
             connection.close()  # more may follow of a response that was not understood
         else:
             self._client.release(connection, self.server)
             self._client.complete(self, *answer)
 
-    def connection_failed(self, cause: str, *, answered: bool) -> None:
+    def connection_failed(self, cause: str, *, answered: bool, kept: bool = False) -> None:
         self.server.in_flight -= 1
         self.connection = None
-        if not self.abandoned:
+        if kept and not self.abandoned:
+            self._client.send_on_new_connection(self)
+        elif not self.abandoned:
             self._retry_or_fail(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
 
     def abandon(self, cause: str) -> None:
@@ -145,21 +148,24 @@ class InFlightRequest:
         if self.connection is not None:
             self.connection.close()
 
-    def _answer(self, status: int) -> tuple[array[int] | Encoded | int, FinishReason] | None:
+    def _answer(
+        self, connection: Connection, status: int, *, cut: bool
+    ) -> tuple[array[int] | Encoded | int, FinishReason] | None:
         """Return the tokens of the whole answer and why it ended; None where the request failed or is sent again."""
         if status != 200:
             message = refusal_words(self._body)
             self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            self._retry_or_fail(cause, again=status >= 500 or status == 429)
+            if not self._client.waits(self, connection.retry_after_s):
+                self._retry_or_fail(cause, again=status >= 500 or status == 429)
             return None
         if self.last_token_at:
             self._client.end_lags.append((time.monotonic() - self.last_token_at) * 1e3)
         try:
             return self._read()
         except AnswerError as error:
-            self._client.fail(self, str(error))
+            self._client.fail(self, f"{error}: the server closed the connection" if cut else str(error))
         except Exception as error:
             self._client.fail(self, _unreadable(error))
         return None

@@ -66,6 +66,7 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) ->
         max_in_flight=settings.max_in_flight,
         sent=metrics.add_issue_lag if at_once else None,
         spare=SPARE if at_once else 0,
+        patient=settings.patient,
         texts=texts,
     )
     await client.prepare()

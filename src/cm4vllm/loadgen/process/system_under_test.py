@@ -8,7 +8,7 @@ import time
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.text_tokens import added_up
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
+from cm4vllm.loadgen.limits import fewer
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies
 from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Message, Progress
@@ -34,6 +35,8 @@ __all__ = ["SystemUnderTest"]
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
 GRACE_S = 1.0
+#: The begins of the causes with which a server refuses what is too much at a time.
+_CROWDED = ("HTTP status 429", "HTTP status 503", "cannot connect", "the server closed the connection")
 #: Seconds between two progress messages.
 PROGRESS_INTERVAL_S = 1.0
 
@@ -243,5 +246,15 @@ class SystemUnderTest:
         return RunFailed(
             f"{failures.total()} of {self._issued} requests of the {settings.title} run failed",
             cause=causes,
-            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result",
+            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
+            + (
+                f"\nif it takes no more at a time, give it {fewer(at_once=settings.terms.at_once)}"
+                if _is_crowded(failures)
+                else ""
+            ),
         )
+
+
+def _is_crowded(causes: Iterable[str]) -> bool:
+    """Tell whether the server may have refused requests because they were too many at a time."""
+    return any(cause.startswith(_CROWDED) for cause in causes)
