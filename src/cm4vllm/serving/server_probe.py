@@ -14,7 +14,7 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
-from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.given_options import OptionValue
@@ -114,7 +114,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     model, note = _model(site, model_name, text=text)
     length = _context(site, model, max_model_len)
     dialect, stated = _asked(site, model.name, api, text=text)
-    names = list(dict.fromkeys(name for each in stated for name in each.models))
+    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
     if len(names) > 1:
         raise ServerUnsuitable(
             f"the answers of the server at {site.endpoint} name several models",

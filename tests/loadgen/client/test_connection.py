@@ -46,10 +46,10 @@ class Exchange:
             self.firsts.append(first)
         return bool(self.firsts)
 
-    def response_ended(self, connection, status):
+    def response_ended(self, connection, status, *, cut=False):
         self.tokens = self.reader.finish(len(PROMPT), LIMITS).tokens.tolist()
 
-    def connection_failed(self, cause, *, answered):
+    def connection_failed(self, cause, *, answered, kept=False):
         self.cause = cause, answered
 
 

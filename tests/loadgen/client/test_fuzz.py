@@ -265,6 +265,8 @@ class Faults:
 class Peer:
     """Answers each request of the client's connections, over socket pairs, as `faults` draws it."""
 
+    connect_s = 0.0
+
     def __init__(self, faults):
         self.faults = faults
         self.sent = {}  # what may count as the last answer to each prompt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from cm4vllm.serving.answers.event_stream import cleaned
 from cm4vllm.serving.answers.stated import Stated
 
 __all__ = ["SPARE", "Counts", "total"]
@@ -56,7 +57,7 @@ class Counts:
                 self.least_more, self.most_more = min(self.least_more, more), max(self.most_more, more)
         for name in stated.models:
             known = name in self.models or len(self.models) < _MOST_NAMES
-            key = name if known else OTHER_NAMES
+            key = cleaned(name) if known else OTHER_NAMES
             self.models[key] = self.models.get(key, 0) + 1
 
 

@@ -54,24 +54,29 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Document(msgspec.Struct, gc=False):
-    """A whole answer, or one event of a stream. `message` and `detail` are those of an error without a name."""
+    """A whole answer, or one event of a stream. `message` is that of an error without a name."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
     message: Any = None
-    detail: Any = None
 
 
-class _Named(msgspec.Struct, gc=False):
-    """The name of the model alone: of each event it would cost a fifteenth of the whole reading."""
+class _Named(_Document, gc=False):
+    """A document with the name of the model: of each event it would cost a fifteenth of the whole reading."""
 
     model: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Document)
+class _Name(msgspec.Struct, gc=False):
+    """The name of the model alone."""
+
+    model: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Named)
 _decode_list = msgspec.json.Decoder(list[_Document]).decode
-_name_decoder = msgspec.json.Decoder(_Named)
+_decode_name = msgspec.json.Decoder(_Name).decode
 
 
 def whole_answer(body: bytes, prompt_tokens: int, limits: AnswerLimits) -> Answer:
@@ -97,8 +102,9 @@ class _IdParts(Parts):
 
     def add_one(self, raw: bytes) -> None:
         """Take the next document with the name of its model. Raises AnswerError."""
-        self.add([decoded(raw, _decoder)])
-        self.take_model(decoded(raw, _name_decoder).model)
+        document = decoded(raw, _decoder)
+        self.add((document,))
+        self.take_model(document.model)
 
     def add(self, documents: Sequence[_Document]) -> None:
         """Take the next documents. Raises AnswerError."""
@@ -110,7 +116,7 @@ class _IdParts(Parts):
                 self.take_usage(document.usage)
             choices = document.choices
             if not choices:
-                refuse(document.message or document.detail)
+                refuse(document.message)
                 continue
             choice = choices[0]
             if choice.index or len(choices) > 1:
@@ -232,15 +238,14 @@ class StreamReader(EventStream):
         if len(documents) != (len(events) - len(joined)) // (len(_BETWEEN) - 1) + 1:
             return None  # a line with more than one document
         # Of the first event and of the last: those between are the same server's.
-        if not self._parts.models:
-            self._take_model(events.partition(_BETWEEN)[0])
-        if done:
-            self._take_model(events.rpartition(_BETWEEN)[2])
+        parts = self._parts
+        if not parts.models:
+            end = events.find(_BETWEEN)
+            parts.take_model(_decode_name(events[: end if end >= 0 else None]).model)
+        if done and (begin := events.rfind(_BETWEEN)) >= 0:
+            parts.take_model(_decode_name(events[begin + len(_BETWEEN) :]).model)
         self._done = done
         return documents
-
-    def _take_model(self, event: bytes) -> None:
-        self._parts.take_model(decoded(event, _name_decoder).model)
 
 
 def _ids(document: _Document) -> list[int]:

@@ -23,10 +23,9 @@ FinishReason = Literal["stop", "length"]
 #: (huggingface/text-generation-inference, docs/openapi.json, FinishReason).
 _SAME = {"eos_token": "stop", "stop_sequence": "stop"}
 #: The places of a usage that say how many tokens of the prompt came from a cache: of OpenAI, DeepSeek and Moonshot.
-_CACHED = (("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",))
+_CACHED = (("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens", ""), ("cached_tokens", ""))
 #: Bytes of a document that is no JSON that are shown.
 _BEGIN = 60
-_REASONING = ("completion_tokens_details", "reasoning_tokens")
 
 #: Tokens of each answer that may be in no text and are no sign of another tokenizer: those that begin and end a message
 #: or a channel of it (gpt-oss: 3 to 10).
@@ -94,17 +93,20 @@ class Parts:
     def take_model(self, name: Any) -> None:
         """Take the name that a document gives to the model; some begin with an empty one."""
         if isinstance(name, str) and name and name not in self.models and len(self.models) < 2:
-            self.models += (cleaned(name),)
+            self.models += (name,)
 
     def stated(self) -> Stated:
         """Return what the server states. Raises AnswerError where a count of tokens is no number of tokens."""
         usage = self.usage
+        prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        cached = reasoning = 0
+        for outer, inner in _CACHED:
+            if part := usage.get(outer):
+                cached = max(cached, _lenient_count(part, inner))
+        if part := usage.get("completion_tokens_details"):
+            reasoning = _lenient_count(part, "reasoning_tokens")
         return Stated(
-            prompt_tokens=_count(usage, "prompt_tokens"),
-            tokens=_count(usage, "completion_tokens"),
-            cached_tokens=max(_lenient_count(usage, *path) for path in _CACHED),
-            reasoning_tokens=_lenient_count(usage, *_REASONING),
-            models=self.models,
+            _count("prompt_tokens", prompt), _count("completion_tokens", tokens), cached, reasoning, self.models
         )
 
 
@@ -114,9 +116,10 @@ def refuse(error: Any) -> None:
         raise AnswerError(error_words(error))
 
 
-def _count(usage: dict[str, Any], name: str) -> int:
+def _count(name: str, value: Any) -> int:
     """Return a count of tokens, -1 where it is not stated. 12.0 and "12" are 12. Raises AnswerError."""
-    value = usage.get(name)
+    if type(value) is int and value >= 0:
+        return value
     if value is None:
         return -1
     try:
@@ -129,12 +132,11 @@ def _count(usage: dict[str, Any], name: str) -> int:
     return count
 
 
-def _lenient_count(usage: Any, *path: str) -> int:
-    """Return a count at a place of the usage; 0 where it is not stated, or is none."""
-    for name in path[:-1]:
-        usage = usage.get(name) if isinstance(usage, dict) else None
+def _lenient_count(part: Any, name: str) -> int:
+    """Return a count, with a name that of a field; 0 where it is not stated, or is none."""
+    value = part.get(name) if name and isinstance(part, dict) else part
     try:
-        return max(0, _count(usage, path[-1])) if isinstance(usage, dict) else 0
+        return max(0, _count(name, value))
     except AnswerError:
         return 0
 

@@ -52,13 +52,12 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Document(msgspec.Struct, gc=False):
-    """A whole answer, or one event of a stream. `message` and `detail` are those of an error without a name."""
+    """A whole answer, or one event of a stream. `message` is that of an error without a name."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
     message: Any = None
-    detail: Any = None
     model: Any = None
 
 
@@ -92,7 +91,7 @@ class _TextParts(Parts):
             self.take_usage(document.usage)
         self.take_model(document.model)
         if not document.choices:
-            refuse(document.message or document.detail)
+            refuse(document.message)
             return
         choice = document.choices[0]
         if choice.index or len(document.choices) > 1:
