@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.records import RunSettings, fewer
 from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms
 from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
 
-__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "fewer", "highest_rate", "load_of", "needs"]
+__all__ = ["FILES_BESIDE", "Demand", "Load", "demand_of", "highest_rate", "load_of", "needs"]
 
 #: File descriptors of a worker beside its connections: the interpreter's, the socket pair, the event loop's.
 FILES_BESIDE = 64
@@ -308,8 +308,3 @@ def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow 
         remedy="give the container more: docker run --shm-size=16g or --ipc=host; on a machine of your own, as root: "
         "mount -o remount,size=16g /dev/shm",
     )
-
-
-def fewer(*, at_once: bool) -> str:
-    """Return in words, with the flag, what a run needs that has fewer requests open."""
-    return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"

@@ -32,6 +32,7 @@ __all__ = [
     "SelfCheck",
     "Spread",
     "TextCounts",
+    "fewer",
     "given_run_folder",
 ]
 
@@ -274,6 +275,19 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     self_check: SelfCheck | None = None
 
     @property
+    def end_lag_ms(self) -> float | None:
+        """The time from the last token to the end of an answer, median of a few; None where answers came whole."""
+        return max((process.end_lag.p50_ms for process in self.processes if process.end_lag), default=None)
+
+    @property
+    def first_event_tokens(self) -> float:
+        """The mean number of tokens that came with the first event of an answer; 0 where it is not known."""
+        if self.text is not None:
+            return self.text.first_tokens / self.text.answers if self.text.answers else 0.0
+        asked = self.completed - self.kept
+        return self.first_tokens / asked if asked else 0.0
+
+    @property
     def more_words(self) -> str:
         """By how many more tokens the server counts each prompt than were sent, in words; empty where by none."""
         least, most = self.least_more, self.most_more
@@ -407,6 +421,11 @@ class RunRecord(Record, frozen=True, kw_only=True):
         return f"the answers name the model {words}" + (
             f", and those of the probe {probed}: a result is of one model" if probed else ": a result is of one model"
         )
+
+
+def fewer(*, at_once: bool) -> str:
+    """Return in words, with the flag, what a run needs that has fewer requests open."""
+    return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"
 
 
 def given_run_folder(env: Mapping[str, Any], key: str, remedy: str) -> Path:

@@ -35,7 +35,7 @@ def readable(raw):
 
 
 def plain_reading(body, prompt_tokens, *, streamed):
-    """Return the tokens of an answer, None where it must not count. An empty error is none, nor is an event of usage."""
+    """Return the tokens of an answer, None where it must not count. An empty error is none."""
     tokens, reasons, counts, done = [], set(), None, False
     for line in re.split(rb"\r\n|\n|\r", body) if streamed else [b"data:" + body]:
         field, _, value = line.partition(b":")

@@ -18,6 +18,8 @@ from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.figures import one_token_words
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
@@ -92,7 +94,8 @@ def run(
     sync_folder(folder.parent)
     if keep is not None:
         keep.unlink(missing_ok=True)
-    for warning in run_warnings(record):
+    note = one_token_words(read_detail_log(folder / DETAIL_LOG)) if not accuracy else ""
+    for warning in (*run_warnings(record), *filter(None, (note,))):
         warn(f"{title}: {warning}")
     return record
 

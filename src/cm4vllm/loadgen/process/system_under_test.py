@@ -21,14 +21,13 @@ from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.text_tokens import added_up
 from cm4vllm.loadgen.client.workers import Workers, worker_settings
-from cm4vllm.loadgen.limits import fewer
 from cm4vllm.loadgen.process.kept_answers import AnswerWriter, kept_answers
 from cm4vllm.loadgen.process.live_latencies import LiveLatencies
 from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Message, Progress
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck
+from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck, fewer
 from cm4vllm.rules import Mode
 
 __all__ = ["SystemUnderTest"]

@@ -202,6 +202,11 @@ class StreamReader(EventStream):
                 return self._first
             token = _FIRST.search(buffer, token.end())
         self._searched = max(buffer.rfind(b"\n"), buffer.rfind(b"\r")) + 1
+        if self._searched:  # whole lines without it: events that have none, or one in another form
+            self.compact()
+            if self._parts.tokens:
+                self._first = self._parts.tokens[0]
+                return self._first
         return None
 
     def _read(self, end: int) -> None:

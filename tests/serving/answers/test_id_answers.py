@@ -6,11 +6,9 @@ import random
 import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
-from cm4vllm.loadgen.client.wire import Sampling, completion_body
 from cm4vllm.serving.answers.event_stream import AnswerError, error_message, refusal_words
 from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api
 
 PROMPT = [5, 6, 7]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 400}
@@ -317,44 +315,6 @@ def test_a_stream_cut_anywhere_is_refused():
 def test_tokens_beyond_32_bits_are_refused():
     with pytest.raises(AnswerError, match="32-bit"):
         read([recorded([1, 2**31])])
-
-
-def test_the_request_is_greedy_and_asks_for_exact_tokens():
-    body = json.loads(completion_body(Sampling("tiny", 128, 2, 1), PROMPT))
-    assert body == {
-        "model": "tiny",
-        "prompt": PROMPT,
-        "max_tokens": 128,
-        "min_tokens": 2,
-        "temperature": 0,
-        "top_p": 1,
-        "top_k": 1,
-        "seed": 42,
-        "return_token_ids": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def test_a_whole_answer_is_asked_for_without_a_stream():
-    body = json.loads(completion_body(Sampling("tiny", 128, 2, 0), PROMPT))
-    assert "stream" not in body
-    assert json.loads(completion_body(Sampling("tiny", 128, 2, 16), PROMPT))["stream_interval"] == 16
-
-
-def test_tokens_are_drawn_as_the_benchmark_has_it():
-    sampling = Sampling("tiny", 128, 2, 0, temperature=1, top_k=-1, seed=None)
-    body = json.loads(completion_body(sampling, PROMPT))
-    assert (body["temperature"], body["top_p"], body["top_k"]) == (1, 1, -1)
-    assert "seed" not in body and "stop" not in body
-
-
-@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.GENERATE])
-def test_a_text_that_ends_an_answer_is_asked_for_and_kept(api):
-    body = json.loads(completion_body(Sampling("tiny", 128, 2, 0, api, stop=("\n```\n",)), PROMPT))
-    asked = body if api is Api.COMPLETIONS else body["sampling_params"]
-    assert asked["stop"] == ["\n```\n"] and asked["include_stop_str_in_output"] is True
-    assert asked.get("detokenize", True) is True  # it is found in text
 
 
 def test_the_message_of_an_error_document_is_found():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.loadgen.client.wire import Sampling, text_completion_body
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.answers.text_answers import TextReader, whole_text
@@ -174,18 +173,3 @@ def test_prompts_sent_as_ids_are_counted_exactly_and_others_are_not():
 def test_a_least_length_counts_where_it_was_asked_for():
     with pytest.raises(AnswerError, match="fewer tokens than min_tokens"):
         read(text("a") + end(tokens=1), limits=AnswerLimits(min_tokens=2, max_tokens=8, max_model_len=2048))
-
-
-def test_a_request_has_what_the_server_takes():
-    sampling = Sampling("m", 16, 2, 1)
-    body = json.loads(text_completion_body(sampling, SERVE, "a prompt"))
-    assert body["prompt"] == "a prompt"
-    assert body["stream"]
-    assert body["max_tokens"] == 16
-    assert body["temperature"] == 0
-    assert not {"min_tokens", "top_k", "return_token_ids", "stream_interval"} & set(body)
-    body = json.loads(text_completion_body(Sampling("m", 16, 2, 0), IDS, [1, 2]))
-    assert body["prompt"] == [1, 2]
-    assert "stream" not in body
-    body = json.loads(text_completion_body(sampling, Dialect(prompts=Prompts.CHAT), "a prompt"))
-    assert body["messages"] == [{"role": "user", "content": "a prompt"}]
