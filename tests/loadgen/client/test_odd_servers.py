@@ -15,7 +15,7 @@ from cm4vllm.loadgen.process.runner import run
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.text_servers import check_tokenizer
-from text_server import TextServer
+from text_server import TextServer, answer_words
 
 PAGES = {
     "/v1/models": json.dumps({"data": [{"id": "tiny", "max_model_len": 2048, "owned_by": "vllm"}]}),

@@ -1,4 +1,4 @@
-"""What servers send that is odd and legal: read alike of servers that list ids and of those that give text."""
+"""Odd and legal answers: read alike of servers that list ids and of those that give text."""
 
 import json
 
@@ -82,6 +82,7 @@ def in_each(**more):
 
 ODD_DOCUMENTS = {
     "finish_reason is empty until the end": with_choice(finish_reason=""),
+    "finish_reason is the word null": with_choice(finish_reason="null"),
     "finish_reason is empty after the end": lambda docs: [*docs[:2], {"choices": [choice("ids", "", "")]}, docs[2]],
     "the usage has no choices": lambda docs: [*docs[:2], {"usage": usage()}],
     "choices are null": lambda docs: [*docs[:2], {"choices": None, "usage": usage()}],
@@ -134,6 +135,9 @@ ODD_STREAMS = {
     "a ping with JSON that has a cost": lambda form: between(form, b'event: ping\ndata: {"cost": "0"}\n\n'),
     "a heartbeat that is no JSON": lambda form: between(form, b"event: heartbeat\ndata: still here\n\n"),
     "a comment": lambda form: between(form, b": OPENROUTER PROCESSING\n\n"),
+    "a comment as data": lambda form: between(form, b"data: : OPENROUTER PROCESSING\n\n"),
+    "a ping with a date": lambda form: between(form, b"event: ping\ndata: 2023-02-20 08:40:33.556053\n\n"),
+    "a ping with empty JSON text": lambda form: between(form, b'event: ping\ndata: ""\n\n'),
     "a comment behind the end": lambda form: streamed(documents(form)) + b": bye\n\n",
     "a second [DONE]": lambda form: streamed(documents(form)) + DONE,
     "a document of several lines": lambda form: (

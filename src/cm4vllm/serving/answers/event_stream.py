@@ -85,7 +85,7 @@ class EventStream(ABC):
 
     def _take(self, data: bytes) -> None:
         """Take up the data of a line: a document, or a part of one. Raises AnswerError."""
-        if not data:
+        if not data or data.startswith(b":"):  # a gateway may pass a comment on as data
             return
         if data == b"[DONE]":
             self._end_event()

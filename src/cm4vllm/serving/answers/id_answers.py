@@ -19,7 +19,16 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
-from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason, Parts, Stated, decoded, finish_reason, refuse
+from cm4vllm.serving.answers.stated import (
+    NO_REASONS,
+    AnswerLimits,
+    FinishReason,
+    Parts,
+    Stated,
+    decoded,
+    finish_reason,
+    refuse,
+)
 
 __all__ = ["Answer", "NoTokenIds", "StreamReader", "lists_ids", "whole_answer"]
 
@@ -121,11 +130,11 @@ class _IdParts(Parts):
             choice = choices[0]
             if choice.index or len(choices) > 1:
                 raise AnswerError("the answer has more than one choice")
-            if self.reason is not None and (choice.token_ids or choice.finish_reason not in (None, "", self.reason)):
+            if self.reason is not None and (choice.token_ids or choice.finish_reason not in (*NO_REASONS, self.reason)):
                 raise AnswerError("the answer goes on after its finish_reason")
             if choice.token_ids:
                 extend(choice.token_ids)
-            if choice.finish_reason:
+            if choice.finish_reason not in NO_REASONS:
                 self.reason = choice.finish_reason
 
     def answer(self, prompt_tokens: int, limits: AnswerLimits, first_tokens: int = 0) -> Answer:

@@ -14,11 +14,23 @@ import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
 
-__all__ = ["FORMAT_TOKENS", "AnswerLimits", "FinishReason", "Parts", "Stated", "decoded", "finish_reason", "refuse"]
+__all__ = [
+    "FORMAT_TOKENS",
+    "NO_REASONS",
+    "AnswerLimits",
+    "FinishReason",
+    "Parts",
+    "Stated",
+    "decoded",
+    "finish_reason",
+    "refuse",
+]
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
 FinishReason = Literal["stop", "length"]
+#: The values of a finish_reason that stand for none: some servers write an empty text, or the word.
+NO_REASONS = (None, "", "null")
 #: The words of text-generation-inference for an end by a token, or by a text that was asked for
 #: (huggingface/text-generation-inference, docs/openapi.json, FinishReason).
 _SAME = {"eos_token": "stop", "stop_sequence": "stop"}

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
-from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason, Parts, Stated, decoded, finish_reason, refuse
+from cm4vllm.serving.answers.stated import (
+    NO_REASONS,
+    AnswerLimits,
+    FinishReason,
+    Parts,
+    Stated,
+    decoded,
+    finish_reason,
+    refuse,
+)
 from cm4vllm.serving.records import Dialect, Prompts
 
 __all__ = ["TextAnswer", "TextReader", "whole_text"]
@@ -99,10 +108,10 @@ class _TextParts(Parts):
         begun = len(self.pieces)
         self._add_texts(choice)
         if self.reason is not None and (
-            len(self.pieces) > begun or choice.finish_reason not in (None, "", self.reason)
+            len(self.pieces) > begun or choice.finish_reason not in (*NO_REASONS, self.reason)
         ):
             raise AnswerError("the answer goes on after its finish_reason")
-        if choice.finish_reason:
+        if choice.finish_reason not in NO_REASONS:
             self.reason = choice.finish_reason
 
     def _add_texts(self, choice: _Choice) -> None:
