@@ -214,7 +214,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neu
         compare_paths([neural_magic, neural_magic])
     with pytest.raises(SubmissionError, match="holds no results"):
         compare_paths([tmp_path, real_runs])
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         compare_paths([tmp_path / "missing", real_runs])
 
 

@@ -87,6 +87,8 @@ def _mlcommons(
             f"or give the file {known.file} ({known.digest}) of {known.mlcommons}: --{settings.kind}_path={own} of "
             f"run-mlperf,inference,\nor _path./folder/{own} among the tags of get,dataset"
         )
+        if settings.kind == "dataset":
+            given += "\nor rehearse on the tiny model's dataset: --dataset=tiny of run-mlperf,inference"
         error.remedy = "\n".join(filter(None, [error.remedy, given]))
         raise
     record = _converted(files[0], f"MLCommons, {manifest.base}/{known.file}", settings, benchmark, model, folder)

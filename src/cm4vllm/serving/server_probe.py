@@ -327,7 +327,7 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
             f"the server at {server.endpoint} does not serve {model.name}",
             cause=f"it decodes the token ids {ids[1]}, {ids[2]}, {ids[3]}, ... differently from that model's tokenizer",
             remedy=f"name the model it serves with --vllm_model_name (a hub id or a folder), and its dataset with "
-            f"--dataset_path; or serve {model.path}",
+            f"--dataset_path, or --dataset=tiny of run-mlperf,inference for the tiny model's; or serve {model.path}",
         )
 
 

@@ -53,7 +53,7 @@ def inspect_python(path: str = "") -> Python:
         return Python(Path(sys.executable), version, sys.prefix != sys.base_prefix)
     code = "import sys; print(*sys.version_info[:3], sep='.'); print(sys.prefix != sys.base_prefix)"
     try:
-        answer = run([path, "-c", code], timeout_s=30)
+        answer = run([path, "-I", "-c", code], timeout_s=30)
     except OSError as error:
         raise UsageError(f"{path} is not a Python", cause=str(error)) from error
     lines = answer.output.split()
@@ -111,9 +111,14 @@ def require_file(requirements: Path, options: Sequence[str]) -> None:
         raise InstallError(f"{requirements} does not exist", remedy="use a complete checkout, or pip install cm4vllm")
     missing = missing_of(requirements)
     if missing or FORCE in options:
-        _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
+        number = f"{len(missing)} packages" if missing else "the packages"
+        _install(["-r", str(requirements)], f"install {number} of {requirements}", options)
         if still := missing_of(requirements):
-            raise InstallError(f"pip succeeded, but {', '.join(still)} is missing in {sys.executable}")
+            raise InstallError(
+                f"pip succeeded, but {len(still)} packages of {requirements} are missing in {sys.executable}",
+                cause=", ".join(still),
+                remedy=f"install them by hand: {sys.executable} -m pip install -r {requirements}",
+            )
 
 
 def missing_of(requirements: Path) -> list[str]:
@@ -170,7 +175,7 @@ def _holds(version: str, part: str) -> bool:
 
 
 def _install(arguments: list[str], title: str, options: Sequence[str]) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip = [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     with step(title):
         checked(run([*pip, *options, *arguments]), f"cannot {title}")
     importlib.invalidate_caches()

@@ -210,5 +210,5 @@ def require_agreement(settings: RunSettings, client: ClientRecord) -> None:
             cause=f"it counts {counted:,} tokens where the prompts that were sent have {sent:,} "
             f"({client.more_words}); {MOST_APART:.0%} is allowed",
             remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name, and a dataset "
-            "that was made with that tokenizer by --dataset_path",
+            "that was made with that tokenizer by --dataset_path, or --dataset=tiny of run-mlperf,inference",
         )
