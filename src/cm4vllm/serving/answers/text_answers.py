@@ -171,7 +171,8 @@ def _require_prompt(counted: int, sent: int, prompts: Prompts) -> None:
         return
     detail = f"{sent} were sent, it counts {counted}"
     if prompts in (Prompts.IDS, Prompts.PICTURE) and counted != sent:
-        raise AnswerError("the server counts other prompt tokens than were sent", detail)
+        pictures = ": it reads other prompts, or pictures of other sizes" if prompts is Prompts.PICTURE else ""
+        raise AnswerError(f"the server counts other prompt tokens than were sent{pictures}", detail)
     if counted < sent:
         raise AnswerError(
             "the server counts fewer prompt tokens than were sent: it cuts prompts, or reads them as other tokens "
