@@ -106,7 +106,7 @@ def test_conversations_are_asked_for_by_name_and_are_of_the_open_division_alone(
 @pytest.mark.parametrize(
     ("habits", "words"),
     [
-        ({"reason": "abort"}, "finish_reason of an answer is 'abort'"),
+        ({"reason": "abort"}, "finish_reason is 'abort'"),
         ({"error_event": True}, "the model died"),
         ({"overcount": 50}, "in its usage"),
         ({"takes_text": False}, "prompt must be a string"),
@@ -157,7 +157,7 @@ def test_an_older_vllm_that_lists_no_ids_is_counted_by_its_usage():
     ("fault", "words"),
     [
         ("token-short", "listed 3 ids and reported 4"),
-        ("prompt-changed", "to a prompt of 4"),
+        ("prompt-changed", "it counts 145"),
         ("cut-stream", "[DONE]"),
         ("engine-dead", "EngineCore encountered an issue"),
     ],

@@ -90,6 +90,7 @@ def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
         known,
         members=[_as_planned(member, model_path) for member in known.members],
         dialect=None,
+        answered_by="",
         unchecked=[],
         max_model_len=0,
         version="",

@@ -234,6 +234,7 @@ def _recorded(server: _Starting, packages: dict[str, str], ready_after_s: float)
         dialect=probed.dialect,
         access=probed.access,
         model_name=probed.model_name,
+        answered_by=probed.answered_by,
         max_model_len=probed.max_model_len,
         version=probed.version,
         owned=True,

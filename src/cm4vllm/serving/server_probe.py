@@ -15,8 +15,12 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
+from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
+from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
+from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
+from cm4vllm.serving.probed_answers import read_ids, words_of
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
 from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
 from cm4vllm.serving.server_identities import identity, reported_options
@@ -27,13 +31,10 @@ from cm4vllm.serving.server_requests import (
     Site,
     ask,
     base_urls,
-    choices_of,
     decoded,
-    events_of,
     request,
     said,
     sites_of,
-    usage_of,
 )
 from cm4vllm.serving.text_servers import find_dialect
 
@@ -41,12 +42,14 @@ __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "ser
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
-_PROMPT = [3, 4, 5]
 #: Statuses for token ids that a vocabulary does not have.
 _NO_SUCH_IDS = (400, 422)
+#: Long enough to fill a block of a server's cache, of 16 to 128 tokens: asked twice, it shows in `cached_tokens`.
+_PROMPT = [3, 4, 5] * 48
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
+_LIMITS = AnswerLimits(min_tokens=_TOKENS, max_tokens=_TOKENS, max_model_len=2**31)
 #: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
 #: The cause where a server does not name the model that it was asked for.
@@ -91,7 +94,7 @@ def probe(
     ]
     first = records[0]
     for other in records[1:]:
-        for field in ("model_name", "max_model_len", "software", "version", "dialect"):
+        for field in ("model_name", "answered_by", "max_model_len", "software", "version", "dialect"):
             ours, theirs = getattr(first, field), getattr(other, field)
             if ours != theirs:
                 raise ServerUnsuitable(
@@ -113,20 +116,21 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     unchecked = []
     model, unlisted = _model(site, model_name, text=text)
     version, simulated = _version(site)
-    media = media_api_of(api)
-    dialect = media.dialect if media else None
     try:
-        if media is not None:
-            media.check(site, model.name, LONG_S)
-        elif not text or (dialect := _dialect(site, model.name, api)) is None:
-            for streamed in (True, False):
-                check_completion(site, model.name, streamed=streamed, api=api)
+        dialect, stated = _asked(site, model.name, api, text=text)
     except ServerUnsuitable as error:
         if unlisted:
             error.cause = f"{unlisted}\n{error.cause}"
             error.remedy = f"check the path before /v1 in --api_server\n{error.remedy}"
         raise
     length = _context(site, model, max_model_len)
+    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
+    if len(names) > 1:
+        raise ServerUnsuitable(
+            f"the answers of the server at {site.endpoint} name several models",
+            cause=", ".join(names),
+            remedy="point --api_server at one server; a result is of one model",
+        )
     software = _software(version, model.owner, dialect)
     if software != "vLLM":
         unchecked.append(
@@ -144,6 +148,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         ca_file=site.ca_file,
         access=site.access,
         model_name=model.name,
+        answered_by=names[0] if names else "",
         max_model_len=length,
         software=software,
         version=version,
@@ -198,14 +203,19 @@ def _answers(site: Site, model: str) -> bool:
         return False
 
 
-def _dialect(site: Site, model: str, api: Api) -> Dialect | None:
-    """Return the dialect of a server that gives text alone, None for one that lists token ids, or should."""
-    if api is Api.GENERATE or (api is Api.COMPLETIONS and _lists_ids(site, model)):
-        return None
-    dialect = find_dialect(site, model, api)
-    # A server that failed for a moment now takes everything, and may list ids after all.
-    all_taken = api is Api.COMPLETIONS and not dialect.left_out and _lists_ids(site, model)
-    return None if all_taken else dialect
+def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
+    """Return the dialect of a server, None for one that lists token ids, with its statements about its answers.
+
+    With `text` one that gives text alone is taken too.
+    """
+    if (media := media_api_of(api)) is not None:
+        return media.dialect, [media.check(site, model, LONG_S)]
+    if text and api is not Api.GENERATE and not (api is Api.COMPLETIONS and _lists_ids(site, model)):
+        dialect, stated = find_dialect(site, model, api)
+        # A server that failed for a moment now takes everything, and may list ids after all.
+        if api is not Api.COMPLETIONS or dialect.left_out or not _lists_ids(site, model):
+            return dialect, [stated]
+    return None, [check_completion(site, model, streamed=streamed, api=api) for streamed in (True, False)]
 
 
 def _lists_ids(site: Site, model: str) -> bool:
@@ -214,8 +224,10 @@ def _lists_ids(site: Site, model: str) -> bool:
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
         raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
-    choices = choices_of(decoded(site, path, answer)) if status == 200 else []
-    return any(isinstance(choice.get("token_ids"), list) for choice in choices)
+    try:
+        return status == 200 and lists_ids(answer)
+    except AnswerError as error:
+        raise not_measurable(site.endpoint, f"its {path}: {words_of(site, error)}") from error
 
 
 def _software(version: str, owner: str, dialect: Dialect | None) -> str:
@@ -268,39 +280,32 @@ def check_answer(site: Site, model: str, api: Api, timeout_s: float = LONG_S) ->
 
 def check_completion(
     site: Site, model: str, *, streamed: bool, timeout_s: float = LONG_S, api: Api = Api.COMPLETIONS
-) -> None:
-    """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
-    endpoint = site.endpoint
+) -> Stated:
+    """Ask for a few tokens and prove that their ids come back, as many as the server says it made.
+
+    Returns its statements about them.
+    """
     try:
         answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
         raise
-    documents, done = events_of(site, api.path, answer) if streamed else ([decoded(site, api.path, answer)], True)
-    if not done:
-        raise not_measurable(endpoint, "its streamed completion does not end with data: [DONE]")
-    usage = usage_of(documents)
-    counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-    choices = [choice for document in documents for choice in choices_of(document)]
-    try:
-        tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
-    except TypeError as error:
-        raise not_measurable(endpoint, "its completion is not in the OpenAI format") from error
     kind = "a streamed completion" if streamed else "a completion"
-    if not tokens:
+    try:
+        return read_ids(site, answer, _LIMITS, len(_PROMPT), streamed=streamed).stated
+    except NoTokenIds as error:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not return token ids",
+            f"the server at {site.endpoint} does not return token ids",
             cause=f"{kind} with return_token_ids has none",
             remedy="serve with vLLM 0.10.2 or newer: without ids, tokens can only be estimated from text",
-        )
-    if len(tokens) != _TOKENS or counted != (len(_PROMPT), _TOKENS):
+        ) from error
+    except AnswerError as error:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not count tokens exactly",
-            cause=f"{kind} of {_TOKENS} tokens to a prompt of {len(_PROMPT)} listed {len(tokens)} ids and reported "
-            f"{counted[1]} tokens to a prompt of {counted[0]}",
-            remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
-        )
+            f"the tokens of the server at {site.endpoint} cannot be counted exactly",
+            cause=f"{kind} of {_TOKENS} tokens: {words_of(site, error)}",
+            remedy="point --api_server at vLLM itself, not at a proxy that changes requests or answers",
+        ) from error
 
 
 def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple
@@ -28,13 +28,10 @@ __all__ = [
     "ask",
     "base_url",
     "base_urls",
-    "choices_of",
     "decoded",
-    "events_of",
     "request",
     "said",
     "sites_of",
-    "usage_of",
 ]
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
@@ -176,25 +173,6 @@ def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise not_measurable(site.endpoint, f"its {path} is not a JSON object")
     return value
-
-
-def events_of(site: Site, path: str, answer: bytes) -> tuple[list[Mapping[str, Any]], bool]:
-    """Return the documents of a stream's events, and whether it ends with [DONE]. Raises ServerUnsuitable."""
-    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
-    done = data[-1:] == [b"[DONE]"]
-    return [decoded(site, path, event) for event in (data[:-1] if done else data)], done
-
-
-def choices_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the choices of an answer or of an event; none where it has no list of them."""
-    choices = document.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def usage_of(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the last usage that an answer's documents state; empty where they state none."""
-    stated = [document["usage"] for document in documents if isinstance(document.get("usage"), dict)]
-    return stated[-1] if stated else {}
 
 
 def ask(

@@ -97,7 +97,8 @@ def test_a_body_that_cannot_be_read_fails_its_request_alone(status, stream_inter
 
 
 def test_an_event_that_cannot_be_read_fails_its_request_alone():
-    bodies = dict(enumerate(BODIES.values()))
+    legal = ("empty", "error that is null")
+    bodies = dict(enumerate(body for name, body in BODIES.items() if name not in legal))
 
     def raw(key, body):
         events = stream_events(body, expected_tokens(body["prompt"], 128, 2), Behaviour(), Fault.NONE)

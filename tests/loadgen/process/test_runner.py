@@ -57,7 +57,8 @@ def test_the_accuracy_log_holds_exactly_the_tokens_that_the_server_sent(tmp_path
     assert record.client.completion_tokens == sum(map(len, sent.values()))
     assert record.client.prompt_tokens == sum(len(prompt(index)) for index in range(64))
     assert record.client.failed == 0
-    assert (record.client.retries > 0) == (len(server.bodies) > 64)
+    # On a connection that had been idle, what was closed before an answer is sent again and is no retry.
+    assert record.client.retries <= len(server.bodies) - 64
     # Why answers ended is recorded, too.
     whole = sum(len(tokens) == 128 for tokens in sent.values())
     assert record.client.finish_reasons == FinishReasons(stop=64 - whole, length=whole)

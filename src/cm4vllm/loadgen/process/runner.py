@@ -18,6 +18,8 @@ from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.figures import one_token_words
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
 from cm4vllm.loadgen.process.live_status import LiveStatus
@@ -92,7 +94,8 @@ def run(
     sync_folder(folder.parent)
     if keep is not None:
         keep.unlink(missing_ok=True)
-    for warning in run_warnings(record):
+    note = one_token_words(read_detail_log(folder / DETAIL_LOG)) if not accuracy else ""
+    for warning in (*run_warnings(record), *filter(None, (note,))):
         warn(f"{title}: {warning}")
     return record
 
@@ -194,7 +197,7 @@ def _record(
         cause = f"missing: {', '.join(missing)}" if missing else answered
         raise RunFailed("the run ended, but it is not complete", cause=cause)
     detail = require_whole(folder, settings.mode)
-    require_agreement(settings, client.text)
+    require_agreement(settings, client)
     window = detail.window if settings.mode is Mode.PERFORMANCE else None
     pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
     parts = pieces(run.keep) if run.keep else []

@@ -15,8 +15,7 @@ from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.loadgen.client.text_tokens import prompt_texts
-from cm4vllm.loadgen.client.text_wire import text_completion_body
-from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn
+from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import sampling_of
 from cm4vllm.rules import ChatPrompt, Media
@@ -129,5 +128,5 @@ def library_of(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleL
     serialise = partial(text_completion_body, sampling, dialect)
     if dialect.prompts is Prompts.IDS:
         return SampleLibrary(prompts, serialise)
-    texts, changed = prompt_texts(settings, rows)
-    return SampleLibrary(prompts, serialise, texts, changed)
+    texts, lengths, changed = prompt_texts(settings, rows)
+    return SampleLibrary([range(length) for length in lengths], serialise, texts, changed)
