@@ -17,7 +17,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import bytes_of, staged_folder
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.owned_folders import staged_folder
 
 __all__ = [
     "MODEL",

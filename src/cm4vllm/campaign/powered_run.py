@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
+from cm4vllm.common.owned_folders import discard, move_result, note_finished, note_written
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
@@ -106,9 +107,12 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     asked, folder = PowerInputs.of(env), inputs.folder
     session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
     kept_conf = folder.with_name("under-power.user.conf")
+    discard(session)
+    discard(aside)
+    discard(kept_conf)
     if inputs.user_conf:
         shutil.copyfile(inputs.user_conf, kept_conf)  # a run removes the file that was written for it
-    shutil.rmtree(session, ignore_errors=True)
+        note_written(kept_conf)
     again = replace(inputs, output_dir=str(aside), user_conf=str(kept_conf) if inputs.user_conf else "")
 
     def one_run(logs: Path) -> None:
@@ -119,12 +123,12 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     try:
         made = make_session(asked.own_site, session, one_run)
         _state(made, asked)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        note_finished(session)
+        move_result(aside, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        kept_conf.unlink(missing_ok=True)
-        session.with_name(OUTPUT).unlink(missing_ok=True)
+        discard(aside)
+        discard(kept_conf)
+        discard(session.with_name(OUTPUT))
     inputs.forget_generated_conf()
     return folder / "run.json"
 

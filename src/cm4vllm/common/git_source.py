@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import staged_folder
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]

@@ -16,6 +16,7 @@ from cm4vllm.common.environments import checked, install_pinned, make_environmen
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
 from cm4vllm.common.git_source import fetch_checkout, git_directory
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
@@ -145,14 +146,16 @@ def client_checkout(folder: Path, source: Path | None, url: str, commit: str) ->
         return fetch_checkout(folder, url, commit, ["/*"], title="the reference client", remedy=_SOURCE_REMEDY)
     if (git := git_directory(source)) is None:
         raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
-    shutil.rmtree(folder, ignore_errors=True)
-    for words in (
-        ["clone", "--quiet", "--no-checkout", str(git), str(folder)],
-        ["-C", str(folder), "checkout", "--quiet", "--detach", commit],
-    ):
-        done = run(["git", *words])
-        if not done.ok:
-            raise SourceUnavailable(
-                f"{source} does not hold the reference client at {commit}", cause=done.tail(3), remedy=_SOURCE_REMEDY
-            )
+    with staged_folder(folder) as staging:
+        for words in (
+            ["clone", "--quiet", "--no-checkout", str(git), str(staging)],
+            ["-C", str(staging), "checkout", "--quiet", "--detach", commit],
+        ):
+            done = run(["git", *words])
+            if not done.ok:
+                raise SourceUnavailable(
+                    f"{source} does not hold the reference client at {commit}",
+                    cause=done.tail(3),
+                    remedy=_SOURCE_REMEDY,
+                )
     return folder

@@ -23,6 +23,7 @@ import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import bytes_of, sync_folder
+from cm4vllm.common.owned_folders import beside
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
@@ -86,7 +87,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def file_of(folder: Path) -> Path:
     """Return the file with the answers of the run whose folder this is."""
-    return folder.with_name(f"{folder.name}.answers")
+    return beside(folder, ".answers")
 
 
 def begin_piece(

@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
+from cm4vllm.common.files import sha256_of, sync_files, sync_folder, write_text
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
@@ -74,7 +75,7 @@ def run(
     accuracy = settings.mode is Mode.ACCURACY
     servers = RunServers(settings, accept_restarted=accept_restarted and accuracy)
     keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
-    with staged_folder(folder) as staging, step(title) as shown:
+    with staged_folder(folder, ends_well=(RunStopped,)) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         if settings.audit_config:
             write_text(staging / AUDIT_CONFIG, settings.audit_config)
