@@ -1,4 +1,4 @@
-"""What cm4vllm replaces, removes and moves: its own results, and nothing that belongs to the user."""
+"""Commands replace and remove their own results, and nothing that belongs to the user."""
 
 import errno
 import os

@@ -222,11 +222,12 @@ def test_a_run_killed_between_the_two_renames_has_lost_nothing(two, tmp_path):
     first, other = two
     tree = build_tree(first, tree=tmp_path / "tree")
     before = digests(tree)
-    tree.rename(tmp_path / "tree.old")  # where the older tree waits for the newer one to take its place
+    (tmp_path / ".tree.cm4vllm.json").rename(tmp_path / ".kept-tree.cm4vllm.json")
+    tree.rename(tmp_path / "kept-tree")  # where the older tree waits for the newer one to take its place
     (tmp_path / "tree.partial" / "open").mkdir(parents=True)
     build_tree(other, tree=tree, add=True)
     assert not apart(before, digests(tree))[1]
-    assert not (tmp_path / "tree.old").exists()
+    assert not (tmp_path / "kept-tree").exists()
 
 
 def test_results_are_added_to_a_tree_of_somebody_else(two, tmp_path, neural_magic):

@@ -23,6 +23,7 @@ from cm4vllm.assets.resumed_download import fetch, open_url, part_of, present, s
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
 from cm4vllm.common.files import locked, require_space, user_cache
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.units import size_text
 
@@ -121,11 +122,10 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
             if (got := verified.prove(name, manifest.digests[name])) != manifest.digests[name]:
-                (folder / name).unlink()
+                make_way(folder / name)
                 warn(
-                    f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
-                    "removed, and "
-                    "downloaded again"
+                    f"{folder / name} was not the published file (digest {got}, expected {manifest.digests[name]}): "
+                    "it is downloaded again"
                 )
 
 

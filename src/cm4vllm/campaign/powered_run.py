@@ -6,7 +6,6 @@ when all is done: after a kill the step begins again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +14,8 @@ from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
-from cm4vllm.common.owned_folders import discard, move_result, note_finished, note_written
+from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.owned_folders import discard, forget, move_result, note_finished, write_noted
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
@@ -109,10 +108,8 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     kept_conf = folder.with_name("under-power.user.conf")
     discard(session)
     discard(aside)
-    discard(kept_conf)
-    if inputs.user_conf:
-        shutil.copyfile(inputs.user_conf, kept_conf)  # a run removes the file that was written for it
-        note_written(kept_conf)
+    if inputs.user_conf:  # copied: a run removes the file that was written for it
+        write_noted(kept_conf, text_of(Path(inputs.user_conf)))
     again = replace(inputs, output_dir=str(aside), user_conf=str(kept_conf) if inputs.user_conf else "")
 
     def one_run(logs: Path) -> None:
@@ -127,8 +124,8 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
         move_result(aside, folder)
     finally:
         discard(aside)
-        discard(kept_conf)
-        discard(session.with_name(OUTPUT))
+        forget(kept_conf)
+        forget(session.with_name(OUTPUT))
     inputs.forget_generated_conf()
     return folder / "run.json"
 

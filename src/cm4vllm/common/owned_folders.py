@@ -1,4 +1,4 @@
-"""What a command may replace or remove: only what an earlier command of cm4vllm noted as its own.
+"""Replacement and removal: only of what an earlier command of cm4vllm noted as its own.
 
 Beside a result NAME lies its note, `.NAME.cm4vllm.json`. The note of a finished result lists its files, each with its
 size and the time of its last change: a file that fits is ours, anything else belongs to the user. It stays, and is
@@ -33,6 +33,7 @@ __all__ = [
     "beside",
     "discard",
     "foreign",
+    "forget",
     "make_way",
     "mark",
     "move_result",
@@ -42,6 +43,7 @@ __all__ = [
     "recover",
     "remove_marked",
     "require_replaceable",
+    "staged_file",
     "staged_folder",
     "unmark",
     "write_noted",
@@ -75,7 +77,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class _Note:
-    """What the note beside a place says: the files of a finished result, or the inode of a folder in the making."""
+    """The note beside a place: the files of a finished result, or the inode of a folder in the making."""
 
     files: Files = field(default_factory=dict)
     inode: int = 0
@@ -129,8 +131,8 @@ def require_replaceable(target: Path, kind: Kind) -> None:
     if not os.path.lexists(place):
         return
     if not place.is_dir():
-        what = "a link that leads to no folder" if place.is_symlink() else "a file, not a folder"
-        raise UsageError(f"{target} is not replaced by {kind.title}", cause=f"it is {what}", remedy=remedy)
+        kind_of_file = "a link that leads to no folder" if place.is_symlink() else "a file, not a folder"
+        raise UsageError(f"{target} is not replaced by {kind.title}", cause=f"it is {kind_of_file}", remedy=remedy)
     with translated_os_errors("read", place, kind.flag):
         foreign = sorted(_entries(place))
     if not foreign:
@@ -167,7 +169,7 @@ def _real(target: Path) -> Path:
 
 def _entries(folder: Path) -> Files:
     """Return what is in a folder, as notes list it; no link is followed. Raises OSError."""
-    found: Files = {}
+    listed: Files = {}
     todo = [""]
     while todo:
         place = todo.pop()
@@ -175,11 +177,11 @@ def _entries(folder: Path) -> Files:
             for entry in entries:
                 name = place + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    found[f"{name}/"] = []
+                    listed[f"{name}/"] = []
                     todo.append(f"{name}/")
                 else:
-                    found[name] = _figures(Path(entry.path))
-    return found
+                    listed[name] = _figures(Path(entry.path))
+    return listed
 
 
 def _figures(path: Path) -> list[int]:
@@ -341,9 +343,35 @@ def write_noted(path: Path, text: str) -> None:
     note_written(path)
 
 
+def forget(path: Path) -> None:
+    """Remove a file that `write_noted` wrote, if it is as it was written; any other stays."""
+    if _is_as_noted(path, _Note.of(path).files.get("")):
+        path.unlink()
+        unmark(path)
+
+
 def note_written(path: Path) -> None:
     """Note that a file is ours as it is now: the next command may replace it."""
     _note_all(path, {"": _figures(path)})
+
+
+@contextmanager
+def staged_file(path: Path) -> Iterator[Path]:
+    """Give the place of a file that becomes `path` when the block ends well, as `write_noted` writes it.
+
+    Nothing is left of it otherwise. Raises NotWritable where another command is making the same file.
+    """
+    with translated_os_errors("prepare", path):
+        staging, lock = _begun(path)
+    try:
+        yield staging / path.name
+        make_way(path)
+        (staging / path.name).rename(path)
+        note_written(path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        unmark(staging)
+        os.close(lock)
 
 
 def foreign(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ import yaml
 
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.files import object_of
-from cm4vllm.common.owned_folders import discard, mark, note_written, write_noted
+from cm4vllm.common.owned_folders import discard, mark, write_noted
 from cm4vllm.common.processes import exit_in_words, last_lines, run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
@@ -118,8 +118,6 @@ def _followed(
     """
     log, state = folder / f"{wanted.folder}.log", folder / f"{wanted.folder}.state.json"
     spec = folder / f"{wanted.folder}.spec.json"
-    for path in (log, state, spec):
-        discard(path)
     supervisor = start_supervised(argv, environment, spec=spec, log=log, state=state, grace_s=_GRACE_S, cwd=folder)
     try:
         with step(f"{wanted.samples:,} samples with {wanted.concurrency or 'all'} in flight") as shown:
@@ -136,9 +134,6 @@ def _followed(
             supervisor.stdin.close()
         supervisor.wait()
         end_orphans()
-        for path in (log, state, spec):
-            if path.exists():
-                note_written(path)
     status: int | None = object_of(state).get("status")
     return status
 

@@ -11,8 +11,8 @@ from typing import Annotated
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import object_of, sha256_of, writable_folder, write_text
-from cm4vllm.common.owned_folders import Kind, beside, note_files
+from cm4vllm.common.files import object_of, sha256_of, writable_folder
+from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
@@ -151,7 +151,7 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     def forget_generated_conf(self) -> None:
         """Remove the user.conf that was written beside the run's folder: the run has it in its own."""
         if self.output_dir and self.user_conf and Path(self.user_conf) == self.generated_conf:
-            self.generated_conf.unlink(missing_ok=True)
+            forget(self.generated_conf)
 
 
 def require_run(inputs: RunInputs) -> None:
@@ -171,7 +171,7 @@ def write_user_conf(inputs: RunInputs) -> Path:
     dataset = read_record(Path(inputs.dataset), DatasetRecord) if inputs.dataset else None
     conf, path = _conf(inputs, inputs.terms, dataset), inputs.generated_conf
     writable_folder(path.parent)
-    write_text(path, conf.text)
+    write_noted(path, conf.text)
     return path
 
 

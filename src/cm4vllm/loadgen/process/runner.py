@@ -20,7 +20,7 @@ from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
-from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
+from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter, NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.messages import Ended
@@ -92,7 +92,7 @@ def run(
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
     if keep is not None:
-        keep.unlink(missing_ok=True)
+        remove_answers(keep)
     for warning in run_warnings(record):
         warn(f"{title}: {warning}")
     return record
