@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import socket
 import subprocess
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
+from cm4vllm.common.git_objects import OF_A_REPOSITORY, OWN_CONFIGURATION, borrowed, objects_of
 from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
 
@@ -54,25 +53,40 @@ def fetch_checkout(
     return folder
 
 
-def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remedy: str = "") -> None:
-    """Write the files of a git directory at `commit` below some paths to `target`, byte for byte.
+def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: str = "") -> Path:
+    """Make a checkout in `folder`, with a repository of its own, of a commit in a git directory; return it.
 
-    Raises SourceUnavailable.
+    git compares each object with its name where it is copied. Raises SourceUnavailable.
     """
-    done = subprocess.run(
-        ["git", "-c", "core.autocrlf=false", f"--git-dir={git}", "archive", "--format=tar", commit, *paths],
-        capture_output=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise SourceUnavailable(
-            f"{git} does not hold {', '.join(paths)} at {commit}",
-            cause=done.stderr.decode(errors="replace").strip(),
-            remedy=remedy,
-        )
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(target, filter="data")
+    with staged_folder(folder) as staging, borrowed(git) as own:
+        for words in (
+            ["init", "--quiet"],
+            ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],
+            ["checkout", "--quiet", "--detach", commit],
+        ):
+            done = run(["git", *words], cwd=staging, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
+            if not done.ok:
+                raise SourceUnavailable(f"{git} does not hold {title} at {commit}", cause=done.tail(3), remedy=remedy)
+    return folder
+
+
+def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remedy: str = "") -> None:
+    """Write the files of a git directory at `commit` that are or lie below some paths to `target`, byte for byte.
+
+    Nothing of the directory's configuration is used. Raises SourceUnavailable, also where a file has another content
+    than its name in git says, and for a link that leads out of `target`.
+    """
+    with objects_of(git, remedy=remedy) as objects:
+        for name, entry in objects.files(commit, paths).items():
+            file, content = target / name, objects.read(entry)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if entry.is_link:
+                if not (file.parent / os.fsdecode(content)).resolve().is_relative_to(target.resolve()):
+                    raise SourceUnavailable(f"{name} at {commit} is a link out of the repository", remedy=remedy)
+                file.symlink_to(os.fsdecode(content))
+                continue
+            file.write_bytes(content)
+            file.chmod(0o755 if entry.is_executable else 0o644)
 
 
 def _reach(url: str, remedy: str) -> None:
@@ -89,7 +103,13 @@ def _reach(url: str, remedy: str) -> None:
 def _fetching(folder: Path, url: str, words: list[str], title: str, remedy: str) -> None:
     settings = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=15"]
     try:
-        done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
+        done = run(
+            ["git", *settings, *words],
+            cwd=folder,
+            timeout_s=_FETCH_S,
+            env={"GIT_TERMINAL_PROMPT": "0"},
+            without=OF_A_REPOSITORY,
+        )
     except subprocess.TimeoutExpired as error:
         raise SourceUnavailable(
             f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=remedy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import die_with_parent, spawned_safely
 
 __all__ = ["each_submission"]
 
@@ -31,9 +30,11 @@ def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterato
         return
     # The largest first: what is begun last must not be what takes longest.
     order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
-    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
+        with (
+            spawned_safely() as context,
+            ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool,
+        ):
             yield from zip(order, pool.map(read, order), strict=True)
     except BrokenProcessPool as error:
         raise SubmissionError(

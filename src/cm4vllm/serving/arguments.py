@@ -204,7 +204,7 @@ def server_argv(
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
     chosen = [part for word in option_words(options) for part in word.split("=", 1)]
-    return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
+    return [str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
 
 
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:

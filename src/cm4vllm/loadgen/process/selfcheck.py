@@ -252,7 +252,7 @@ class _Meter:
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
     """Run the server in memory; give its endpoint and its process's number."""
-    words = [sys.executable, "-m", "cm4vllm.loadgen.process.loopback"]
+    words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         try:
