@@ -84,6 +84,7 @@ PLACES = {
         "the file that a caller writes whole; the temporary file that was made for it",
         "mkstemp made it; what a user names is written by write_noted",
     ),
+    "common/git_objects.py": ({"kill": 1}, "a git that it started", "its Popen object"),
     "common/kept_values.py": ({"replace": 1}, "a value below our folder in the user's cache", "the cache is ours"),
     "common/owned_folders.py": (
         {"rename": 6, "rmdir": 3, "rmtree": 2, "unlink": 5},

@@ -16,6 +16,7 @@ from typing import Any
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.common.own_program import MANIFEST
 from cm4vllm.common.owned_folders import Kind, foreign, recover, staged_folder
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.rules import Division
@@ -118,7 +119,10 @@ def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
         return f"it holds the submission of others: {first_of(others, 4)}" if others and submitter else ""
 
     return Kind(
-        "a submission tree", flag, recognised=lambda tree: any(tree.glob("*/*/*/cm4vllm*/MANIFEST")), refused=of_others
+        "a submission tree",
+        flag,
+        recognised=lambda tree: any(tree.glob(f"*/*/*/cm4vllm*/{MANIFEST}")),
+        refused=of_others,
     )
 
 
