@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.processes import die_with_parent, spawned_safely
+from cm4vllm.common.processors import usable_processors
 
 __all__ = ["each_submission"]
 
@@ -24,7 +24,7 @@ _PER_CORE = 2
 
 def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
     """Give each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
-    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
+    workers = min(_PER_CORE * usable_processors(), len(homes))
     if workers < 2 or len(homes) < MANY:
         yield from ((home, read(home)) for home in homes)
         return

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import writable_folder, write_json
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
@@ -37,6 +37,7 @@ def register(checkout: Path, home: Path) -> bool:
     known = registered(home)
     if checkout in known:
         return False
+    writable_folder(home, "CM_REPOS")
     write_json(home / "repos.json", [*map(str, known), str(checkout)])
     (home / "index.json").unlink(missing_ok=True)
     return True
@@ -49,6 +50,7 @@ def complete(home: Path) -> None:
     """
     if (home / "repos" / "local" / "cmr.yaml").is_file() and (home / "index.json").is_file():
         return
+    writable_folder(home, "CM_REPOS")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cmind", "find", "repo", "local"],
         capture_output=True,
