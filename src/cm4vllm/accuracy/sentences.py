@@ -15,8 +15,9 @@ from pathlib import Path
 
 from cm4vllm.assets.resumed_download import RefusedError, answer_of
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import bytes_of, staged_folder
+from cm4vllm.common.files import bytes_of
 from cm4vllm.common.http_requests import AnswerError, Follow
+from cm4vllm.common.owned_folders import staged_folder
 
 __all__ = [
     "MODEL",

@@ -19,6 +19,7 @@ from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
 from cm4vllm.common.files import require_space, write_text
 from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
 
@@ -191,8 +192,12 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
                 blob = b"blob %d\0" % path.stat().st_size + opened.read()
                 got = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
         if got != expected:
-            path.resolve().unlink()
-            path.unlink(missing_ok=True)
+            blob = path.resolve()
+            if path.is_symlink() and blob.parent == (folder.parents[1] / "blobs").resolve():
+                blob.unlink()  # the hub's own, which it names by the digest
+                path.unlink()
+            else:
+                make_way(path)
             raise DownloadError(
                 f"{file.rfilename} of {name} has a wrong digest, and was removed",
                 cause=f"it is {got}, the hub names {expected}",
@@ -203,12 +208,13 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
 @contextmanager
 def _disk(repository: Path) -> Iterator[None]:
     """Report a full disk as DiskFull, and remove unfinished files to free their space; whole files stay."""
+    before = set(repository.glob("blobs/*.incomplete"))  # of other programs, which may run
     try:
         with translated_os_errors("download to", repository, "HF_HOME"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not enough free disk space")  # reported by require_space, as an error
             yield
     except DiskFull:
-        for part in repository.glob("blobs/*.incomplete"):
+        for part in set(repository.glob("blobs/*.incomplete")) - before:
             part.unlink(missing_ok=True)
         raise
 

@@ -21,6 +21,7 @@ from cm4vllm.common.errors import DownloadError, UsageError, translated_os_error
 from cm4vllm.common.files import locked, object_of, require_space, user_cache, write_json
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import Answer, AnswerError
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.units import size_text
 
@@ -141,11 +142,10 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
             if (got := verified.prove(name, manifest.digests[name])) != manifest.digests[name]:
-                (folder / name).unlink()
+                make_way(folder / name)
                 warn(
-                    f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
-                    "removed, and "
-                    "downloaded again"
+                    f"{folder / name} was not the published file (digest {got}, expected {manifest.digests[name]}): "
+                    "it is downloaded again"
                 )
 
 

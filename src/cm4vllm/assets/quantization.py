@@ -18,7 +18,8 @@ from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
-from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, write_text
+from cm4vllm.common.files import require_space, sha256_of_tree, write_text
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record

@@ -24,7 +24,7 @@ from cm4vllm.campaign.given_datasets import require_given_datasets
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
-from cm4vllm.campaign.preflight import absolute_paths, require_results_folder, require_server
+from cm4vllm.campaign.preflight import absolute_paths, require_results_folder, require_run_folder, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
@@ -33,6 +33,7 @@ from cm4vllm.campaign.step_values import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
+from cm4vllm.common.owned_folders import beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of
@@ -106,7 +107,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     require_run(inputs)
     kind = inputs.compliance_test or inputs.terms.mode
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{kind}").absolute()
-    require_results_folder(folder, lock_of(folder))
+    require_run_folder(folder, lock_of(folder))
     keep = Division.parse(inputs.division) is Division.OPEN
     return {**_assets(env, inputs), **_folders(folder, RUN_FILE), "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no"}
 
@@ -154,7 +155,7 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
 
 def _folders(folder: Path, record: str) -> dict[str, str]:
     """Return the folders of a link and of its server, and the sign that both hold the records of an earlier command."""
-    server = Path(f"{folder}.server")
+    server = beside(folder, ".server")
     earlier = (folder / record).exists() and (server / SERVER_FILE).exists()
     return {_FOLDER: str(folder), _SERVER_FOLDER: str(server), _EARLIER: "yes" if earlier else "no"}
 
@@ -249,7 +250,7 @@ def _check_server(env: Mapping[str, Any]) -> None:
 
 def lock_of(folder: Path) -> Path:
     """Return the lock of a run's folder. It lies beside the folder, which appears only when the run is whole."""
-    return folder.with_name(f".{folder.name}.lock")
+    return beside(folder, ".lock", ".")
 
 
 def _run_inputs(env: Mapping[str, Any]) -> RunInputs:

@@ -19,15 +19,26 @@ from cm4vllm.campaign.powered_run import require_power
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
+from cm4vllm.common.owned_folders import require_replaceable
 from cm4vllm.common.plain_files import require_plain_files
+from cm4vllm.loadgen.measurement import RUN
 from cm4vllm.rules import Terms
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.vllm_choice import require_device
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system_records import check_stated
+from cm4vllm.submission.tree import SUBMISSION
+from cm4vllm.submission.tree_writer import tree_kind
 
-__all__ = ["absolute_paths", "preflight", "require_files", "require_results_folder", "require_server"]
+__all__ = [
+    "absolute_paths",
+    "preflight",
+    "require_files",
+    "require_results_folder",
+    "require_run_folder",
+    "require_server",
+]
 
 #: Room for logs, tree and report. A full-length run of both scenarios with 37 tokens a sample left 13 MiB; answers may
 #: be as long as the benchmark allows, and a run that is repeated stands beside the old one until it is whole.
@@ -98,6 +109,8 @@ def preflight(env: Mapping[str, Any], job: Job) -> tuple[str, ...]:
     require_server(env, runs)
     require_power(env, tree=not job.no_tree)
     require_results_folder(job.out, job.out / LOCK_FILE)
+    if not job.no_tree:
+        require_replaceable(job.out / SUBMISSION, tree_kind(job.settings.submitter, "--output_dir"))
     return notes
 
 
@@ -126,6 +139,19 @@ def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:
             cause=f"up to {longest} tokens are generated after each prompt",
             remedy="leave it out: the longest prompt with its answer decides then",
         )
+
+
+def require_run_folder(folder: Path, lock: Path) -> None:
+    """Refuse the folder of one run, which the run replaces, where that cannot be done. Writes nothing.
+
+    Raises what require_results_folder and require_replaceable raise.
+    """
+    require_replaceable(folder, RUN)
+    if folder.resolve() == Path.cwd():  # the run's files lie among others, whatever these are
+        require_writable(folder)
+        require_unlocked(lock, folder)
+    else:
+        require_results_folder(folder, lock)
 
 
 def require_results_folder(out: Path, lock: Path) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_objects import OF_A_REPOSITORY, OWN_CONFIGURATION, borrowed, objects_of
 from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]
@@ -59,14 +59,13 @@ def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: s
 
     git compares each object with its name where it is copied. Raises SourceUnavailable.
     """
-    folder.mkdir(parents=True)
-    with borrowed(git) as own:
+    with staged_folder(folder) as staging, borrowed(git) as own:
         for words in (
             ["init", "--quiet"],
             ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],
             ["checkout", "--quiet", "--detach", commit],
         ):
-            done = run(["git", *words], cwd=folder, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
+            done = run(["git", *words], cwd=staging, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
             if not done.ok:
                 raise SourceUnavailable(f"{git} does not hold {title} at {commit}", cause=done.tail(3), remedy=remedy)
     return folder

@@ -43,7 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import object_of, write_json
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
 from cm4vllm.serving.carried_variables import without_service_links
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
@@ -339,6 +340,14 @@ def start_supervised(
     variables of the environment that are written to no file; `cwd` is the folder that `argv` works in, `last` the
     command that removes its container.
     """
+    earlier = object_of(spec)
+    if "argv" not in earlier:
+        make_way(spec)
+    for name, place in (("log", log), ("state", state)):
+        if Path(str(earlier.get(name))).name == place.name:  # what the specification of an earlier start names is ours
+            place.unlink(missing_ok=True)
+        else:
+            make_way(place)
     given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
     write_json(spec, {**given, "last": list(last)})
     source = str(Path(__file__).resolve().parents[2])

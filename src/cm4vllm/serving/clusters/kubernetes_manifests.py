@@ -13,7 +13,8 @@ import yaml
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
@@ -127,7 +128,7 @@ def write_manifests(pod: PodSettings, env: Mapping[str, str], folder: Path) -> P
     """Write the objects of the description to `folder`, as one YAML file, and return its path."""
     documents = manifests(pod, env)
     path = writable_folder(folder) / MANIFEST_FILE
-    write_text(path, yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True))
+    write_noted(path, yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True))
     return path
 
 
