@@ -104,6 +104,8 @@ class ScriptAutomation(OwnAutomation):
         try:
             with contextlib.redirect_stdout(session.output), session.supervised(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
+                if other := _other_checkout(self.path):
+                    session.tell(other)
                 folder = working_folder()
                 _require_result_file(self.cmind)
                 free = free_bytes(folder)
@@ -163,6 +165,20 @@ def _known(error: Exception, *, verbose: bool) -> CmError:
         f"{type(error).__name__}: {error}",
         cause=f"at {frame.filename}:{frame.lineno}",
         remedy="this is a bug in cm4vllm: run again with -v and report the output",
+    )
+
+
+def _other_checkout(automation: str) -> str:
+    """Return a warning where the recipes are those of one checkout and the package is that of another; else nothing."""
+    recipes = os.path.dirname(os.path.dirname(os.path.realpath(automation)))
+    package = os.path.realpath(__file__)
+    for _ in "file", "engine", "cm4vllm", "src":
+        package = os.path.dirname(package)
+    if package == recipes or not os.path.isfile(os.path.join(package, "cmr.yaml")):
+        return ""
+    return (
+        f"WARNING: the recipes of {recipes} run with the Python package of {package}: they are those of CM_REPOS, the "
+        "package is that of the `cm` that comes first on PATH"
     )
 
 
