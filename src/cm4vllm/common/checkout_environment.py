@@ -68,10 +68,11 @@ def install(
     try:
         with translated_os_errors("install into", place):
             if reason:
-                _clear(place, reason, ours=bool(record))
+                _set_aside(place, ours=bool(record))
                 record = {"place": str(place.absolute()), "base": base, "installed": {}}
             write_json(Path(record_file), {**record, "whole": False})
             if reason:
+                _clear(place, reason, Path(record_file))
                 checked(run(base, "-I", "-m", "venv", place), "a virtual environment cannot be made")
                 record["kind"] = run(place / "bin" / "python", "-I", "-c", kind).output
                 _find_package(place)
@@ -84,22 +85,27 @@ def install(
         sys.exit(error.exit_code)
 
 
-def _clear(place: Path, reason: str, *, ours: bool) -> None:
-    """Empty the folder of an environment that was made here; move anything else aside."""
-    if not os.path.lexists(place):
+def _set_aside(place: Path, *, ours: bool) -> None:
+    """Move away what stands at the place of the environment and was not made by this program."""
+    if ours or not os.path.lexists(place) or any((place / name).exists() for name in _EARLIER):
         return
-    if ours or any((place / name).exists() for name in _EARLIER):
-        print(f"making {place}/ again: {reason}", flush=True)
-        for path in place.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    elif not place.is_dir() or any(place.iterdir()):
+    if not place.is_dir() or any(place.iterdir()):
         names = (place.with_name(f"{place.name}.aside-{number}") for number in count(1))
         aside = next(name for name in names if not os.path.lexists(name))
         place.rename(aside)
-        print(f"{place} was not made by make: it is {aside} now, and {place}/ is made again", flush=True)
+        print(f"{place} was not made by make: it is {aside} from now on", flush=True)
+
+
+def _clear(place: Path, reason: str, record_file: Path) -> None:
+    """Empty the folder of the environment but for its record, by which it is known when this is killed."""
+    left = [path for path in place.iterdir() if path.name != record_file.name]
+    if left:
+        print(f"making {place}/ again: {reason}", flush=True)
+    for path in left:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _find_package(place: Path) -> None:

@@ -17,6 +17,8 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
+from cm4vllm.common.redaction import vault
+from cm4vllm.common.standard_streams import ensure_streams, lost_output
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
@@ -37,6 +39,7 @@ _SESSION = "cm4vllm.session"
 # What is loaded by now, cmind's index included, stays to the end of the process: to walk it again at each collection,
 # and once more at the exit, is a tenth of what a hit of the cache takes.
 gc.freeze()
+ensure_streams()
 
 
 class OwnAutomation(Automation):  # type: ignore[misc]
@@ -49,7 +52,9 @@ class OwnAutomation(Automation):  # type: ignore[misc]
     def _answered(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
         """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
         try:
-            return action(self, i)
+            with vault().guarded_output():
+                result = action(self, i)
+            return result if result["return"] else _not_printed() or result
         except KeyboardInterrupt:
             if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
                 raise
@@ -64,7 +69,8 @@ def _report(cmind: Any, result: Result) -> Result:
     if result["return"] > 0:
         if cmind.debug:
             raise RuntimeError(result["error"])
-        sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
     return result
 
 
@@ -205,20 +211,33 @@ def _warn_of_names(session: Session, request: Request) -> None:
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
-    with contextlib.redirect_stdout(session.output):
+    with contextlib.redirect_stdout(session.output), session.vault.guarded_output():
         if folder and flag(i, *PROVENANCE_FLAGS):
             from cm4vllm.engine.tools.provenance import leave
 
             try:
-                with session.vault.guarded_output():
-                    leave(session, i, result, folder)
+                leave(session, i, result, folder)
             except CmError as error:
                 result = result if result["return"] else {"return": error.exit_code, "error": str(error)}
     if session.as_json or i.get("save_to_json") or i.get("save_to_yaml"):
         result = session.vault.cleaned(result)
     if flag(i, "j", "json") and (not result["return"] or "new_state" in result):
-        print(json.dumps(result, indent=2, default=str))
-    return result
+        with session.vault.guarded_output():
+            print(json.dumps(result, indent=2, default=str))
+    # Not in a program that calls cmind itself: what it prints is its own affair.
+    return result if result["return"] or not i.get("cmd") else {**result, **_not_printed()}
+
+
+def _not_printed() -> Result:
+    """Return the error of a command whose output could not be written; empty if it was."""
+    if not (lost := lost_output()):
+        return {}
+    error = NotWritable(
+        "what the command printed could not be written",
+        cause=lost,
+        remedy="give it another standard output; the command itself has ended well, and its results are there",
+    )
+    return {"return": error.exit_code, "error": str(error)}
 
 
 def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: str, free_before: int) -> None:
