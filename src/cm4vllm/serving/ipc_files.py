@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,21 @@ class IpcFiles:
             if folder.exists():
                 return cls(folder, lock)
             os.close(lock)  # it was taken for an abandoned one before it was locked
+
+    def temporary(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables by which the server's temporary files are removed with this folder.
+
+        vLLM leaves one at each start (vllm/utils/network_utils.py, get_file_store_init_method). Two things stay in the
+        usual folder: compiled code, which the next server uses again, and Ray's sockets, whose paths have a limit. So
+        does all where the sockets of this server are in another folder.
+        """
+        usual = tempfile.gettempdir()
+        if str(self.folder.parent) != usual or env.get("TMPDIR", usual) != usual:
+            return {}
+        own = self.folder / "tmp"
+        own.mkdir(exist_ok=True)
+        kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{os.getuid()}"}
+        return {"TMPDIR": str(own), **{name: folder for name, folder in kept.items() if name not in env}}
 
     def note_memory(self, processes: Iterable[int]) -> None:
         """Note the shared memory that these processes use."""
