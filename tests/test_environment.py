@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from commands import need
 
 ROOT = Path(__file__).resolve().parents[1]
+#: To make an environment takes several seconds: `make test` makes those that differ most.
+long = partial(pytest.param, marks=pytest.mark.long)
 TINY = "tiny_for_test-1.2-py3-none-any.whl"
 
 
@@ -62,7 +65,7 @@ def make(folder, *words, before=(), target=".venv/.installed", **env):
         text=True,
         check=False,
         env=environ(**env),
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -91,7 +94,7 @@ def test_what_is_whole_is_left_as_it_is(checkout):
     ]
 
 
-@pytest.mark.parametrize("at", ["pyvenv.cfg", "bin/python", "bin/pip"])
+@pytest.mark.parametrize("at", ["bin/python", long("pyvenv.cfg"), long("bin/pip")])
 def test_what_a_kill_left_half_made_is_made_again(checkout, at):
     begun = subprocess.Popen(
         ["make", ".venv/.installed", f"PYTHON={sys.executable}"],
@@ -110,6 +113,7 @@ def test_what_a_kill_left_half_made_is_made_again(checkout, at):
     assert code == 0 and "making .venv/ again: its installation did not end" in said and is_whole(checkout)
 
 
+@pytest.mark.long
 def test_a_python_without_pip_is_named_and_asked_again(checkout, tmp_path):
     need("unshare")
     stdlib = subprocess.check_output(
@@ -131,7 +135,7 @@ def test_an_environment_that_was_moved_or_copied_is_made_again(checkout, tmp_pat
         assert code == 0 and f"making .venv/ again: it was made at {checkout}/.venv" in said and is_whole(folder)
 
 
-@pytest.mark.parametrize("left", ["gone", "another"])
+@pytest.mark.parametrize("left", ["gone", long("another")])
 def test_an_environment_whose_python_was_replaced_is_made_again(checkout, left):
     make(checkout)
     python = checkout / ".venv/bin/python"
@@ -146,6 +150,7 @@ def test_an_environment_whose_python_was_replaced_is_made_again(checkout, left):
     assert ("does not start" if left == "gone" else "it was made for cpython-310-") in said
 
 
+@pytest.mark.long
 def test_another_python_makes_it_again_only_where_it_is_asked_for(checkout):
     others = filter(None, map(shutil.which, ("python3.12", "python3.13", "python3.14", "python3.11")))
     own = Path(os.path.realpath(sys.executable))
@@ -163,7 +168,7 @@ def _is_usable(python):
     return subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+@pytest.mark.parametrize("kind", [long("folder"), long("file"), long("link")])
 def test_what_make_did_not_make_is_moved_aside(checkout, tmp_path, kind):
     theirs = checkout / ".venv"
     if kind == "file":
@@ -180,6 +185,7 @@ def test_what_make_did_not_make_is_moved_aside(checkout, tmp_path, kind):
     assert kind == "link" or (aside if kind == "file" else aside / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_what_an_earlier_version_made_is_made_again(checkout):
     (checkout / ".venv/lib").mkdir(parents=True)
     (checkout / ".venv/.installed").touch()
@@ -188,7 +194,7 @@ def test_what_an_earlier_version_made_is_made_again(checkout):
     assert not (checkout / ".venv/.installed").exists()
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1"])
+@pytest.mark.parametrize("locale", ["C", long("POSIX"), long("en_US.ISO-8859-1")])
 def test_a_path_with_letters_beyond_ascii_needs_no_locale(tmp_path, locale):
     checkout = checkout_at(tmp_path / "meine Läufe 日本")
     code, said = make(checkout, LC_ALL=locale)
@@ -206,7 +212,7 @@ def test_a_path_that_a_shell_would_change_is_refused_before_anything_is_installe
     assert not (checkout / ".venv").exists() and not list(tmp_path.rglob("ran"))
 
 
-@pytest.mark.parametrize("name", ["it's", "a;b & c", "#1 (50%)"])
+@pytest.mark.parametrize("name", [long("it's"), long("a;b & c"), long("#1 (50%)")])
 def test_other_characters_of_a_path_do_no_harm(tmp_path, name):
     checkout = checkout_at(tmp_path / name)
     assert make(checkout)[0] == 0 and is_whole(checkout)
@@ -231,6 +237,7 @@ def test_a_disk_that_executes_no_program_is_refused_before_anything_is_installed
     assert code and "mounted with exec" in said and "installing" not in said
 
 
+@pytest.mark.long
 def test_a_full_disk_is_named_and_the_environment_made_again_when_there_is_space(checkout):
     code, said = make(checkout, before=on_a_disk(checkout, "size=8m"))
     assert code and re.search("[Nn]o space left", said) and "free space" in said
@@ -238,6 +245,7 @@ def test_a_full_disk_is_named_and_the_environment_made_again_when_there_is_space
     assert code == 0, said
 
 
+@pytest.mark.long
 def test_a_home_that_cannot_be_written_is_no_hindrance(checkout, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
@@ -261,6 +269,7 @@ def test_a_user_without_a_home_is_asked_for_one(tmp_path):
     assert code and "HOME is not set" in said and "export HOME=FOLDER" in said
 
 
+@pytest.mark.long
 def test_variables_that_mislead_python_and_pip_are_named_and_not_used(checkout, tmp_path):
     (tmp_path / "stub").mkdir()
     for name in ("numpy.py", "yaml.py", "json.py"):
@@ -279,6 +288,7 @@ def test_variables_that_mislead_python_and_pip_are_named_and_not_used(checkout, 
     assert not elsewhere.exists()
 
 
+@pytest.mark.long
 def test_two_at_once_make_one_environment(checkout):
     words = ["make", ".venv/.installed", f"PYTHON={sys.executable}"]
     both = [
@@ -287,7 +297,7 @@ def test_two_at_once_make_one_environment(checkout):
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=120)[0] for process in both]
+    said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "".join(said).count("installing the packages of requirements.txt") == 1
     assert "waiting until it has ended" in "".join(said) and is_whole(checkout)

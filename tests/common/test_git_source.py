@@ -43,11 +43,11 @@ def test_files_come_with_their_bytes_and_may_be_executed_where_they_may(reposito
         }
     )
     extract(folder, made, ["run.sh", "deep"], tmp_path / "out")
-    found = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*")}
-    assert sorted(found) == ["deep", "deep/empty", "deep/ünï code.py", "run.sh"]
-    assert found["run.sh"].read_bytes() == b"#!/bin/sh\r\necho as published\n"
-    assert found["deep/ünï code.py"].read_text() == "print('é')\n"
-    assert {name: oct(path.stat().st_mode) for name, path in found.items() if path.is_file()} == {
+    written = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*")}
+    assert sorted(written) == ["deep", "deep/empty", "deep/ünï code.py", "run.sh"]
+    assert written["run.sh"].read_bytes() == b"#!/bin/sh\r\necho as published\n"
+    assert written["deep/ünï code.py"].read_text() == "print('é')\n"
+    assert {name: oct(path.stat().st_mode) for name, path in written.items() if path.is_file()} == {
         "run.sh": "0o100755",
         "deep/empty": "0o100644",
         "deep/ünï code.py": "0o100644",
