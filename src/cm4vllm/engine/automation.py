@@ -28,6 +28,7 @@ from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import asked_by_code
 from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 __all__ = ["OwnAutomation", "ScriptAutomation"]
 
@@ -170,7 +171,7 @@ def _known(error: Exception, *, verbose: bool) -> CmError:
     return CmError(
         f"{type(error).__name__}: {error}",
         cause=f"at {frame.filename}:{frame.lineno}",
-        remedy="this is a bug in cm4vllm: run again with -v and report the output",
+        remedy=shadowed_packages() or "this is a bug in cm4vllm: run again with -v and report the output",
     )
 
 
