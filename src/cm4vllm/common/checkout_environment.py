@@ -153,6 +153,7 @@ def _install(run: Callable[..., Completed], place: Path, names: list[str]) -> No
         "--disable-pip-version-check",
         "--require-hashes",
         "--use-pep517",
+        "--no-user",
     )
     if not uv.exists() or _TOOLS in names:
         tools = run(*pip, "--retries=1", "--timeout=10", "-r", _TOOLS)
