@@ -104,7 +104,7 @@ def compared(gpus: Sequence[GpuFacts], said: str) -> Iterator[Figure]:
         f"{', '.join(row[0] for row in listed)}"
     )
     same = [
-        gpu.name == name and gpu.driver == driver and abs(gpu.memory_bytes / MIB - float(memory)) < 1
+        gpu.name == name and gpu.driver == driver and abs((gpu.memory_bytes or 0) / MIB - float(memory)) < 1
         for gpu, (name, memory, driver) in zip(gpus, listed, strict=False)
     ]
     whole = max(len(gpus), len(listed), 1)

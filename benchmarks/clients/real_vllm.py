@@ -23,6 +23,7 @@ from cm4vllm.loadgen.settings import IN_FLIGHT_PER_SEQUENCE
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
 from cm4vllm.serving.records import Api
+from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = ["Made", "RealVllm", "Served", "await_health", "bench_serve"]
 
@@ -165,7 +166,7 @@ class RealVllm:
         with ExitStack() as stack:
             yield [
                 stack.enter_context(self.served(placed_settings))
-                for placed_settings in placed(self.settings(), count, count * self.gpus, os.environ)
+                for placed_settings in placed(self.settings(), count, gpus_for(self.settings().device), os.environ)
             ]
 
     @contextmanager

@@ -13,11 +13,11 @@ def plan(i: dict[str, Any]) -> dict[str, Any]:
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
-    from cm4vllm.hardware.gpu import detect_gpus, record_gpus
+    from cm4vllm.hardware.gpu import detect_gpus, record_gpus, silent_gpus
     from cm4vllm.hardware.machine_facts import give_facts, gpu_env, gpu_lines
 
     gpus = detect_gpus()
-    given = give_facts(i, "GPU", gpu_lines(gpus), gpu_env(gpus), host_gpu_raw_info=gpus)
+    given = give_facts(i, "GPU", [*gpu_lines(gpus), *silent_gpus()], gpu_env(gpus), host_gpu_raw_info=gpus)
     if recording := i["env"].get("CM_GPU_RECORDING"):
         record_gpus(Path(recording))
         say(f"GPU: recorded in {recording}")

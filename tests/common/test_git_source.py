@@ -65,7 +65,7 @@ def test_files_come_with_their_bytes_and_may_be_executed_where_they_may(reposito
 )
 def test_nothing_leads_out_of_the_folder(entries, repository, tmp_path):
     folder, commit = repository
-    with pytest.raises(SourceUnavailable, match="code/"):
+    with pytest.raises(SourceUnavailable, match=r"code/out|an entry .\.\."):
         extract(folder, commit(entries), ["code"], tmp_path / "deep" / "out")
     assert not list(tmp_path.glob("**/taken.py"))
     assert not [path for path in (tmp_path / "deep").rglob("*") if path.is_symlink()]

@@ -6,10 +6,13 @@ import sys
 from enum import IntEnum
 from types import SimpleNamespace
 
+import pytest
+
 from cm4vllm.hardware import amd
 from cm4vllm.hardware.accelerators import accelerator_keys
 from cm4vllm.hardware.amd import amd_gpus, opened
-from cm4vllm.hardware.used_gpus import UsedGpu
+from cm4vllm.hardware.machine_facts import gpu_lines
+from cm4vllm.hardware.used_gpus import UsedGpu, least_memory, visible_gpus
 
 
 class AmdSmiException(Exception):
@@ -87,3 +90,57 @@ def test_a_driver_that_does_not_start_has_no_gpus(monkeypatch):
         assert amdsmi is driver and calls == [2]
     assert calls == [2, "shut down"]
     assert amd_gpus(library(amdsmi_get_processor_handles=False)) == []
+
+
+def parted(count, sizes, *, device="0000:05:00", modes=("CPX", "NPS4"), uuids=None):
+    """Return the library for one MI300X whose partitions are listed as GPUs: all but the first have no name."""
+    driver = library()
+    driver.amdsmi_get_processor_handles = lambda: list(range(count))
+    driver.amdsmi_get_gpu_device_bdf = lambda handle: f"{device}.{handle}"
+    driver.amdsmi_get_gpu_device_uuid = lambda handle: (uuids or (lambda each: f"uuid-{each}"))(handle)
+    driver.amdsmi_get_gpu_asic_info = lambda handle: {"market_name": "N/A" if handle else "AMD Instinct MI300X"}
+    driver.amdsmi_get_gpu_vram_info = lambda handle: {"vram_type": 4, "vram_size": sizes[handle]}
+    driver.amdsmi_get_gpu_compute_partition = lambda handle: "N/A" if handle else modes[0]
+    driver.amdsmi_get_gpu_memory_partition = lambda handle: "N/A" if handle else modes[1]
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "modes", "line"),
+    [
+        (8, [196592, *["N/A"] * 7], ("CPX", "NPS4"), "8 partitions (CPX/NPS4), each of 24 GiB"),
+        (2, [196592, 98296], ("DPX", "NPS1"), "2 partitions (DPX/NPS1), each of 95.99 GiB"),
+        (8, [24574] * 8, ("CPX", "NPS1"), "8 partitions (CPX/NPS1), each of 24 GiB"),
+        (4, [196592, 0, 0, 0], ("QPX", "N/A"), "4 partitions (QPX), each of 48 GiB"),
+    ],
+)
+def test_partitions_of_one_gpu_are_one_gpu(count, sizes, modes, line):
+    (gpu,) = amd_gpus(parted(count, sizes, modes=modes))
+    assert (gpu.name, gpu.memory_bytes, len(gpu.partitions)) == ("AMD Instinct MI300X", 196592 * 2**20, count)
+    lines = gpu_lines([gpu])
+    assert (
+        lines[0] == "1x AMD Instinct MI300X"
+        and line in lines
+        and "192 GB HBM3 as marketed, 191.98 GiB as reported" in lines
+    )
+    used = visible_gpus([gpu], {})
+    assert len({each.uuid for each in used}) == count
+    keys = accelerator_keys(used)
+    assert (keys["accelerators_per_node"], keys["accelerator_memory_capacity"]) == ("1", "192 GB")
+    assert keys["accelerator_model_name"] == f"AMD Instinct MI300X (partitions {count}x {gpu.partitions[0].profile})"
+    assert least_memory(used)[0] == 196592 * 2**20 // count
+
+
+def test_partitions_that_state_one_place_are_known_by_their_missing_names():
+    driver = parted(8, [196592, *["N/A"] * 7])
+    driver.amdsmi_get_gpu_device_bdf = lambda _: "0000:05:00.0"
+    assert [len(gpu.partitions) for gpu in amd_gpus(driver)] == [8]
+
+
+def test_an_answer_of_another_form_is_no_error():
+    driver = library()
+    driver.amdsmi_get_gpu_vram_info = lambda _: {"vram_type": "N/A", "vram_size": {"value": 196592, "unit": "MB"}}
+    driver.amdsmi_get_pcie_info = lambda _: "N/A"
+    driver.amdsmi_get_power_cap_info = lambda _: {"power_cap": "N/A"}
+    gpu = amd_gpus(driver)[0]
+    assert (gpu.memory_bytes, gpu.pcie_width, gpu.power_limit_w) == (196592 * 2**20, None, None)

@@ -7,7 +7,8 @@ from machines import put
 
 from cm4vllm.hardware.cpu import detect_cpu
 from cm4vllm.hardware.host import detect_host, is_virtual
-from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.machine_facts import cpu_lines, memory_lines
+from cm4vllm.hardware.memory import detect_memory, free_memory
 from cm4vllm.hardware.storage import detect_disks
 
 
@@ -133,3 +134,74 @@ def test_garbage_in_proc_and_sys_is_no_error(server):
 
 def test_this_machine_has_as_many_logical_cpus_as_the_kernel_says():
     assert detect_cpu().logical_cpus == os.cpu_count()
+
+
+def nodes(root, *lists, memory=()):
+    """Put NUMA nodes with these lists of CPUs into a machine, and memory blocks of 32 GiB into each."""
+    first = 0
+    put(root, {"sys/devices/system/memory/block_size_bytes": hex(32 * 2**30)[2:]})
+    for node, (cpus, blocks) in enumerate(zip(lists, memory or [0] * len(lists), strict=True)):
+        put(root, {f"sys/devices/system/node/node{node}/cpulist": f"{cpus}\n"})
+        for block in range(first, first + blocks):
+            put(root, {f"sys/devices/system/memory/memory{block}/state": "online"})
+            (root / f"sys/devices/system/node/node{node}/memory{block}").mkdir()
+        first += blocks
+
+
+@pytest.mark.parametrize(
+    ("lists", "memory", "count", "gib", "apart"),
+    [
+        (["0-71", *[""] * 8], [15, 3, *[0] * 7], 1, 480, 96),
+        (["0-31", "32-63", ""], [4, 4, 8], 2, 256, 256),
+        (["", "0-3"], [1, 2], 1, 64, 32),
+        (["", ""], [1, 1], 0, 64, 0),
+    ],
+)
+def test_nodes_without_processors_are_no_nodes_and_their_memory_does_not_count(
+    tmp_path, lists, memory, count, gib, apart
+):
+    put(tmp_path, {"proc/meminfo": "MemTotal: 603979776 kB\nMemAvailable: 104857600 kB\n"})
+    nodes(tmp_path, *lists, memory=memory)
+    facts = detect_memory(tmp_path)
+    assert detect_cpu(tmp_path).numa_nodes == (count or None)
+    assert (facts.total_bytes / 2**30, facts.apart_bytes / 2**30) == (gib, apart)
+    assert any("not counted" in line for line in memory_lines(facts)) is bool(apart)
+
+
+def test_free_memory_of_nodes_without_processors_is_not_the_programs(tmp_path):
+    put(tmp_path, {"proc/meminfo": "MemAvailable: 104857600 kB\n"})
+    nodes(tmp_path, "0-71", "")
+    put(tmp_path, {"sys/devices/system/node/node1/meminfo": "Node 1 MemTotal: 9 kB\nNode 1 MemFree: 4857600 kB\n"})
+    assert free_memory(tmp_path) == 100_000_000 * 1024
+
+
+def arm(*parts):
+    return "\n".join(f"processor\t: {n}\nCPU implementer\t: 0x41\nCPU part\t: {part}\n" for n, part in enumerate(parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (["0xd85"] * 10 + ["0xd87"] * 10, "Arm Cortex-X925 (10 cores), Arm Cortex-A725 (10 cores)"),
+        (["0xd87"] * 5 + ["0xd85"] * 10 + ["0xd87"] * 5, "Arm Cortex-A725 (10 cores), Arm Cortex-X925 (10 cores)"),
+        (
+            ["0xd05"] * 4 + ["0xd0b"] * 3 + ["0xd44"],
+            "Arm Cortex-A55 (4 cores), Arm Cortex-A76 (3 cores), Arm Cortex-X1 (1 core)",
+        ),
+        (["0xd4f", "0xfff"], "Arm Neoverse V2 (1 core), Arm processor, implementer 0x41, part 0xfff (1 core)"),
+        (["0xd4f"] * 72, "Arm Neoverse V2"),
+    ],
+)
+def test_each_kind_of_arm_core_is_named_with_its_number(tmp_path, parts, name):
+    put(tmp_path, {"proc/cpuinfo": arm(*parts)})
+    cpu = detect_cpu(tmp_path)
+    assert (cpu.model_name, cpu.logical_cpus) == (name, len(parts))
+
+
+def test_threads_that_differ_between_cores_are_not_multiplied(tmp_path):
+    put(tmp_path, {"proc/cpuinfo": "model name\t: 13th Gen Intel(R) Core(TM) i9-13900K\n"})
+    for cpu in range(6):  # two cores with two threads, two with one
+        at = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = ("0-1", "0-1", "2-3", "2-3", "4", "5")[cpu]
+        put(tmp_path, {f"{at}/physical_package_id": "0", f"{at}/core_cpus_list": siblings})
+    assert cpu_lines(detect_cpu(tmp_path), detect_host(tmp_path))[1].startswith("1 x 4 cores, 6 CPUs")

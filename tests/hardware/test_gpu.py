@@ -11,8 +11,11 @@ import pytest
 from cm4vllm.common.errors import CmError
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus, record_gpus
-from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus
+from cm4vllm.hardware.machine_facts import gpu_lines
+from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.nvml import gpus_of_processes, nvidia_gpus, silent_gpus
 from cm4vllm.hardware.nvml_recording import Recorder
+from cm4vllm.hardware.used_gpus import UsedGpu, least_memory
 from gpu_replay import Replay
 
 RECORDINGS = Path(__file__).with_name("recordings")
@@ -73,16 +76,44 @@ def test_what_a_driver_does_not_tell_is_left_open():
 
 def test_a_driver_that_answers_nothing_has_no_gpus():
     assert nvidia_gpus(Replay({"answers": {}})) == []
-    assert nvidia_gpus(replayed("l40s-x4", **{"nvmlSystemGetDriverVersion()": {"error": 9}})) == []
+    unnamed = nvidia_gpus(replayed("l40s-x4", **{"nvmlSystemGetDriverVersion()": {"error": 9}}))
+    assert [gpu.driver for gpu in unnamed] == [""] * 4
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDINGS.glob("*.json")))
 def test_every_single_answer_may_be_missing(name):
     recording = json.loads((RECORDINGS / f"{name}.json").read_text())
-    needed = ("Count", "HandleByIndex", "DriverVersion", "UUID", "Name", "MemoryInfo")
+    whole = len(nvidia_gpus(replayed(name)))
     for key in recording["answers"]:
-        if not any(word in key for word in needed):
-            assert nvidia_gpus(replayed(name, **{key: {"error": 999}})), key
+        left = nvidia_gpus(replayed(name, **{key: {"error": 999}}))
+        lost = whole if key == "nvmlDeviceGetCount()" else int(key.startswith("nvmlDeviceGetHandleByIndex"))
+        assert len(left) == len({gpu.uuid for gpu in left}) == whole - lost, key
+        assert all(gpu.name for gpu in left)
+
+
+@pytest.mark.parametrize("answer", [{"error": pynvml.NVML_ERROR_NOT_SUPPORTED}, {"total": 0, "free": 0, "used": 0}])
+def test_a_gpu_without_memory_of_its_own_shares_the_hosts(answer):
+    gb10 = {"nvmlDeviceGetName(gpu0)": "NVIDIA GB10", "nvmlDeviceGetMemoryInfo(gpu0)": answer}
+    (gpu,) = nvidia_gpus(replayed("h200-passthrough", **gb10))
+    assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, True)
+    assert [line for line in gpu_lines([gpu]) if "not detected: memory" in line and "shared with the host" in line]
+    memory, whose = least_memory([UsedGpu(gpu)])
+    assert (memory, whose) == (detect_memory().usable_bytes, "the host's, which it shares")
+
+
+def test_the_memory_of_a_gpu_that_is_known_is_as_it_is_sold_where_the_driver_does_not_state_it():
+    key = "nvmlDeviceGetMemoryInfo(gpu0)"
+    gpu = nvidia_gpus(replayed("l40s-x4", **{key: {"error": pynvml.NVML_ERROR_NOT_SUPPORTED}}))[0]
+    assert (gpu.memory_bytes, gpu.shares_host_memory) == (None, False)
+    memory, whose = least_memory([UsedGpu(gpu)])
+    assert 40e9 < memory < 48e9 and whose == "as the NVIDIA L40S is sold"
+
+
+def test_a_gpu_that_is_lost_is_named_and_the_others_keep_their_places():
+    key = "nvmlDeviceGetHandleByIndex(1)"
+    left = replayed("l40s-x4", **{key: {"error": pynvml.NVML_ERROR_GPU_IS_LOST}})
+    assert [device.place for device in nvml.devices(left)] == [0, 2, 3]
+    assert silent_gpus(left) == ["GPU 1 does not respond: GPU is lost"]
 
 
 def test_every_recording_says_where_it_comes_from():

@@ -10,7 +10,8 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.machine_facts import gpu_lines
 from cm4vllm.hardware.nvml import nvidia_gpus
-from cm4vllm.hardware.used_gpus import visible_gpus
+from cm4vllm.hardware.used_gpus import given_gpus, visible_gpus
+from gpu_machines import gpus as machine
 from gpu_replay import Replay
 
 
@@ -29,23 +30,30 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000"
         ("3,1", "31"),
         (" 1 , 2 ", "12"),
         (UUID + "2", "2"),
-        (f"{UUID}3,0", "30"),
+        (f"{UUID}3,0", "3"),
+        (f"2,{UUID}3", "2"),
+        (f"{UUID}3,{UUID}1", "31"),
+        (f"{UUID}3,{UUID}3", ""),
+        ("1gpu,2 of these", "12"),
+        ("0,,1", "0"),
+        ("²", ""),
         ("", ""),
         ("-1", ""),
         ("0,-1,2", "0"),
         ("0,9,1", "0"),
-        ("1,1", "1"),
+        ("1,1", ""),
         ("GPU-0", ""),
         ("NoDevFiles", ""),
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible, used):
-    assert "".join(gpu.uuid[-1] for gpu in visible_gpus(gpus("l40s-x4"), visible)) == used
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert "".join(gpu.uuid[-1] for gpu in visible_gpus(gpus("l40s-x4"), env)) == used
 
 
 def test_mig_parts_are_named_by_their_uuid():
     uuid = "MIG-00000000-0000-0000-0000-000000000101"
-    (used,) = visible_gpus(gpus("h100-mig-3g40gb-x2"), uuid)
+    (used,) = visible_gpus(gpus("h100-mig-3g40gb-x2"), {"CUDA_VISIBLE_DEVICES": uuid})
     assert used.uuid == used.gpu.mig_devices[1].uuid == uuid
 
 
@@ -53,15 +61,49 @@ def test_the_mig_form_of_older_drivers_is_known():
     (gpu,) = gpus("h100-mig-3g40gb-x2")
     old = f"MIG-{gpu.uuid}/1/0"
     older = replace(gpu, mig_devices=[replace(gpu.mig_devices[0], uuid=old)])
-    assert [gpu.uuid for gpu in visible_gpus([older], old)] == [old]
+    assert [gpu.uuid for gpu in visible_gpus([older], {"CUDA_VISIBLE_DEVICES": old})] == [old]
+
+
+def test_a_program_sees_one_part_of_mig_and_nothing_beside_it():
+    (split,) = gpus("h100-mig-3g40gb-x2")
+    first, second = (part.uuid for part in split.mig_devices)
+    assert [used.uuid for used in visible_gpus([split, *gpus("h200-passthrough")], {})] == [first]
+    both = {"CUDA_VISIBLE_DEVICES": f"{second},{first}"}
+    assert [used.uuid for used in visible_gpus([split], both)] == [second]
+    assert [given.word for given in given_gpus([split], both)] == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("env", "used"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, "45"),
+        ({"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1"}, "5"),
+        ({"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "1,0"}, "54"),
+        ({"HIP_VISIBLE_DEVICES": "0,0,9,1"}, "0"),
+        ({"ROCR_VISIBLE_DEVICES": "0,3,4,7", "HIP_VISIBLE_DEVICES": "0,1"}, "03"),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, ""),
+        ({"HIP_VISIBLE_DEVICES": "1x,2"}, ""),
+        ({"ROCR_VISIBLE_DEVICES": ""}, ""),
+        ({"HIP_VISIBLE_DEVICES": ""}, "01234567"),
+    ],
+)
+def test_amds_variables_are_read_one_after_the_other(env, used):
+    assert "".join(gpu.uuid[-1] for gpu in visible_gpus(machine(8, "AMD"), env)) == used
+
+
+def test_a_uuid_of_amd_chooses_a_gpu_that_is_not_known():
+    with pytest.raises(CmError, match="ROCR_VISIBLE_DEVICES=GPU-dc91284879207f2b"):
+        visible_gpus(machine(2, "AMD"), {"ROCR_VISIBLE_DEVICES": "GPU-dc91284879207f2b"})
 
 
 def test_numbers_of_different_gpus_are_refused_unless_they_follow_the_bus():
     mixed = [gpus("l40s-x4")[0], gpus("t4-passthrough")[0]]
     with pytest.raises(CmError, match="it is not known which GPUs") as refused:
-        visible_gpus(mixed, "1")
+        visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1"})
     assert "PCI_BUS_ID" in refused.value.remedy
-    assert [gpu.gpu.name for gpu in visible_gpus(mixed, "1", "PCI_BUS_ID")] == ["Tesla T4"]
+    assert [
+        gpu.gpu.name for gpu in visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    ] == ["Tesla T4"]
 
 
 @pytest.mark.parametrize(

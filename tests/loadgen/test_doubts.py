@@ -6,6 +6,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from cm4vllm.hardware.throttling import QUOTA
 from cm4vllm.loadgen.doubts import client_doubts, headroom
 from cm4vllm.loadgen.process.machine_load import MachineMeter
 from cm4vllm.loadgen.records import ClientRecord, MachineLoad, ProcessRecord, RunRecord, SelfCheck, Spread
@@ -159,3 +160,10 @@ def test_ray_starts_workers_that_nobody_here_knows(record):
 def test_a_kernel_that_says_nothing_gives_no_load(record, monkeypatch):
     monkeypatch.setattr("cm4vllm.hardware.machine_samples.processor_seconds", lambda: None)
     assert MachineMeter(record().settings.server).load() is None
+
+
+def test_a_quota_that_was_used_up_is_a_reason_to_doubt_the_run(record):
+    counters = {f"{QUOTA} of 0.5 CPUs (times)": 19.0, f"{QUOTA} of 0.5 CPUs": 2.5}
+    load = MachineLoad(processors=2, wall_s=100, busy_s=10, stolen_s=0, own_s=10, throttled=counters)
+    (doubt,) = client_doubts(replace(record(), machine_load=load))
+    assert "slowed down by the CPU quota of 0.5 CPUs 19 times, its threads for 2.5 s" in doubt and "--cpus" in doubt

@@ -15,6 +15,7 @@ import pytest
 from tests.script.main_job import SAMPLES, write_model
 
 from cm4vllm.common.processes import die_with_parent
+from traps import imported, set_traps
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,11 +139,13 @@ def start_cm(tmp_path_factory):
 
     def make() -> Cm:
         made.append(Cm(tmp_path_factory.mktemp("cm")))
+        set_traps(made[-1].cwd)
         return made[-1]
 
     yield make
     for command in made:
         command.end()
+        assert not imported(command.cwd)
 
 
 @pytest.fixture

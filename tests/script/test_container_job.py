@@ -56,7 +56,7 @@ def test_a_rehearsal_to_the_tree(host, flags, cm):
     container = server["container"]
     assert container["engine"] == "podman"
     assert container["digest"] == "sha256:" + made.podman("image", "inspect", "--format", "{{.Id}}", made.image)
-    assert server["argv"][1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
+    assert server["argv"][1:5] == ["-P", "-m", "vllm.entrypoints.cli.main", "serve"]
     digest, version = container["digest"], f"podman {container['engine_version']}"
     (system,) = (out / "submission/open/Tester/systems").glob("*.json")
     for key in (digest, version):

@@ -10,7 +10,7 @@ import pytest
 from tests.script.main_job import EXPORTS, ROOT, asked, executed, planned
 
 from cm4vllm.campaign.ledger import State, read_ledger
-from cm4vllm.common.errors import CmError, ModelError
+from cm4vllm.common.errors import CmError, ModelError, UsageError
 from gpu_replay import Replay
 
 #: A Python that can train the tiny model: none is installed where a server is given.
@@ -228,6 +228,44 @@ def test_the_device_decides_which_vllm_is_installed(tmp_path, monkeypatch, files
     assert {env.get("CM_VLLM_VARIANT", "") for env in envs} == {flags.get("device", "")}
 
 
+@pytest.mark.parametrize(
+    ("flags", "visible", "words"),
+    [
+        ({"tp_size": "16"}, None, "16 workers need 16 GPUs, and this machine has 4"),
+        ({"replicas": "5"}, None, "5 servers of 1 workers need 5 GPUs, and this machine has 4"),
+        ({"dp_size": "3", "tp_size": "2"}, None, "6 workers need 6 GPUs, and this machine has 4"),
+        (
+            {"pp_size": "2", "replicas": "2"},
+            "0,1,2",
+            "2 servers of 2 workers need 4 GPUs, and this machine has 3 visible",
+        ),
+        ({"extra_args": "--tensor-parallel-size 8"}, None, "8 workers need 8 GPUs, and this machine has 4"),
+        ({"replicas": "2"}, "0,0", "need 2 GPUs, and this machine has 0 visible of the 4"),
+        ({"replicas": "2"}, "0,9", "need 2 GPUs, and this machine has 1 visible of the 4"),
+        ({}, "NoDevFiles", "need 1 GPUs, and this machine has 0 visible of the 4"),
+    ],
+)
+def test_more_workers_than_visible_gpus_are_refused_by_plan_and_run(
+    tmp_path, monkeypatch, files, machine, flags, visible, words
+):
+    machine("h100-sxm-x4")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    request = asked(tmp_path, "_vllm", flags, files)
+    with pytest.raises(UsageError, match=words) as of_plan:
+        planned(tmp_path, request)
+    with pytest.raises(UsageError) as of_run:
+        executed(monkeypatch, request)
+    assert str(of_run.value) == str(of_plan.value)
+
+
+def test_as_many_workers_as_gpus_and_the_cpu_backend_are_planned(tmp_path, monkeypatch, files, machine):
+    machine("h100-sxm-x4")
+    assert planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "2", "replicas": "2"}, files))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert planned(tmp_path, asked(tmp_path, "_vllm", {"device": "cpu"}, files))
+
+
 @pytest.mark.parametrize("device", ["cuda", "rocm"])
 def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, monkeypatch, files, machine, device):
     machine("")
@@ -245,7 +283,8 @@ def test_a_device_that_is_missing_is_refused_unless_a_server_is_given(tmp_path, 
 
 def test_the_cores_of_a_gpu_machine_count_where_the_cpu_is_asked_for(tmp_path, files, machine):
     machine("h100-sxm-x4")
-    planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
+    with pytest.raises(CmError, match="4096 GPUs, and this machine has 4"):
+        planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096"}, files))
     with pytest.raises(CmError, match="4096 cores"):
         planned(tmp_path, asked(tmp_path, "_vllm", {"tp_size": "4096", "device": "cpu"}, files))
 

@@ -69,7 +69,7 @@ def test_vllms_cpu_build_reads_pictures_with_packages_beside_its_own():
 
 def test_what_the_rules_and_the_measurement_rest_on_is_always_said():
     words = argv()
-    assert words[:5] == ["/venv/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/m"]
+    assert words[:6] == ["/venv/bin/python", "-P", "-m", "vllm.entrypoints.cli.main", "serve", "/m"]
     assert "--no-enable-prefix-caching" in words
     assert words[words.index("--generation-config") + 1] == "vllm"
     assert words[words.index("--host") + 1] == "127.0.0.1"

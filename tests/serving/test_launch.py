@@ -122,7 +122,7 @@ def test_a_server_of_ours_is_asked_for_tokens_only_where_it_can_be(
 def test_a_server_of_few_cores_is_started_with_few_processes(
     tmp_path, monkeypatch, capsys, python, model_record, cores, few
 ):
-    monkeypatch.setattr("cm4vllm.serving.planned_servers.own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr("cm4vllm.serving.planned_servers.usable_processors", lambda: cores)
     record, path = launch(LaunchSettings(python=python, model_record=model_record, folder=str(tmp_path / "s")), {})
     end(str(path))
     assert ("--distributed-executor-backend uni" in " ".join(record.argv)) is few

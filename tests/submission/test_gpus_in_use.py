@@ -12,6 +12,7 @@ from cm4vllm.hardware.nvml import gpus_of_processes
 from cm4vllm.hardware.records import GpuFacts, MigFacts
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.gpus_in_use import gpus_in_use, processes_of
+from gpu_machines import gpus as machine
 
 GPUS = [
     GpuFacts(
@@ -44,6 +45,12 @@ def record(**changes):
 PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel-size=2"]
 
 
+def test_the_gpus_of_amd_that_serve_follow_amds_variables():
+    gpus = machine(8, "AMD")
+    assert gpus_in_use(record(env={"HIP_VISIBLE_DEVICES": "2"}), gpus, {}) == ["uuid-2"]
+    assert gpus_in_use(record(env={"HIP_VISIBLE_DEVICES": "1"}), gpus, {"ROCR_VISIBLE_DEVICES": "4,6"}) == ["uuid-6"]
+
+
 @pytest.mark.parametrize(
     ("server", "environ", "used"),
     [
@@ -56,7 +63,6 @@ PARALLEL = ["vllm", "serve", "--tensor-parallel-size", "2", "--pipeline-parallel
         (record(env={"CUDA_VISIBLE_DEVICES": "0,3"}, argv=["vllm", "-tp", "2"]), {"CUDA_VISIBLE_DEVICES": "1"}, "03"),
         (record(argv=["vllm", "serve", "m", "--max_num_seqs=64", "--tensor_parallel_size=2"]), {}, "01"),
         (record(env={"CUDA_VISIBLE_DEVICES": "GPU-5"}), {}, "5"),
-        (record(env={"HIP_VISIBLE_DEVICES": "2"}), {}, "2"),
         (record(owned=False), {}, None),
         (record(replicas=["http://127.0.0.1:8001"]), {}, None),
     ],

@@ -7,8 +7,6 @@ wrapper of rouge-score).
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -20,7 +18,8 @@ from cm4vllm.accuracy.rouge import TYPES, rouge
 from cm4vllm.accuracy.rouge_words import Vocabulary
 from cm4vllm.accuracy.sentences import Sentences, on_lines
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import die_with_parent, spawned_safely
+from cm4vllm.common.processors import usable_processors
 
 __all__ = ["VERIFIED", "PairScorer", "PairScores", "score_pairs"]
 
@@ -80,7 +79,7 @@ def score_pairs(
     """
     drawn = random.Random(seed)  # noqa: S311 - a sample, not a secret
     sample = sorted(drawn.sample(range(len(predictions)), min(VERIFIED, len(predictions))))
-    with _executor(sentences, min(workers or len(os.sched_getaffinity(0)), -(-len(predictions) // CHUNK))) as executor:
+    with _executor(sentences, min(workers or usable_processors(), -(-len(predictions) // CHUNK))) as executor:
         parts = [
             executor.submit(_score, predictions[start : start + CHUNK], references[start : start + CHUNK])
             for start in range(0, len(predictions), CHUNK)
@@ -141,9 +140,11 @@ def _executor(sentences: Sentences, workers: int) -> Iterator[Executor]:
         with ThreadPoolExecutor(1) as thread:
             yield thread
         return
-    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(sentences,)) as pool:
+        with (
+            spawned_safely() as context,
+            ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(sentences,)) as pool,
+        ):
             yield pool
     except BrokenProcessPool as error:
         raise RunFailed(

@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import die_with_parent, safe_environment
 from cm4vllm.common.progress import Step
 
 __all__ = ["run_worker"]
@@ -25,7 +25,7 @@ def run_worker(words: Sequence[str], progress: Step, pattern: re.Pattern[str], t
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     with subprocess.Popen(
         words,
-        env=env,
+        env=safe_environment(env),
         text=True,
         errors="replace",
         stdin=subprocess.DEVNULL,

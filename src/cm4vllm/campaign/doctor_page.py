@@ -25,11 +25,12 @@ from cm4vllm.common.progress import say_text
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.units import size_text
 from cm4vllm.hardware.cpu import detect_cpu
-from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.gpu import detect_gpus, silent_gpus
 from cm4vllm.hardware.host import detect_host
 from cm4vllm.hardware.machine_facts import cpu_lines, gpu_lines, host_lines
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.readiness import load_sample, unready
+from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.rules import BenchmarkTerms, benchmark_terms, round_names, round_terms
 from cm4vllm.serving.fit.advice import AdviceSettings, asked_of
 from cm4vllm.serving.fit.layout import GIB, Asked, Fit, advise
@@ -131,12 +132,14 @@ def _devices() -> tuple[list[Device], list[Missing]]:
             remedy = f"install its driver; until then: --device={DEVICES[0]} of run-mlperf,inference"
             lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
             continue
-        own = [gpu.memory_bytes for gpu in gpus if gpu.vendor == VENDORS.get(name)]
+        own = gpus_to_plan([gpu for gpu in gpus if gpu.vendor == VENDORS.get(name)], os.environ)
         if own and not any(map(shutil.which, ("cc", "gcc", "clang"))):
             text = "no C compiler on PATH: vLLM compiles kernels for GPUs while it runs"
             lacking.append(Missing(f"device {name}", text, "install gcc, for example: apt-get install gcc"))
-        if name == DEVICES[0] or own:
-            devices.append(Device(name, len(own), float(min(own, default=free_memory()))))
+        if name == DEVICES[0]:
+            devices.append(Device(name, 0, float(free_memory())))
+        elif own:
+            devices.append(Device(name, len(own), least_memory(own)[0]))
     return devices, lacking
 
 
@@ -208,6 +211,8 @@ def _asked(benchmark: BenchmarkTerms, device: Device, model: str) -> Asked:
 def _room(device: Device) -> str:
     if not device.gpus:
         return f"{device.memory_bytes / GIB:.1f} GiB free"
+    if not device.memory_bytes:
+        return f"the memory of {device.gpus} GPUs is not detected: --gpu_memory of advise,vllm-fit takes it"
     return f"{device.gpus} x {device.memory_bytes / GIB:.1f} GiB"
 
 
@@ -284,7 +289,7 @@ def _page(
     for line in (
         *host_lines(host),
         *cpu_lines(detect_cpu(), host),
-        *(f"GPU: {line}" for line in gpu_lines(detect_gpus())),
+        *(f"GPU: {line}" for line in (*gpu_lines(detect_gpus()), *silent_gpus())),
     ):
         yield from _wrapped(line, "  ")
     yield f"  devices of vLLM: {'; '.join(f'{device.name}, {_room(device)}' for device in devices)}"

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.kernel_files import exists, matching
 from cm4vllm.common.processes import Completed, run
 from cm4vllm.common.records import Record
 
@@ -176,7 +177,7 @@ def missing_hook(engine: Engine, device: str, root: Path = Path("/")) -> Hook | 
     hook = engine.hooks.get(device)
     if hook is None or any(map(shutil.which, hook.programs)):
         return None
-    for path in (path for pattern in hook.files for path in root.glob(pattern.lstrip("/"))):
+    for path in (path for pattern in hook.files for path in matching(root, pattern.lstrip("/"))):
         try:
             if hook.text in path.read_text(encoding="utf-8", errors="replace"):
                 return None
@@ -220,7 +221,7 @@ def _takes_shm_size(container: Container) -> bool:
 
 
 def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[str]:
-    if container.mounts and (root / "sys/fs/selinux/enforce").exists():
+    if container.mounts and exists(root / "sys/fs/selinux/enforce"):
         yield from engine.selinux
     for mount in container.mounts:
         template = engine.writable_mount if mount.writable else engine.mount
@@ -229,5 +230,5 @@ def _mount_words(engine: Engine, container: Container, root: Path) -> Iterator[s
 
 def _groups(root: Path) -> list[str]:
     """Return the groups that own the device files of AMD's GPUs, but for root's."""
-    groups = {path.stat().st_gid for pattern in _DEVICE_FILES for path in root.glob(pattern)}
+    groups = {path.stat().st_gid for pattern in _DEVICE_FILES for path in matching(root, pattern)}
     return [str(group) for group in sorted(groups - {0})]

@@ -33,7 +33,9 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 def make_environment(folder: Path, python: Path | str = sys.executable) -> Path:
     """Make an empty virtual environment of `python` in `folder` and return its Python. Raises InstallError."""
     # Without a pip of its own: ours installs into it, and ensurepip alone would take as long as PyTorch.
-    checked(run([python, "-m", "venv", "--clear", "--without-pip", folder]), "a virtual environment cannot be made")
+    checked(
+        run([python, "-I", "-m", "venv", "--clear", "--without-pip", folder]), "a virtual environment cannot be made"
+    )
     return folder / "bin" / "python"
 
 
@@ -57,6 +59,7 @@ def pip(
     return run(
         [
             sys.executable,
+            "-P",
             "-m",
             "pip",
             f"--python={python}",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import socket
 import subprocess
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import staged_folder
+from cm4vllm.common.git_objects import OF_A_REPOSITORY, OWN_CONFIGURATION, borrowed, objects_of
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]
@@ -54,46 +53,41 @@ def fetch_checkout(
     return folder
 
 
+def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: str = "") -> Path:
+    """Make a checkout in `folder`, with a repository of its own, of a commit in a git directory; return it.
+
+    git compares each object with its name where it is copied. Raises SourceUnavailable.
+    """
+    folder.mkdir(parents=True)
+    with borrowed(git) as own:
+        for words in (
+            ["init", "--quiet"],
+            ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],
+            ["checkout", "--quiet", "--detach", commit],
+        ):
+            done = run(["git", *words], cwd=folder, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
+            if not done.ok:
+                raise SourceUnavailable(f"{git} does not hold {title} at {commit}", cause=done.tail(3), remedy=remedy)
+    return folder
+
+
 def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remedy: str = "") -> None:
-    """Write the files of a git directory at `commit` below some paths to `target`, byte for byte.
+    """Write the files of a git directory at `commit` that are or lie below some paths to `target`, byte for byte.
 
-    Raises SourceUnavailable.
+    Nothing of the directory's configuration is used. Raises SourceUnavailable, also where a file has another content
+    than its name in git says, and for a link that leads out of `target`.
     """
-    done = subprocess.run(
-        ["git", "-c", "core.autocrlf=false", f"--git-dir={git}", "archive", "--format=tar", commit, *paths],
-        capture_output=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise SourceUnavailable(
-            f"{git} does not hold {', '.join(paths)} at {commit}",
-            cause=done.stderr.decode(errors="replace").strip(),
-            remedy=remedy,
-        )
-    _unpack(done.stdout, target, remedy)
-
-
-def _unpack(packed: bytes, target: Path, remedy: str) -> None:
-    """Write the files and folders of a tar archive below `target`; refuse links, and names that lead out of it.
-
-    The extraction filters of tarfile came with Python 3.11.4.
-    """
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        for member in archive:
-            path = target / member.name
-            if member.name.startswith("/") or ".." in path.relative_to(target).parts:
-                raise SourceUnavailable(f"{member.name!r} is a path out of its repository", remedy=remedy)
-            if member.isdir():
-                path.mkdir(parents=True, exist_ok=True)
+    with objects_of(git, remedy=remedy) as objects:
+        for name, entry in objects.files(commit, paths).items():
+            file, content = target / name, objects.read(entry)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if entry.is_link:
+                if not (file.parent / os.fsdecode(content)).resolve().is_relative_to(target.resolve()):
+                    raise SourceUnavailable(f"{name} at {commit} is a link out of the repository", remedy=remedy)
+                file.symlink_to(os.fsdecode(content))
                 continue
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is None:
-                raise SourceUnavailable(f"{member.name!r} is no file but a link", remedy=remedy)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                shutil.copyfileobj(content, file)
-            path.chmod(0o755 if member.mode & 0o100 else 0o644)
+            file.write_bytes(content)
+            file.chmod(0o755 if entry.is_executable else 0o644)
 
 
 def _reach(url: str, remedy: str) -> None:
@@ -110,7 +104,13 @@ def _reach(url: str, remedy: str) -> None:
 def _fetching(folder: Path, url: str, words: list[str], title: str, remedy: str) -> None:
     settings = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=15"]
     try:
-        done = run(["git", *settings, *words], cwd=folder, timeout_s=_FETCH_S, env={"GIT_TERMINAL_PROMPT": "0"})
+        done = run(
+            ["git", *settings, *words],
+            cwd=folder,
+            timeout_s=_FETCH_S,
+            env={"GIT_TERMINAL_PROMPT": "0"},
+            without=OF_A_REPOSITORY,
+        )
     except subprocess.TimeoutExpired as error:
         raise SourceUnavailable(
             f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=remedy

@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from cm4vllm.common.errors import CmError
+from cm4vllm.common.errors import CmError, SourceUnavailable
 from cm4vllm.common.files import sha256_of
+from cm4vllm.common.git_objects import blob_of, borrowed, run_git, shared_part
 from cm4vllm.common.host_addresses import is_address, is_loopback
-from cm4vllm.common.processes import run
 
 __all__ = ["MANIFEST", "ProgramFile", "commit_of_this_repository", "program_files", "url_of_this_repository"]
 
@@ -66,8 +66,9 @@ def commit_of_this_repository() -> str:
     """Return the git commit that this code is of, with `+changes` when files differ; empty where it is not known."""
     root = _root()
     if (root / ".git").exists():
-        commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
-        return "" if not commit else commit.strip() + ("+changes" if changes else "")
+        commit, blobs = _of_commit(root)
+        changed = any(blob_of(root / name) != blob for name, blob in blobs.items())
+        return f"{commit}+changes" if changed else commit
     if not (root / MANIFEST).is_file():
         return ""
     said = re.search(r"^# .* commit (\S+)$", (root / MANIFEST).read_text(encoding="utf-8"), re.MULTILINE)
@@ -79,7 +80,7 @@ def commit_of_this_repository() -> str:
 def url_of_this_repository() -> str:
     """Return the https address that others can pull this repository from; empty where git names none that is public."""
     root = _root()
-    url = (_git(root, "config", "--get", "remote.origin.url") or "").strip() if (root / ".git").exists() else ""
+    url = _origin(root) if (root / ".git").exists() else ""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https" or parts.username or parts.port or "." not in host or is_address(host):
@@ -112,11 +113,26 @@ def _root() -> Path:
     return package if (package / "cmr.yaml").is_file() else package.parents[1]
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _origin(root: Path) -> str:
+    """Return the address that a checkout was pulled from; empty where its configuration names none."""
+    file = shared_part(root / ".git") / "config"
+    return (_git(root, "config", "--file", file, "--get", "remote.origin.url") or "").strip()
+
+
+def _of_commit(root: Path) -> tuple[str, dict[str, str]]:
+    """Return the commit of a checkout and the blobs of its files, by their names in it; empty without a commit."""
+    commit = (_git(root, "rev-parse", "--verify", "--quiet", "HEAD") or "").strip()
+    listed = _git(root, "ls-tree", "-r", "-z", "--full-tree", commit) if commit else None
+    entries = (line.partition("\t") for line in (listed or "").split("\0") if line)
+    return commit, {name: words.split()[2] for words, _, name in entries}
+
+
+def _git(root: Path, *words: str | Path) -> str | None:
+    """Return what git prints of a checkout, None where it fails. Another user's, as in a container, is read too."""
     try:
-        # Another user's checkout, as in a container, is read too: nothing of it is run.
-        done = run(["git", "-c", "safe.directory=*", "-C", root, *words])
-    except FileNotFoundError:
+        with borrowed(root / ".git") as git:
+            done = run_git(words, git)
+    except (OSError, SourceUnavailable):
         return None
     return done.output if done.ok else None
 
@@ -125,10 +141,9 @@ def _of_git(root: Path) -> list[ProgramFile]:
     listed = _git(root, "ls-files", "-z", "--cached") if (root / ".git").exists() else None
     if listed is None:
         return []
-    changes = _git(root, "diff", "-z", "--name-only", "--no-ext-diff", "HEAD")
-    changed = set((listed if changes is None else changes).split("\0"))  # without a commit nothing is published
+    _, blobs = _of_commit(root)
     return [
-        ProgramFile(name, root / name, name not in changed)
+        ProgramFile(name, root / name, blob_of(root / name) == blobs.get(name, ""))
         for name in listed.split("\0")
         if name and not _is_hidden(name) and (root / name).is_file() and _is_inside(root, root / name)
     ]

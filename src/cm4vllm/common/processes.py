@@ -9,12 +9,24 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-__all__ = ["Completed", "die_with_parent", "exit_in_words", "last_lines", "raise_open_files", "run"]
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnContext
+
+__all__ = [
+    "Completed",
+    "die_with_parent",
+    "exit_in_words",
+    "last_lines",
+    "raise_open_files",
+    "run",
+    "safe_environment",
+    "spawned_safely",
+]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,17 +53,19 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
     log: Path | None = None,
     timeout_s: float | None = None,
 ) -> Completed:
     """Run a command to its end, without a shell and without standard input, and keep what it prints.
 
-    `env` is added to the present environment. With `log`, the output goes to that file as it comes and its last
-    200 lines are returned. Raises FileNotFoundError when the program does not exist, subprocess.TimeoutExpired;
-    then, as after a signal, the command has ended with all that it started.
+    `env` is added to the present environment, after the variables `without` were taken out of it. With `log`, the
+    output goes to that file as it comes and its last 200 lines are returned. Raises FileNotFoundError when the program
+    does not exist, subprocess.TimeoutExpired; then, as after a signal, the command has ended with all that it started.
     """
     words = [str(word) for word in argv]
-    full_env = {**os.environ, **(env or {})}
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    full_env = safe_environment({**kept, **(env or {})})
     if log is None:
         status, output = _ended(words, cwd, full_env, subprocess.PIPE, timeout_s)
         return Completed(tuple(words), status, output.decode(errors="replace"))
@@ -59,6 +73,34 @@ def run(
     with log.open("wb") as file:
         status, _ = _ended(words, cwd, full_env, file, timeout_s)
     return Completed(tuple(words), status, last_lines(log, 200))
+
+
+def safe_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no Python looks for modules in the present folder, nor does one that it starts.
+
+    `-P` on a command line holds for that interpreter and for processes of multiprocessing, not for others that it
+    starts. An empty or relative part of PYTHONPATH would name the present folder in spite of it.
+    """
+    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part.startswith("/")]
+    rest = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+    return {**rest, **({"PYTHONPATH": os.pathsep.join(path)} if path else {}), "PYTHONSAFEPATH": "1"}
+
+
+@contextlib.contextmanager
+def spawned_safely() -> Iterator[SpawnContext]:
+    """Give the context of multiprocessing for processes without this one's threads and locks.
+
+    What it starts is found by an environment variable in this block: `cm` is started without -P.
+    """
+    import multiprocessing  # few commands start such processes
+
+    before = dict(os.environ)
+    os.environ.update(safe_environment(before))
+    try:
+        yield multiprocessing.get_context("spawn")
+    finally:
+        os.environ.pop("PYTHONSAFEPATH")
+        os.environ.update({name: before[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH") if name in before})
 
 
 def _ended(

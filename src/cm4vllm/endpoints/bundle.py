@@ -82,7 +82,7 @@ def build_bundle(
             "documentation": str(documentation),
             "power": str(power),
         }
-        done = run([checker.python, _INSIDE / "build_bundle.py", json.dumps(spec)], timeout_s=_TIMEOUT_S)
+        done = run([checker.python, "-P", _INSIDE / "build_bundle.py", json.dumps(spec)], timeout_s=_TIMEOUT_S)
         if not done.ok:
             raise SubmissionError("the official builder refuses the run folders", cause=done.tail(12))
         refuse_private(staging, private)
@@ -96,7 +96,7 @@ def official_report(checker: CheckerInstallation, bundle: Path, report: Path) ->
     Raises CheckerFailed where it ends without a report.
     """
     report.unlink(missing_ok=True)
-    done = run([checker.python, _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
+    done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
     try:
         written = msgspec.json.decode(report.read_bytes(), type=OfficialReport)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -16,7 +16,8 @@ import yaml
 
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.files import object_of, write_text
-from cm4vllm.common.processes import exit_in_words, last_lines, run
+from cm4vllm.common.git_objects import added_files, changed_files, objects_of
+from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
@@ -65,16 +66,16 @@ class ClientInstallation(Record, frozen=True, kw_only=True):
 
 def require_unmodified(client: ClientInstallation) -> None:
     """Raise InstallError where the checkout is at another commit, or a file of it was changed or added."""
-    words = ["git", "-C", client.checkout]
-    head = run([*words, "rev-parse", "HEAD"])
-    if not head.ok or not head.output.strip().startswith(client.commit):
+    checkout = Path(client.checkout)
+    with objects_of(checkout / ".git") as objects:
+        commit = objects.commit("HEAD")
+        if commit is None or not commit.startswith(client.commit):
+            raise InstallError(f"{checkout} is not the reference client at {client.commit}", cause=f"it is at {commit}")
+        changed = [*changed_files(checkout, objects, commit), *added_files(checkout, objects, commit)]
+    if changed:
         raise InstallError(
-            f"{client.checkout} is not the reference client at {client.commit}", cause=head.output.strip()
-        )
-    if changed := run([*words, "status", "--porcelain"]).output.strip():
-        raise InstallError(
-            f"the reference client in {client.checkout} was changed",
-            cause=changed,
+            f"the reference client in {checkout} was changed",
+            cause=", ".join(changed),
             remedy="the rules ask for the unmodified client; `cm rm cache --tags=get,mlperf,endpoints -f` removes this",
         )
 
@@ -104,7 +105,7 @@ def run_client(
     write_text(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
     log = folder / f"{wanted.folder}.log"
     log.unlink(missing_ok=True)
-    argv = [client.python, "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
+    argv = [client.python, "-P", "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
     status = _followed(argv, wanted, folder, environment, alive, facts)
     faults = faults_of(target, wanted, client.commit)

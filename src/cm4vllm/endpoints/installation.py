@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from cm4vllm.common.environments import checked, install_pinned, make_environment, pip
 from cm4vllm.common.errors import InstallError, SourceUnavailable
 from cm4vllm.common.files import given_path, require_space
-from cm4vllm.common.git_source import fetch_checkout, git_directory
+from cm4vllm.common.git_source import copy_checkout, fetch_checkout, git_directory
 from cm4vllm.common.processes import run
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import write_record
@@ -86,8 +86,7 @@ def install_client(folder: Path, lock: Path, source: Path | None, python: Path) 
         checked(pip(own, words, folder / "pip-client.log"), "the reference client cannot be installed")
         proof = run([own, "-P", "-m", "inference_endpoint.main", "--version"], log=folder / "proof.log")
         checked(proof, "the installed reference client cannot be started")
-    commit = run(["git", "-C", checkout, "rev-parse", "HEAD"]).output.strip()
-    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=commit)
+    client = ClientInstallation(python=str(own), checkout=str(checkout), commit=rules.commit)
     require_unmodified(client)
     return client
 
@@ -129,7 +128,7 @@ def _version_of(candidate: str) -> tuple[Path, tuple[int, int]] | None:
     """Return a Python's own path and version; None for what is not found or is no Python."""
     if (path := shutil.which(candidate)) is None:
         return None
-    match = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-c", _VERSION]).output)
+    match = re.fullmatch(r"(/.*) (\d+) (\d+)\n?", run([path, "-I", "-c", _VERSION]).output)
     return (Path(match[1]), (int(match[2]), int(match[3]))) if match else None
 
 
@@ -146,13 +145,4 @@ def client_checkout(folder: Path, source: Path | None, url: str, commit: str) ->
     if (git := git_directory(source)) is None:
         raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
     shutil.rmtree(folder, ignore_errors=True)
-    for words in (
-        ["clone", "--quiet", "--no-checkout", str(git), str(folder)],
-        ["-C", str(folder), "checkout", "--quiet", "--detach", commit],
-    ):
-        done = run(["git", *words])
-        if not done.ok:
-            raise SourceUnavailable(
-                f"{source} does not hold the reference client at {commit}", cause=done.tail(3), remedy=_SOURCE_REMEDY
-            )
-    return folder
+    return copy_checkout(git, commit, folder, title="the reference client", remedy=_SOURCE_REMEDY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import given_path
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
@@ -266,7 +266,7 @@ def require_dataset_file(benchmark: EndpointsBenchmark, given: str) -> None:
 
 
 def _workers() -> int | None:
-    processors = len(os.sched_getaffinity(0))
+    processors = usable_processors()
     return None if processors >= _MANY_PROCESSORS else max(1, processors // _PROCESSORS_PER_WORKER)
 
 

@@ -31,7 +31,8 @@ def serving(gpus: Sequence[GpuFacts], used: Sequence[str] | None) -> list[UsedGp
     """Return the GPUs, or MIG parts of them, whose UUIDs are among `used`; all GPUs where it is None."""
     if used is None:
         return [UsedGpu(gpu) for gpu in gpus]
-    everything = [UsedGpu(gpu) for gpu in gpus] + [UsedGpu(gpu, part) for gpu in gpus for part in gpu.mig_devices]
+    parts = [UsedGpu(gpu, part) for gpu in gpus for part in (*gpu.mig_devices, *gpu.partitions)]
+    everything = [UsedGpu(gpu) for gpu in gpus] + parts
     return [accelerator for accelerator in everything if accelerator.uuid in used]
 
 
@@ -45,7 +46,7 @@ def accelerator_keys(parts: Sequence[UsedGpu]) -> dict[str, str]:
     return {
         "accelerators_per_node": str(len(gpus)),
         "accelerator_model_name": ", ".join(dict.fromkeys(_model(gpu, parts) for gpu in gpus)),
-        "accelerator_memory_capacity": _capacity(parts[0]),
+        "accelerator_memory_capacity": _capacity(UsedGpu(first) if _is_whole(first, parts) else parts[0]),
         "accelerator_memory_configuration": (row.memory_type if row else "") or first.memory_type,
         "accelerator_frequency": frequency(first.max_sm_mhz),
         "accelerator_host_interconnect": first.pcie,
@@ -76,10 +77,14 @@ def accelerator_notes(parts: Sequence[UsedGpu]) -> list[str]:
         if words:
             notes.append(", ".join(dict.fromkeys(words)))
     remarks = [f"GPU: {'; '.join(notes)}."] if notes else []
-    if len({gpu.memory_bytes for gpu in gpus}) > 1:
-        remarks.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) for gpu in gpus) + ".")
     remarks += [
-        f"The driver reports {gpu.memory_bytes / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the "
+        f"Memory of the {gpu.name}: not detected{', shared with the host' if gpu.shares_host_memory else ''}."
+        for gpu in {gpu.name: gpu for gpu in gpus if gpu.memory_bytes is None}.values()
+    ]
+    if len({gpu.memory_bytes for gpu in gpus}) > 1:
+        remarks.append("GPU memory: " + ", ".join(_capacity(UsedGpu(gpu)) or "not detected" for gpu in gpus) + ".")
+    remarks += [
+        f"The driver reports {(gpu.memory_bytes or 0) / 2**30:.1f} GiB of the {row.memory_gb[0]} GB that the "
         f"{gpu.name} "
         f"is sold with ({row.source})."
         for gpu in gpus[:1]
@@ -106,25 +111,31 @@ def _unconfirmed(gpus: Sequence[GpuFacts]) -> list[str]:
 
 def _model(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> str:
     profiles = Counter(part.part.profile for part in parts if part.part and part.gpu.uuid == gpu.uuid)
-    mig = ", ".join(f"{count}x {profile}" for profile, count in sorted(profiles.items()))
-    return f"{gpu.name} (MIG {mig})" if mig else gpu.name
+    named = ", ".join(f"{count}x {profile}" for profile, count in sorted(profiles.items()))
+    kind = "partitions" if gpu.partitions else "MIG"
+    return f"{gpu.name} ({kind} {named})" if named else gpu.name
+
+
+def _is_whole(gpu: GpuFacts, parts: Sequence[UsedGpu]) -> bool:
+    """Say whether all partitions of a GPU serve."""
+    return bool(gpu.partitions) and all(any(used.part == each for used in parts) for each in gpu.partitions)
 
 
 def _capacity(used: UsedGpu) -> str:
     """Return the memory as it is sold where the table knows the product, else as reported."""
-    if used.part:
-        return memory_size(used.part.memory_bytes)
-    row = accelerator(used.gpu.name)
-    if row and _fits(used.gpu):
-        reported = used.gpu.memory_bytes / 2**30
-        return f"{min(row.memory_gb, key=lambda size: abs(size - reported))} GB"
-    return memory_size(used.gpu.memory_bytes)
+    row, reported = accelerator(used.gpu.name), used.memory_bytes
+    if used.part or row is None or not _fits(used.gpu):
+        return memory_size(reported) if reported else ""
+    gib = (reported or row.memory_gb[0] * 2**30) / 2**30
+    return f"{min(row.memory_gb, key=lambda size: abs(size - gib))} GB"
 
 
 def _fits(gpu: GpuFacts) -> bool:
-    """Say whether the memory reported is that of the product in the table, where sizes are 10^9 or 2^30 bytes a GB."""
-    row = accelerator(gpu.name)
-    return row is None or any(size * 1e9 * _LEAST_SHARE <= gpu.memory_bytes <= size * 2**30 for size in row.memory_gb)
+    """Say whether the memory reported, if any, is that of the product in the table: 10^9 or 2^30 bytes a GB."""
+    row, reported = accelerator(gpu.name), gpu.memory_bytes
+    if row is None or reported is None:
+        return True
+    return any(size * 1e9 * _LEAST_SHARE <= reported <= size * 2**30 for size in row.memory_gb)
 
 
 def _form_factor(gpu: GpuFacts) -> str:

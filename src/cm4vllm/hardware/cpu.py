@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 import re
-from collections import ChainMap, defaultdict
-from collections.abc import Mapping
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from cm4vllm.hardware.kernel_files import fields, number, text
+from cm4vllm.common.kernel_files import exists, fields, matching, number, text
+from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.records import CpuFacts
 
-__all__ = ["detect_cpu"]
+__all__ = ["detect_cpu", "nodes_with_processors"]
 
 #: Cores by implementer and part number of MIDR_EL1 (util-linux, sys-utils/lscpu-arm.c); x86 names itself.
 _ARM_CORES = {
@@ -23,6 +24,22 @@ _ARM_CORES = {
     ("0x41", "0xd40"): "Arm Neoverse V1",
     ("0x41", "0xd4f"): "Arm Neoverse V2",
     ("0x41", "0xd83"): "Arm Neoverse V3",
+    ("0x41", "0xd84"): "Arm Neoverse V3",
+    ("0x41", "0xd44"): "Arm Cortex-X1",
+    ("0x41", "0xd48"): "Arm Cortex-X2",
+    ("0x41", "0xd4e"): "Arm Cortex-X3",
+    ("0x41", "0xd82"): "Arm Cortex-X4",
+    ("0x41", "0xd85"): "Arm Cortex-X925",
+    ("0x41", "0xd03"): "Arm Cortex-A53",
+    ("0x41", "0xd05"): "Arm Cortex-A55",
+    ("0x41", "0xd08"): "Arm Cortex-A72",
+    ("0x41", "0xd0b"): "Arm Cortex-A76",
+    ("0x41", "0xd41"): "Arm Cortex-A78",
+    ("0x41", "0xd46"): "Arm Cortex-A510",
+    ("0x41", "0xd47"): "Arm Cortex-A710",
+    ("0x41", "0xd80"): "Arm Cortex-A520",
+    ("0x41", "0xd81"): "Arm Cortex-A720",
+    ("0x41", "0xd87"): "Arm Cortex-A725",
     ("0x41", "0xd42"): "Arm Cortex-A78AE",
     ("0xc0", "0xac3"): "Ampere-1",
     ("0xc0", "0xac4"): "Ampere-1a",
@@ -34,10 +51,10 @@ def detect_cpu(root: Path = Path("/")) -> CpuFacts:
     """Return the facts of the processors whose /proc and /sys are under `root`."""
     blocks = [fields(block) for block in re.split(r"\n\s*\n", text(root / "proc/cpuinfo"))]
     info = ChainMap(*blocks)  # a field that the first processor lacks is taken from a later block
-    cpus = [cpu for cpu in (root / "sys/devices/system/cpu").glob("cpu[0-9]*") if (cpu / "topology").is_dir()]
+    cpus = [cpu for cpu in matching(root / "sys/devices/system/cpu", "cpu[0-9]*") if exists(cpu / "topology")]
     sockets, cores, logical = _topology(cpus) if cpus else _counted(blocks)
     smt = number(root / "sys/devices/system/cpu/smt/active")
-    name = _model_name(info)
+    name, quota = _model_name(info, blocks), cpu_quota(root)
     return CpuFacts(
         model_name=name,
         sockets=sockets,
@@ -47,21 +64,42 @@ def detect_cpu(root: Path = Path("/")) -> CpuFacts:
         base_mhz=_mhz(cpus, "base_frequency") or _mhz_in_name(name),
         max_mhz=_mhz(cpus, "cpuinfo_max_freq"),
         caches=_caches(cpus),
-        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        numa_nodes=len(nodes_with_processors(root)) or None,
         smt=bool(smt) if smt is not None else (logical > cores if cpus else None),
         flags=(info.get("flags") or info.get("Features") or info.get("isa") or "").split(),
+        quota_cpus=round(quota.cpus, 3) if quota is not None and quota.cpus < logical else None,
     )
 
 
-def _model_name(info: Mapping[str, str]) -> str:
+def nodes_with_processors(root: Path = Path("/")) -> list[Path]:
+    """Return the folders of the NUMA nodes that have processors.
+
+    The others hold memory alone: of a GPU as in GH200, or of an expander.
+    """
+    nodes = matching(root / "sys/devices/system/node", "node[0-9]*")
+    return [node for node in nodes if text(node / "cpulist") or not exists(node / "cpulist")]
+
+
+def _model_name(info: Mapping[str, str], blocks: Sequence[Mapping[str, str]]) -> str:
     # A model name of "-" or "unknown" is what some hypervisors make of one that they do not pass on.
     for key in ("model name", "cpu model", "cpu", "Model"):
         if (name := " ".join(info.get(key, "").split())) and name.lower() not in ("-", "unknown", "unknown cpu"):
             return name
-    if (part := info.get("CPU part")) is not None:
-        implementer = info.get("CPU implementer", "")
-        return _ARM_CORES.get((implementer, part)) or f"Arm processor, implementer {implementer or '?'}, part {part}"
+    kinds = Counter(
+        (block.get("CPU implementer", info.get("CPU implementer", "")), block["CPU part"])
+        for block in blocks
+        if "CPU part" in block
+    )
+    if len(kinds) == 1:
+        return _arm_core(*next(iter(kinds)))
+    if kinds:
+        counted = ((_arm_core(*kind), f"{count} core{'s' if count > 1 else ''}") for kind, count in kinds.items())
+        return ", ".join(f"{core} ({count})" for core, count in counted)
     return info.get("Hardware") or platform.processor() or platform.machine()
+
+
+def _arm_core(implementer: str, part: str) -> str:
+    return _ARM_CORES.get((implementer, part)) or f"Arm processor, implementer {implementer or '?'}, part {part}"
 
 
 def _topology(cpus: list[Path]) -> tuple[int, int, int]:
@@ -100,7 +138,7 @@ def _caches(cpus: list[Path]) -> dict[str, str]:
     """Return each cache's total size and number of instances, as lscpu writes it: '64 KiB (2 instances)'."""
     instances: dict[str, dict[str, int]] = defaultdict(dict)
     for cpu in cpus:
-        for index in cpu.glob("cache/index[0-9]*"):
+        for index in matching(cpu, "cache/index[0-9]*"):
             size = re.fullmatch(r"(\d+)([KM])", text(index / "size"))
             if not size:
                 continue

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from cm4vllm.common.kernel_files import content
 from cm4vllm.hardware.records import MemoryModule
 
 __all__ = ["memory_has_ecc", "memory_modules"]
@@ -45,10 +46,7 @@ def memory_has_ecc(root: Path = Path("/")) -> bool | None:
 
 
 def _devices(root: Path) -> list[bytes]:
-    try:
-        table = (root / "sys/firmware/dmi/tables/DMI").read_bytes()
-    except OSError:
-        return []
+    table = content(root / "sys/firmware/dmi/tables/DMI")
     return [data for kind, data in _structures(table) if kind == _MEMORY_DEVICE and len(data) >= 0x15]
 
 

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
-from cm4vllm.hardware.kernel_files import number, text
+from cm4vllm.hardware.drivers import Questions, entry
 
 __all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia_counters", "package_counters"]
 
@@ -95,36 +96,35 @@ def _add_gpus(watch: EnergyWatch, stack: ExitStack) -> None:
 def nvidia_counters(library: Any) -> Iterator[tuple[Counter, Read]]:
     """Give the counters of NVIDIA's GPU boards: Volta and later have one, in mJ since the driver was loaded."""
     question = "nvmlDeviceGetTotalEnergyConsumption"
-    for place in range(nvml.asked(library, "nvmlDeviceGetCount") or 0):
-        handle = nvml.asked(library, "nvmlDeviceGetHandleByIndex", place)
-        if handle is None or nvml.asked(library, question, handle) is None:
+    for device in nvml.devices(library):
+        if device.ask(question) is None:
             continue
-        name, uuid = (nvml.asked(library, f"nvmlDeviceGet{fact}", handle) for fact in ("Name", "UUID"))
         counter = Counter(
-            name=f"GPU {place} {name or ''}",
+            name=f"GPU {device.place} {device.name}",
             scope=Scope.GPU,
             method=f"NVML, {question}",
             unit_j=1e-3,
             wraps_at=_64_BITS,
-            device=uuid or "",
+            device=device.uuid,
         )
-        yield counter, partial(nvml.asked, library, question, handle)
+        yield counter, partial(device.ask, question)
 
 
 def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
     """Give the counters of AMD's GPU boards: amdsmi states a count and its unit in uJ."""
 
-    def count(handle: Any) -> tuple[int, float] | None:
-        said = amd.asked(amdsmi, "amdsmi_get_energy_count", handle) or {}
-        value, unit = said.get("energy_accumulator", said.get("power")), said.get("counter_resolution")
+    def count(ask: Questions) -> tuple[int, float] | None:
+        said = ask("amdsmi_get_energy_count")
+        value, unit = entry(said, "energy_accumulator"), entry(said, "counter_resolution")
+        value = entry(said, "power") if value is None else value
         return (int(value), float(unit)) if isinstance(value, int | float) and isinstance(unit, int | float) else None
 
-    def read(handle: Any) -> int | None:
-        now = count(handle)
+    def read(ask: Questions) -> int | None:
+        now = count(ask)
         return now[0] if now else None
 
-    for place, handle in enumerate(amd.asked(amdsmi, "amdsmi_get_processor_handles") or ()):
-        if (first := count(handle)) is not None:
+    for place, card in enumerate(amd.cards(amdsmi)):
+        if (first := count(card.ask)) is not None:
             counter = Counter(
                 name=f"GPU {place} of AMD",
                 scope=Scope.GPU,
@@ -132,7 +132,7 @@ def amd_counters(amdsmi: Any) -> Iterator[tuple[Counter, Read]]:
                 unit_j=first[1] / 1e6,
                 wraps_at=_64_BITS,
             )
-            yield counter, partial(read, handle)
+            yield counter, partial(read, card.ask)
 
 
 def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:
@@ -152,7 +152,7 @@ def package_counters(root: Path = Path("/")) -> Iterator[tuple[Counter, Read]]:
 
 def _packages(root: Path) -> list[Path]:
     """Return the zones of whole packages; those of intel-rapl-mmio state the same energy again."""
-    zones = sorted((root / "sys/class/powercap").glob("*:*"))
+    zones = matching(root / "sys/class/powercap", "*:*")
     return [zone for zone in zones if text(zone / "name").startswith("package") and "mmio" not in zone.name]
 
 

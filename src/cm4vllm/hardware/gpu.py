@@ -10,7 +10,7 @@ from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.nvml_recording import Recorder
 from cm4vllm.hardware.records import GpuFacts
 
-__all__ = ["detect_gpus", "record_gpus"]
+__all__ = ["detect_gpus", "record_gpus", "silent_gpus"]
 
 
 def detect_gpus() -> list[GpuFacts]:
@@ -18,6 +18,12 @@ def detect_gpus() -> list[GpuFacts]:
     with nvml.opened() as library, amd.opened() as amdsmi:
         nvidia = nvml.nvidia_gpus(library) if library is not None else []
         return nvidia + (amd.amd_gpus(amdsmi) if amdsmi is not None else [])
+
+
+def silent_gpus() -> list[str]:
+    """Return in words the GPUs that a driver counts and that do not respond."""
+    with nvml.opened() as library:
+        return nvml.silent_gpus(library) if library is not None else []
 
 
 def record_gpus(path: Path) -> None:

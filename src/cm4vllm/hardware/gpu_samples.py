@@ -11,6 +11,7 @@ from typing import Any
 from cm4vllm.common.records import Record, write_sample_file
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import nvml
+from cm4vllm.hardware.drivers import constant
 
 __all__ = ["GPU_SAMPLES_FILE", "GpuSample", "GpusSample", "gpus_sampled", "look_at_gpus"]
 
@@ -43,26 +44,20 @@ class GpusSample(Record, frozen=True, kw_only=True):
 
 def look_at_gpus(library: Any) -> list[GpuSample]:
     """Return what each GPU does just now; none where the driver has stopped responding."""
-    try:
-        return [_sample(library, place, handle) for place, handle in enumerate(nvml.handles(library))]
-    except library.NVMLError:
-        return []
+    return [_sample(library, device) for device in nvml.devices(library)]
 
 
-def _sample(library: Any, place: int, handle: Any) -> GpuSample:
-    load, memory = (
-        nvml.asked(library, question, handle)
-        for question in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo")
-    )
-    power = nvml.asked(library, "nvmlDeviceGetPowerUsage", handle)
+def _sample(library: Any, device: nvml.Device) -> GpuSample:
+    load, memory = device.ask("nvmlDeviceGetUtilizationRates"), device.ask("nvmlDeviceGetMemoryInfo")
+    power = device.ask("nvmlDeviceGetPowerUsage")
     return GpuSample(
-        index=place,
-        name=library.nvmlDeviceGetName(handle),
+        index=device.place,
+        name=device.name,
         utilisation=None if load is None else load.gpu / 100,
         power_w=None if power is None else power / 1000,
         memory_used_bytes=None if memory is None else int(memory.used),
-        temperature_c=nvml.asked(library, "nvmlDeviceGetTemperature", handle, library.NVML_TEMPERATURE_GPU),
-        sm_mhz=nvml.asked(library, "nvmlDeviceGetClockInfo", handle, library.NVML_CLOCK_SM),
+        temperature_c=device.ask("nvmlDeviceGetTemperature", constant(library, "NVML_TEMPERATURE_GPU")),
+        sm_mhz=device.ask("nvmlDeviceGetClockInfo", constant(library, "NVML_CLOCK_SM")),
     )
 
 

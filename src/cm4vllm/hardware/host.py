@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from cm4vllm.hardware.kernel_files import text
+from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.hardware.os_release import read_os_release
 from cm4vllm.hardware.records import HostFacts
 
@@ -91,7 +91,7 @@ def _product(root: Path) -> str:
 
 
 def _in_container(root: Path) -> bool:
-    if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
+    if any(exists(root / name) for name in (".dockerenv", "run/.containerenv")):
         return True
     marks = ("docker", "kubepods", "containerd", "libpod", "lxc")
     return any(mark in text(root / "proc/1/cgroup") for mark in marks)

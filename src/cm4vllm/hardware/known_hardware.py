@@ -70,15 +70,20 @@ class Accelerator(Known, frozen=True, kw_only=True):
 
 
 class Processor(Known, frozen=True, kw_only=True):
-    """A row of processors.yaml. `ghz` holds the base and the highest frequency."""
+    """A row of processors.yaml. `cores` are those of one processor, `ghz` holds the base and the highest frequency."""
 
     name: str
-    cores: int
+    cores: list[int]
     sockets: int | None = None
     ghz: list[float] = []
     l3_mb: float | None = None
     interconnect: str = ""
     memory: str = ""
+
+    @property
+    def known_cores(self) -> str:
+        """The numbers of cores with which the processor is sold."""
+        return " or ".join(map(str, self.cores))
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ def _links_of_none(said: str, row: Accelerator) -> bool:
 
 
 def _other_cores(said: str, row: Processor) -> bool:
-    return whole_number(said) not in (None, row.cores)
+    return whole_number(said) not in (None, *row.cores)
 
 
 def _more(said: str, row: Processor) -> bool:
@@ -177,7 +182,7 @@ _ACCELERATOR_CHECKS: _Checks = (
     ("accelerator_interconnect", "links", _links_of_none, "the {row.names[0]} has no direct links to others"),
 )
 _PROCESSOR_CHECKS: _Checks = (
-    ("host_processor_core_count", "cores", _other_cores, "the {row.name} has {row.cores} cores"),
+    ("host_processor_core_count", "cores", _other_cores, "the {row.name} has {row.known_cores} cores"),
     ("host_processors_per_node", "sockets", _more, "a machine holds at most {row.sockets} of the {row.name}"),
     ("host_processor_frequency", "ghz", _faster, "the {row.name} reaches {row.ghz[1]:g} GHz"),
 )

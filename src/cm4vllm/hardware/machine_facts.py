@@ -20,7 +20,16 @@ from cm4vllm.hardware.interconnect import interconnect
 from cm4vllm.hardware.known_hardware import accelerator
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.records import CpuFacts, DiskFacts, GpuFacts, HostFacts, MachineFacts, MemoryFacts, NetworkCard
+from cm4vllm.hardware.records import (
+    MEMORY,
+    CpuFacts,
+    DiskFacts,
+    GpuFacts,
+    HostFacts,
+    MachineFacts,
+    MemoryFacts,
+    NetworkCard,
+)
 from cm4vllm.hardware.size_texts import disk_size, frequency, memory_size
 from cm4vllm.hardware.storage import detect_disks, root_bytes
 
@@ -70,6 +79,7 @@ def cpu_env(cpu: CpuFacts, host: HostFacts) -> dict[str, str]:
         "CM_HOST_CPU_TOTAL_LOGICAL_CORES": str(cpu.logical_cpus),
         "CM_HOST_CPU_MAX_MHZ": f"{cpu.max_mhz:g}" if cpu.max_mhz else "",
         "CM_HOST_CPU_NUMA_NODES": str(cpu.numa_nodes or ""),
+        "CM_HOST_CPU_QUOTA": f"{cpu.quota_cpus:g}" if cpu.quota_cpus else "",
         "CM_HOST_VIRTUAL": _yes_no(host.virtualised),
     }
     env |= {f"CM_HOST_CPU_{name.upper()}_CACHE_SIZE": size for name, size in cpu.caches.items()}
@@ -131,8 +141,8 @@ def gpu_env(gpus: list[GpuFacts]) -> dict[str, str]:
         {
             "CM_HOST_GPU_VENDOR": first.vendor,
             "CM_HOST_GPU_MODEL_NAME": first.name,
-            "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes),
-            "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes),
+            "CM_HOST_GPU_MEMORY_CAPACITY": memory_size(first.memory_bytes) if first.memory_bytes else "",
+            "CM_HOST_GPU_MEMORY_BYTES": str(first.memory_bytes or ""),
             "CM_HOST_GPU_DRIVER_VERSION": first.driver,
             "CM_HOST_GPU_COMPUTE_CAPABILITY": first.compute_capability,
         }
@@ -175,7 +185,10 @@ def host_lines(host: HostFacts) -> list[str]:
 
 def cpu_lines(cpu: CpuFacts, host: HostFacts) -> list[str]:
     """Return the processors; those of a virtual machine are called so."""
-    count = f"{cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads = {cpu.logical_cpus} CPUs"
+    # Cores of several kinds may have different numbers of threads.
+    alike = cpu.sockets * cpu.cores_per_socket * cpu.threads_per_core == cpu.logical_cpus
+    threads = f" x {cpu.threads_per_core} threads = " if alike else ", "
+    count = f"{cpu.sockets} x {cpu.cores_per_socket} cores{threads}{cpu.logical_cpus} CPUs"
     nodes = f", {cpu.numa_nodes} NUMA node{'s' if cpu.numa_nodes > 1 else ''}" if cpu.numa_nodes else ""
     whose = " as given to this virtual machine, not the host's" if host.virtualised else ""
     clocks = [
@@ -184,6 +197,10 @@ def cpu_lines(cpu: CpuFacts, host: HostFacts) -> list[str]:
     ]
     caches = ", ".join(f"{name} {size}" for name, size in cpu.caches.items())
     lines = [cpu.model_name, f"{count}{nodes}{whose}", ", ".join(clock for clock in clocks if clock), caches]
+    if cpu.quota_cpus:
+        lines.append(
+            f"this program may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs (quota of its control group)"
+        )
     return [line for line in lines if line] + _missing(
         {
             "frequency": not (cpu.base_mhz or cpu.max_mhz),
@@ -201,6 +218,10 @@ def memory_lines(memory: MemoryFacts) -> list[str]:
         lines.append(f"this program may use {memory_size(memory.limit_bytes)} of it (control group)")
     if memory.ecc is not None:
         lines.append("ECC" if memory.ecc else "without ECC")
+    if memory.apart_bytes:
+        lines.append(
+            f"not counted: {memory_size(memory.apart_bytes)} of NUMA nodes without processors, of a GPU or an expander"
+        )
     return [line for line in lines if line] + _missing(
         {"modules (DMI: readable by root on physical machines)": not memory.modules, "ECC": memory.ecc is None}
     )
@@ -267,15 +288,29 @@ def _gpu_lines(gpu: GpuFacts) -> list[str]:
         gpu.pcie,
     ]
     parts = ", ".join(f"{count}x {part}" for part, count in Counter(part.profile for part in gpu.mig_devices).items())
+    reported = f"{gpu.memory_bytes / 2**30:.2f} GiB as reported" if gpu.memory_bytes else ""
+    shared = ": shared with the host" if gpu.shares_host_memory else ""
+    unanswered = ", ".join(f"{fact} ({why}){shared if fact == MEMORY else ''}" for fact, why in gpu.unanswered.items())
     lines = [
         gpu.name,
-        f"{marketed}{gpu.memory_bytes / 2**30:.2f} GiB as reported",
+        f"{marketed}{reported}".removesuffix(", "),
         ", ".join(word for word in clocks if word),
         ", ".join(word for word in modes if word),
         f"MIG parts: {parts}" if parts else "",
-        f"driver {gpu.driver}{cuda}",
+        _partitions(gpu),
+        f"driver {gpu.driver}{cuda}" if gpu.driver else "",
+        f"not detected: {unanswered}" if unanswered else "",
     ]
     return [line for line in lines if line]
+
+
+def _partitions(gpu: GpuFacts) -> str:
+    """Return the partitions of a GPU, for example '8 partitions (CPX/NPS4), each of 24.0 GiB'."""
+    if not gpu.partitions:
+        return ""
+    first = gpu.partitions[0]
+    each = f", each of {first.memory_bytes / 2**30:.4g} GiB" if first.memory_bytes else ""
+    return f"{len(gpu.partitions)} partitions ({first.profile}){each}"
 
 
 def _missing(parts: dict[str, bool]) -> list[str]:

@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from cm4vllm.hardware.kernel_files import text
+from cm4vllm.common.kernel_files import text
 from cm4vllm.hardware.memory import free_memory
 
 __all__ = ["MachineLimits", "local_ports", "machine_limits"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from cm4vllm.common.kernel_files import fields, matching, number, text
+from cm4vllm.common.processors import control_groups
+from cm4vllm.hardware.cpu import nodes_with_processors
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
-from cm4vllm.hardware.kernel_files import fields, number, text
 from cm4vllm.hardware.records import MemoryFacts
 
 __all__ = ["detect_memory", "free_memory"]
 
 #: A control group's limit, what it uses of it, and the part of that which the kernel takes back when it is wanted:
 #: version 2, then version 1 (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
-_GROUPS = (
-    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -23,7 +26,7 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
     modules = memory_modules(root)
     usable = _meminfo("MemTotal", root)
     installed = sum(module.size_bytes for module in modules)
-    blocks = _blocks(root)
+    blocks, apart = _blocks(root)
     total, source = (
         (installed, "memory modules (DMI)")
         if installed
@@ -39,27 +42,47 @@ def detect_memory(root: Path = Path("/")) -> MemoryFacts:
         modules=modules,
         limit_bytes=limit if limit is not None and limit < usable else None,
         ecc=_ecc(root),
+        apart_bytes=apart,
     )
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Return the memory that a program may still take: what the machine has free, and its container's limit leaves."""
-    free = _meminfo("MemAvailable", root)
-    for folder, most, used, reclaimable in _GROUPS:
-        if (limit := number(root / folder / most)) is not None:
-            pages = dict(line.split()[:2] for line in text(root / folder / "memory.stat").splitlines())
-            taken = (number(root / folder / used) or 0) - int(pages.get(reclaimable, 0))
-            free = min(free, max(0, limit - taken))
+    """Return the memory that a program may still take: what the machine has free, and its control groups leave."""
+    free = max(0, _meminfo("MemAvailable", root) - _free_apart(root))
+    for group, limit, (_, used, reclaimable) in _limits(root):
+        pages = dict(line.split()[:2] for line in text(group / "memory.stat").splitlines() if " " in line)
+        taken = (number(group / used) or 0) - int(pages.get(reclaimable, 0))
+        free = min(free, max(0, limit - taken))
     return free
 
 
-def _blocks(root: Path) -> int:
+def _blocks(root: Path) -> tuple[int, int]:
+    """Return the bytes of the memory blocks of NUMA nodes with processors, and of those without."""
     folder = root / "sys/devices/system/memory"
     try:
         size = int(text(folder / "block_size_bytes"), 16)
     except ValueError:
-        return 0
-    return size * sum(1 for block in folder.glob("memory*/state") if text(block) == "online")
+        return 0, 0
+    online = {state.parent.name for state in matching(folder, "memory*/state") if text(state) == "online"}
+    apart = {block.name for node in _nodes_apart(root) for block in matching(node, "memory[0-9]*")}
+    return size * len(online - apart), size * len(online & apart)
+
+
+def _nodes_apart(root: Path) -> list[Path]:
+    """Return the NUMA nodes without processors; none where no node has any, as nothing is known then."""
+    own = nodes_with_processors(root)
+    return [node for node in matching(root / "sys/devices/system/node", "node[0-9]*") if own and node not in own]
+
+
+def _free_apart(root: Path) -> int:
+    """Return the free bytes of NUMA nodes without processors: lines as `Node 1 MemFree: 96 kB`."""
+    words = [
+        line.split()
+        for node in _nodes_apart(root)
+        for line in text(node / "meminfo").splitlines()
+        if " MemFree:" in line
+    ]
+    return sum(int(line[3]) * 1024 for line in words if len(line) > 3 and line[3].isdecimal())
 
 
 def _meminfo(name: str, root: Path) -> int:
@@ -72,13 +95,19 @@ def _meminfo(name: str, root: Path) -> int:
 
 
 def _limit(root: Path) -> int | None:
-    """Return the limit of the control group that this program sees as its root, as in a container."""
-    limits = (number(root / folder / most) for folder, most, *_ in _GROUPS)
-    return next((limit for limit in limits if limit is not None), None)
+    """Return the smallest limit of this program's control group and its parents."""
+    return min((limit for _, limit, _ in _limits(root)), default=None)
+
+
+def _limits(root: Path) -> Iterator[tuple[Path, int, tuple[str, str, str]]]:
+    for group in control_groups("memory", root):
+        for names in _FILES:
+            if (limit := number(group / names[0])) is not None:
+                yield group, limit, names
 
 
 def _ecc(root: Path) -> bool | None:
     # A memory controller of the EDAC subsystem corrects errors: its driver does not load otherwise.
-    if any((root / "sys/devices/system/edac/mc").glob("mc[0-9]*")):
+    if matching(root / "sys/devices/system/edac/mc", "mc[0-9]*"):
         return True
     return memory_has_ecc(root)

@@ -9,8 +9,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from cm4vllm.common.kernel_files import exists, matching, number, target, text
 from cm4vllm.hardware.host import is_virtual
-from cm4vllm.hardware.kernel_files import number, text
 from cm4vllm.hardware.records import NetworkCard
 
 __all__ = ["detect_network"]
@@ -27,15 +27,15 @@ def detect_network(root: Path = Path("/")) -> list[NetworkCard]:
     """
     virtual = bool(is_virtual(root))
     ports: dict[str, list[Path]] = defaultdict(list)
-    for port in sorted((root / "sys/class/net").glob("*")):
+    for port in matching(root / "sys/class/net", "*"):
         device = port / "device"
-        if device.exists() and (virtual or not (device / "physfn").exists()):
-            ports[re.sub(r"\.\d$", "", device.resolve().as_posix())].append(port)
+        if exists(device) and (virtual or not exists(device / "physfn")):
+            ports[re.sub(r"\.\d$", "", target(device).as_posix())].append(port)
     return [_card(group, virtual=virtual) for group in ports.values()]
 
 
 def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
-    driver = (ports[0] / "device/driver").resolve().name if (ports[0] / "device/driver").exists() else ""
+    driver = target(ports[0] / "device/driver").name if exists(ports[0] / "device/driver") else ""
     infiniband = any(text(port / "type") == _INFINIBAND for port in ports)
     kind = "virtual" if virtual or driver.startswith(_VIRTUAL_DRIVERS) else "InfiniBand" if infiniband else "Ethernet"
     rates = [rate for port in ports for rate in (number(port / "speed"), *_infiniband_rates(port)) if rate]
@@ -45,6 +45,7 @@ def _card(ports: list[Path], *, virtual: bool) -> NetworkCard:
 def _infiniband_rates(port: Path) -> list[int]:
     """Return the rates of the port's InfiniBand device in Mbit/s; the kernel writes '400 Gb/sec (4X NDR)'."""
     rates = [
-        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate)) for rate in (port / "device/infiniband").glob("*/ports/*/rate")
+        re.match(r"(\d+(?:\.\d+)?) Gb/sec", text(rate))
+        for rate in matching(port / "device/infiniband", "*/ports/*/rate")
     ]
     return [round(float(rate.group(1)) * 1000) for rate in rates if rate]

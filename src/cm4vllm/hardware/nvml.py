@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from cm4vllm.hardware.records import GpuFacts, MigFacts
+from cm4vllm.hardware.drivers import Questions, answered, asked, constant, reason
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
 
-__all__ = ["asked", "gpus_of_processes", "handles", "nvidia_gpus", "opened", "pids_on", "why_none"]
+__all__ = ["Device", "devices", "gpus_of_processes", "nvidia_gpus", "opened", "pids_on", "silent_gpus", "why_none"]
 
 #: nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo -m`.
 _PATHS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 #: nvmlGpuVirtualizationMode_t, from the guest's side.
 _VIRTUAL = {1: "passthrough", 2: "vGPU"}
+
+#: What the driver answers of the memory of a GPU that has none of its own, as the GB10: an error, or no bytes.
+_NO_BYTES = "the driver states 0 bytes"
+_NO_MEMORY_OF_ITS_OWN = ("Not Supported", _NO_BYTES)
+
+
+class Device(NamedTuple):
+    """A GPU that the driver shows: its place in the driver's order, its UUID, and what NVML calls it.
+
+    `name` is "NVIDIA GPU" where the driver does not state it, and the place stands for a UUID that it does not state.
+    `ask` asks the driver about it.
+    """
+
+    place: int
+    uuid: str
+    name: str
+    ask: Questions
 
 
 @contextmanager
@@ -21,50 +40,64 @@ def opened() -> Iterator[Any]:
     """Give the NVML module, initialised; None where the driver is missing."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    _, error = answered(pynvml, "nvmlInit")
+    if error is not None:
         yield None
         return
     try:
         yield pynvml
     finally:
-        pynvml.nvmlShutdown()
+        asked(pynvml, "nvmlShutdown")
 
 
 def why_none() -> str:
     """Say why no NVIDIA GPU can be used; empty where the driver shows one."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+    _, error = answered(pynvml, "nvmlInit")
+    if error is not None:
+        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             return "NVIDIA's driver is not installed: its library libnvidia-ml.so.1 is not found"
-        return f"NVIDIA's driver does not respond: {error}"
-    pynvml.nvmlShutdown()
+        return f"NVIDIA's driver does not respond: {reason(error)}"
+    asked(pynvml, "nvmlShutdown")
     with opened() as library:
-        return "" if library is not None and nvidia_gpus(library) else "NVIDIA's driver shows no GPU"
+        if library is not None and devices(library):
+            return ""
+        silent = silent_gpus(library) if library is not None else []
+        return f"NVIDIA's driver shows no GPU{': ' if silent else ''}{'; '.join(silent)}"
 
 
-def handles(nvml: Any) -> list[Any]:
-    """Return the handles of all GPUs, in the driver's order. Raises NVMLError."""
-    return [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
+def devices(nvml: Any) -> list[Device]:
+    """Return the GPUs that respond, in the driver's order, which is that of the PCI bus."""
+    shown = [(place, Questions(nvml, handle)) for place, handle, error in _handles(nvml) if error is None]
+    return [
+        Device(
+            place,
+            _word(ask("nvmlDeviceGetUUID", fact="UUID")) or f"place {place}",
+            _word(ask("nvmlDeviceGetName", fact="name")) or "NVIDIA GPU",
+            ask,
+        )
+        for place, ask in shown
+    ]
+
+
+def silent_gpus(nvml: Any) -> list[str]:
+    """Return in words the GPUs that the driver counts and that do not respond, as one that is lost."""
+    return [f"GPU {place} does not respond: {reason(error)}" for place, _, error in _handles(nvml) if error is not None]
+
+
+def _handles(nvml: Any) -> list[tuple[int, Any, Exception | None]]:
+    count = asked(nvml, "nvmlDeviceGetCount") or 0
+    return [(place, *answered(nvml, "nvmlDeviceGetHandleByIndex", place)) for place in range(count)]
 
 
 def nvidia_gpus(nvml: Any) -> list[GpuFacts]:
-    """Return the GPUs that the driver shows, in its order, which is that of the PCI bus."""
-    try:
-        peers = [(nvml.nvmlDeviceGetUUID(handle), handle) for handle in handles(nvml)]
-        driver = nvml.nvmlSystemGetDriverVersion()
-    except nvml.NVMLError:  # a driver that fell out from under its library
-        return []
-    cuda = asked(nvml, "nvmlSystemGetCudaDriverVersion")
-    buses = {uuid: _bus(nvml, handle) for uuid, handle in peers}
-    return [
-        _gpu(nvml, handle, uuid, driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", buses, peers)
-        for uuid, handle in peers
-    ]
+    """Return the GPUs that the driver shows, in its order."""
+    shown = devices(nvml)
+    driver, cuda = asked(nvml, "nvmlSystemGetDriverVersion"), asked(nvml, "nvmlSystemGetCudaDriverVersion")
+    versions = (_word(driver), f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "")
+    buses = {device.uuid: _bus(device.ask("nvmlDeviceGetPciInfo")) for device in shown}
+    return [_gpu(device, versions, buses, shown) for device in shown]
 
 
 def gpus_of_processes(pids: Collection[int]) -> list[str]:
@@ -75,104 +108,107 @@ def gpus_of_processes(pids: Collection[int]) -> list[str]:
     with opened() as nvml:
         if nvml is None:
             return []
-        try:
-            return [nvml.nvmlDeviceGetUUID(handle) for handle in handles(nvml) if pids_on(nvml, handle) & set(pids)]
-        except nvml.NVMLError:
-            return []
+        return [device.uuid for device in devices(nvml) if pids_on(device) & set(pids)]
 
 
-def pids_on(nvml: Any, handle: Any) -> set[int]:
+def pids_on(device: Device) -> set[int]:
     """Return the processes that compute on a GPU; none where the driver does not tell."""
-    return {int(process.pid) for process in asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()}
+    return {int(process.pid) for process in device.ask("nvmlDeviceGetComputeRunningProcesses") or ()}
 
 
-def _gpu(
-    nvml: Any, handle: Any, uuid: str, driver: str, cuda: str, buses: dict[str, str], peers: list[tuple[str, Any]]
-) -> GpuFacts:
-    def of_it(question: str, *more: Any) -> Any:
-        return asked(nvml, question, handle, *more)
-
-    capability = of_it("nvmlDeviceGetCudaComputeCapability")
+def _gpu(device: Device, versions: tuple[str, str], buses: dict[str, str], shown: Sequence[Device]) -> GpuFacts:
+    of_it = device.ask
+    capability = of_it("nvmlDeviceGetCudaComputeCapability", fact="compute capability")
     ecc, mig = of_it("nvmlDeviceGetEccMode"), of_it("nvmlDeviceGetMigMode")
-    links = _links(nvml, handle, buses)
+    links = _links(of_it, buses)
     paths = {
-        other: asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handle, peer)
-        for other, peer in peers
-        if other != uuid
+        other.uuid: of_it("nvmlDeviceGetTopologyCommonAncestor", other.ask.device)
+        for other in shown
+        if other.uuid != device.uuid
     }
+    clocks = [
+        _mega(of_it("nvmlDeviceGetMaxClockInfo", constant(of_it.library, f"NVML_CLOCK_{kind}"), fact=fact))
+        for kind, fact in (("SM", "frequency"), ("MEM", "frequency of the memory"))
+    ]
     return GpuFacts(
-        name=nvml.nvmlDeviceGetName(handle),
-        uuid=uuid,
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        max_sm_mhz=_mega(of_it("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)),
-        max_memory_mhz=_mega(of_it("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)),
+        name=device.name,
+        uuid=device.uuid,
+        memory_bytes=_memory(of_it),
+        max_sm_mhz=clocks[0],
+        max_memory_mhz=clocks[1],
         memory_bus_bits=of_it("nvmlDeviceGetMemoryBusWidth") or None,
-        pcie_generation=of_it("nvmlDeviceGetMaxPcieLinkGeneration") or None,
-        pcie_width=of_it("nvmlDeviceGetMaxPcieLinkWidth") or None,
-        pci_bus_id=buses[uuid],
-        driver=driver,
-        cuda=cuda,
+        pcie_generation=of_it("nvmlDeviceGetMaxPcieLinkGeneration", fact="PCIe") or None,
+        pcie_width=of_it("nvmlDeviceGetMaxPcieLinkWidth", fact="PCIe") or None,
+        pci_bus_id=buses[device.uuid],
+        driver=versions[0],
+        cuda=versions[1],
         compute_capability=".".join(str(part) for part in capability) if capability else "",
         ecc=bool(ecc[0]) if ecc is not None else None,
         mig=bool(mig[0]) if mig is not None else None,
-        mig_devices=_mig_devices(nvml, handle) if mig and mig[0] else [],
-        power_limit_w=_watts(of_it("nvmlDeviceGetEnforcedPowerLimit")),
+        mig_devices=_mig_devices(of_it) if mig and mig[0] else [],
+        power_limit_w=_watts(of_it("nvmlDeviceGetEnforcedPowerLimit", fact="power limit")),
         power_default_w=_watts(of_it("nvmlDeviceGetPowerManagementDefaultLimit")),
         virtualisation=_VIRTUAL.get(of_it("nvmlDeviceGetVirtualizationMode"), ""),
         link_name="NVLink" if links else "",
         links=links,
         paths={other: _PATHS[level] for other, level in paths.items() if level in _PATHS},
+        shares_host_memory=of_it.unanswered.get(MEMORY) in _NO_MEMORY_OF_ITS_OWN and accelerator(device.name) is None,
+        unanswered=of_it.unanswered,
     )
 
 
-def _links(nvml: Any, handle: Any, buses: dict[str, str]) -> dict[str, int]:
+def _memory(of_it: Questions) -> int | None:
+    """Return the memory of a GPU in bytes; None where it has none of its own or the driver does not state it."""
+    info = of_it("nvmlDeviceGetMemoryInfo", fact=MEMORY)
+    if info is not None and not info.total:
+        of_it.unanswered[MEMORY] = _NO_BYTES
+    return int(info.total) or None if info is not None else None
+
+
+def _links(of_it: Questions, buses: dict[str, str]) -> dict[str, int]:
     """Return the active NVLinks by what is at their other end."""
     links: dict[str, int] = {}
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        active = asked(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+    for link in range(constant(of_it.library, "NVML_NVLINK_MAX_LINKS") or 0):
+        active = of_it("nvmlDeviceGetNvLinkState", link)
         if active is None:  # past the last link, or a GPU without any
             break
         if active:
-            end = _other_end(nvml, handle, link, buses)
+            end = _other_end(of_it, link, buses)
             links[end] = links.get(end, 0) + 1
     return links
 
 
-def _other_end(nvml: Any, handle: Any, link: int, buses: dict[str, str]) -> str:
-    kind = asked(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-    if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+def _other_end(of_it: Questions, link: int, buses: dict[str, str]) -> str:
+    kind = of_it("nvmlDeviceGetNvLinkRemoteDeviceType", link)
+    if kind is not None and kind == constant(of_it.library, "NVML_NVLINK_DEVICE_TYPE_SWITCH"):
         return "switch"
-    remote = asked(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-    bus = str(remote.busId).lower() if remote is not None else ""
+    bus = _bus(of_it("nvmlDeviceGetNvLinkRemotePciInfo", link))
     return next((uuid for uuid, own in buses.items() if own and own == bus), "unknown")
 
 
-def _mig_devices(nvml: Any, handle: Any) -> list[MigFacts]:
-    devices = []
-    for i in range(asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        part = asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
-        if part is not None:
-            devices.append(
-                MigFacts(
-                    uuid=nvml.nvmlDeviceGetUUID(part),
-                    profile=nvml.nvmlDeviceGetName(part).rpartition("MIG ")[2],
-                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(part).total),
-                )
-            )
-    return devices
+def _mig_devices(of_it: Questions) -> list[MigFacts]:
+    handles = [
+        of_it("nvmlDeviceGetMigDeviceHandleByIndex", place)
+        for place in range(of_it("nvmlDeviceGetMaxMigDeviceCount") or 0)
+    ]
+    parts = [Questions(of_it.library, handle) for handle in handles if handle is not None]
+    return [
+        MigFacts(
+            uuid=_word(part("nvmlDeviceGetUUID")) or f"part {place}",
+            profile=_word(part("nvmlDeviceGetName")).rpartition("MIG ")[2],
+            memory_bytes=_memory(part),
+        )
+        for place, part in enumerate(parts)
+    ]
 
 
-def _bus(nvml: Any, handle: Any) -> str:
-    info = asked(nvml, "nvmlDeviceGetPciInfo", handle)
-    return str(info.busId).lower() if info is not None else ""
+def _bus(info: Any) -> str:
+    return _word(info.busId).lower() if info is not None else ""
 
 
-def asked(nvml: Any, question: str, *args: Any) -> Any:
-    """Return what the driver answers; None where it does not know an answer."""
-    try:
-        return getattr(nvml, question)(*args)
-    except nvml.NVMLError:  # a GPU or driver that does not know an answer says so with an error
-        return None
+def _word(value: Any) -> str:
+    """Return a text of the driver, which some releases of the library give as bytes; empty for no answer."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
 def _mega(value: int | None) -> float | None:

@@ -6,6 +6,8 @@ import platform
 import sys
 from pathlib import Path
 
+from cm4vllm.common.kernel_files import text
+
 __all__ = ["os_env", "os_line", "read_os_release"]
 
 _PACKAGE_MANAGERS = (
@@ -20,9 +22,8 @@ _PACKAGE_MANAGERS = (
 def read_os_release(root: Path = Path("/")) -> dict[str, str]:
     """Return the fields of os-release under `root` (man 5 os-release); an empty dict if the file is missing."""
     for name in ("etc/os-release", "usr/lib/os-release"):
-        try:
-            lines = (root / name).read_text(errors="replace", encoding="utf-8").splitlines()
-        except OSError:
+        lines = text(root / name).splitlines()
+        if not lines:
             continue
         pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
         return {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}

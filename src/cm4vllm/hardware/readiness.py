@@ -5,6 +5,7 @@ Read from the kernel: proc(5), sysfs, getrlimit(2). What the kernel does not sho
 
 from __future__ import annotations
 
+import os
 import resource
 import shlex
 import time
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from cm4vllm.hardware.kernel_files import fields, text
+from cm4vllm.common.kernel_files import fields, matching, text
+from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware.machine_limits import local_ports
 
 __all__ = ["Finding", "LoadSample", "load_sample", "unready"]
@@ -59,7 +61,7 @@ def unready(root: Path = Path("/"), *, files: int | None = None, load: LoadSampl
     `files` is how many files a process may open at most, None asks the system; `load` is what others use now.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if files is None else files
-    return [*_ports(root), *_files(hard), *_clock(root), *_governor(root), *_swap(root), *_load(load)]
+    return [*_ports(root), *_files(hard), *_clock(root), *_governor(root), *_quota(root), *_swap(root), *_load(load)]
 
 
 def load_sample(seconds: float = SAMPLE_S) -> LoadSample:
@@ -119,7 +121,7 @@ def _governor(root: Path) -> Iterator[Finding]:
     governors = sorted(
         {
             name
-            for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+            for path in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_governor")
             if (name := text(path))
         }
     )
@@ -129,6 +131,19 @@ def _governor(root: Path) -> Iterator[Finding]:
             "processors slow down between queries, and a first token waits until they are fast again",
             "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
         )
+
+
+def _quota(root: Path) -> Iterator[Finding]:
+    quota, shown = cpu_quota(root), len(os.sched_getaffinity(0))
+    if quota is None or quota.cpus >= shown:
+        return
+    name = quota.group.name if quota.group != root / "sys/fs/cgroup" else "this container's"
+    yield Finding(
+        f"a control group ({name}) has a quota of {quota.cpus:.4g} of {shown} CPUs",
+        f"when it is used up, server and client wait for the rest of {quota.period_s * 1000:.4g} ms",
+        "start without it (docker run without --cpus; Kubernetes without limits.cpu; systemd: CPUQuota=), or give "
+        "cores instead: docker run --cpuset-cpus",
+    )
 
 
 def _swap(root: Path) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cm4vllm.common.records import Record
 
 __all__ = [
+    "MEMORY",
     "CpuFacts",
     "DiskFacts",
     "GpuFacts",
@@ -19,6 +20,9 @@ __all__ = [
     "MigFacts",
     "NetworkCard",
 ]
+
+#: The fact of a GPU that one without memory of its own does not have.
+MEMORY = "memory"
 
 
 class HostFacts(Record, frozen=True, kw_only=True):
@@ -39,7 +43,11 @@ class HostFacts(Record, frozen=True, kw_only=True):
 
 
 class CpuFacts(Record, frozen=True, kw_only=True):
-    """The processors that this machine shows; in a virtual machine they are its own, not the host's."""
+    """The processors that this machine shows; in a virtual machine they are its own, not the host's.
+
+    `numa_nodes` are those with processors. `quota_cpus` is the processor time that this program's control groups may
+    use: seconds in a second.
+    """
 
     model_name: str
     sockets: int
@@ -52,6 +60,7 @@ class CpuFacts(Record, frozen=True, kw_only=True):
     flags: list[str]
     base_mhz: float | None = None
     smt: bool | None = None
+    quota_cpus: float | None = None
 
 
 class MemoryModule(Record, frozen=True, kw_only=True):
@@ -65,7 +74,8 @@ class MemoryModule(Record, frozen=True, kw_only=True):
 class MemoryFacts(Record, frozen=True, kw_only=True):
     """The machine's memory. `total_bytes` is what is installed, or what the kernel can use where `source` says so.
 
-    `limit_bytes` is what this program's control group may use of it.
+    `limit_bytes` is what this program's control group may use of it. `apart_bytes` are those of NUMA nodes without
+    processors, of a GPU or an expander, which do not count.
     """
 
     total_bytes: int
@@ -74,6 +84,7 @@ class MemoryFacts(Record, frozen=True, kw_only=True):
     limit_bytes: int | None = None
     ecc: bool | None = None
     modules: list[MemoryModule] = []
+    apart_bytes: int = 0
 
 
 class DiskFacts(Record, frozen=True, kw_only=True):
@@ -92,24 +103,30 @@ class NetworkCard(Record, frozen=True, kw_only=True):
 
 
 class MigFacts(Record, frozen=True, kw_only=True):
-    """A part of a GPU that MIG gives away: its `profile` is named as NVIDIA does, for example 3g.40gb."""
+    """A part of a GPU that MIG gives away, or a partition of an AMD GPU.
+
+    Its `profile` is named as the vendor does, for example 3g.40gb or CPX/NPS4.
+    """
 
     uuid: str
     profile: str
-    memory_bytes: int
+    memory_bytes: int | None
 
 
 class GpuFacts(Record, frozen=True, kw_only=True):
     """One GPU as its driver describes it.
 
-    `memory_bytes` is what the driver reports, less than what is marketed. `links` counts the active direct links to
-    each peer: another GPU's UUID, "switch", or "unknown". `paths` gives the nearest thing that this GPU and another (by
-    UUID) share on PCIe, in the words of `nvidia-smi topo`: PIX, PXB, PHB, NODE, SYS.
+    `memory_bytes` is what the driver reports, less than what is marketed; a GPU that shares the host's memory has none.
+    `mig_devices` are parts of which a program sees one, `partitions` those of which it sees all, each as a GPU. `links`
+    counts the active direct links to each peer: another GPU's UUID, "switch", or "unknown". `paths` gives the nearest
+    thing that this GPU and another (by UUID) share on PCIe, in the words of `nvidia-smi topo`: PIX, PXB, PHB, NODE or
+    SYS.
+    `unanswered` has the driver's reason for each fact that every GPU has and that it did not state.
     """
 
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None
     max_sm_mhz: float | None
     pcie_generation: int | None
     pcie_width: int | None
@@ -124,12 +141,15 @@ class GpuFacts(Record, frozen=True, kw_only=True):
     ecc: bool | None = None
     mig: bool | None = None
     mig_devices: list[MigFacts] = []
+    partitions: list[MigFacts] = []
     power_limit_w: float | None = None
     power_default_w: float | None = None
     virtualisation: str = ""
     link_name: str = ""
     links: dict[str, int] = {}
     paths: dict[str, str] = {}
+    shares_host_memory: bool = False
+    unanswered: dict[str, str] = {}
 
     @property
     def pcie(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.hardware.host import is_virtual
-from cm4vllm.hardware.kernel_files import number, text
 from cm4vllm.hardware.records import DiskFacts
 
 __all__ = ["VIRTUAL_DISK", "detect_disks", "root_bytes"]
@@ -21,7 +21,7 @@ def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
     virtual = bool(is_virtual(root))
     disks = [
         disk
-        for disk in sorted((root / "sys/block").glob("*"))
+        for disk in matching(root / "sys/block", "*")
         if not disk.name.startswith(_NOT_DISKS) and text(disk / "removable") != "1"
     ]
     return [
@@ -36,8 +36,11 @@ def detect_disks(root: Path = Path("/")) -> list[DiskFacts]:
 
 
 def root_bytes(root: Path = Path("/")) -> int:
-    """Return the size of the file system that `root` lies on."""
-    return shutil.disk_usage(root).total
+    """Return the size of the file system that `root` lies on; 0 where the kernel does not state it."""
+    try:
+        return shutil.disk_usage(root).total
+    except OSError:
+        return 0
 
 
 def _kind(disk: Path, *, virtual: bool) -> str:

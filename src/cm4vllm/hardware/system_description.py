@@ -256,7 +256,11 @@ def _cores(facts: MachineFacts, row: Processor | None) -> str:
     cpu = facts.cpu
     if not facts.host.virtualised:
         return str(cpu.cores_per_socket)
-    return str(row.cores) if row else f"{cpu.cores_per_socket} virtual cores ({cpu.logical_cpus} virtual CPUs in all)"
+    return (
+        row.known_cores
+        if row and len(row.cores) == 1
+        else f"{cpu.cores_per_socket} virtual cores ({cpu.logical_cpus} virtual CPUs in all)"
+    )
 
 
 def _frequencies(cpu: CpuFacts, row: Processor | None) -> str:
@@ -333,6 +337,8 @@ def _notes(facts: MachineFacts, asked: SystemAsked, parts: Sequence[UsedGpu]) ->
             f"{cpu.cores_per_socket} cores x {cpu.threads_per_core} threads; number of processors, caches, "
             "memory and storage are what it is given too, not those of the physical host."
         )
+    if cpu.quota_cpus:
+        notes.append(f"The program's control group may use {cpu.quota_cpus:g} of the {cpu.logical_cpus} CPUs.")
     if facts.memory.limit_bytes:
         notes.append(f"The program's control group may use {memory_size(facts.memory.limit_bytes)} of the memory.")
     used = len({part.gpu.uuid for part in parts})
@@ -352,7 +358,7 @@ def _unconfirmed(facts: MachineFacts) -> list[str]:
         return []
     return row.remarks(
         row.name,
-        cores=facts.host.virtualised,
+        cores=facts.host.virtualised and len(row.cores) == 1,
         ghz=row.ghz and not facts.cpu.max_mhz,
         interconnect=_interconnect(facts, row) not in ("", _NONE),
     )

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.kernel_files import matching, number
+from cm4vllm.common.processors import cpu_quota
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.kernel_files import number
+from cm4vllm.hardware.drivers import constant
 
-__all__ = ["TIMES", "Throttling", "throttled", "throttling"]
+__all__ = ["QUOTA", "TIMES", "Throttling", "throttled", "throttling"]
 
 #: The end of a counter's name that counts how often, and not for how many seconds.
 TIMES = " (times)"
+#: The begin of the counters of a control group's quota.
+QUOTA = "this program: the CPU quota"
 #: The part that was slowed down and the cause -> seconds, or the number of times.
 Throttling = Mapping[str, float]
 
@@ -29,7 +33,7 @@ _LEAST_S, _LEAST_TIMES = 0.5, 1
 
 def throttling(root: Path = Path("/")) -> dict[str, float]:
     """Return the present values of the counters, without those that this machine does not have."""
-    counters = _processors(root)
+    counters = _processors(root) | _quota(root)
     with nvml.opened() as library:
         if library is not None:
             counters |= _gpus(library)
@@ -49,7 +53,7 @@ def throttled(before: Throttling, after: Throttling) -> dict[str, float]:
 def _processors(root: Path) -> dict[str, float]:
     """Return the greatest counter of all processors: Intel's thermal_throttle (the kernel's therm_throt.c)."""
     times_ms, counts = [], []
-    for folder in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle"):
+    for folder in matching(root / "sys/devices/system/cpu", "cpu[0-9]*/thermal_throttle"):
         for kind in ("core", "package"):
             if (total := number(folder / f"{kind}_throttle_total_time_ms")) is not None:
                 times_ms.append(total)
@@ -60,11 +64,22 @@ def _processors(root: Path) -> dict[str, float]:
     return {f"a processor: its temperature{TIMES}": float(max(counts))} if counts else {}
 
 
+def _quota(root: Path) -> dict[str, float]:
+    """Return how often, and how long, the quota of this program's control group was used up (cpu.stat)."""
+    quota = cpu_quota(root)
+    if quota is None:
+        return {}
+    return {
+        f"{QUOTA} of {quota.cpus:.4g} CPUs{TIMES}": float(quota.throttled_periods),
+        f"{QUOTA} of {quota.cpus:.4g} CPUs": quota.throttled_s,
+    }
+
+
 def _gpus(library: Any) -> dict[str, float]:
     counters = {}
-    for index, handle in enumerate(nvml.handles(library)):
+    for device in nvml.devices(library):
         for policy, words in _POLICIES.items():
-            status = nvml.asked(library, "nvmlDeviceGetViolationStatus", handle, getattr(library, policy))
+            status = device.ask("nvmlDeviceGetViolationStatus", constant(library, policy))
             if status is not None:  # some GPUs do not count it
-                counters[f"GPU {index}: {words}"] = status.violationTime / 1e9
+                counters[f"GPU {device.place}: {words}"] = status.violationTime / 1e9
     return counters

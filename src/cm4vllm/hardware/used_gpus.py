@@ -1,22 +1,34 @@
-"""The GPUs of this machine that a server uses, by UUID."""
+"""The GPUs that a program sees, by the variables that choose them, as the drivers read these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.hardware.records import GpuFacts, MigFacts
+from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.hardware.memory import detect_memory
+from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
 
-__all__ = ["VISIBLE", "UsedGpu", "visible_gpus"]
+__all__ = [
+    "VISIBLE",
+    "UsedGpu",
+    "VisibleGpu",
+    "given_gpus",
+    "gpus_to_plan",
+    "hidden_by",
+    "least_memory",
+    "visible_gpus",
+]
 
-#: The variables that choose the GPUs that a program sees; the first that is set counts.
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+#: Bytes of a GB as vendors of memory sell it, less what a driver keeps for itself at most (ECC of a T4).
+_LEAST_OF_A_GB = 0.88e9
 
 
 @dataclass(frozen=True)
 class UsedGpu:
-    """A GPU that serves, or a part of one that MIG gives away."""
+    """A GPU that serves, or a part of one: of MIG, or a partition."""
 
     gpu: GpuFacts
     part: MigFacts | None = None
@@ -25,41 +37,194 @@ class UsedGpu:
     def uuid(self) -> str:
         return self.part.uuid if self.part else self.gpu.uuid
 
+    @property
+    def memory_bytes(self) -> int | None:
+        return self.part.memory_bytes if self.part else self.gpu.memory_bytes
 
-def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None, order: str = "") -> list[UsedGpu]:
-    """Return the GPUs that CUDA shows a program that has `visible` as CUDA_VISIBLE_DEVICES; None is unset: all.
 
-    As CUDA reads it (CUDA C++ programming guide, environment variables): numbers, beginnings of GPU-... UUIDs, MIG-...
-    UUIDs; what stands behind the first that names no device does not count. ROCm's HIP_VISIBLE_DEVICES has the same
-    forms. `order` is CUDA_DEVICE_ORDER: without PCI_BUS_ID, numbers follow speed. Raises CmError where numbers then
-    cannot be matched, since the GPUs differ.
+@dataclass(frozen=True)
+class VisibleGpu:
+    """A GPU that programs see: the `word` that chooses it alone in the variable of its vendor, see VISIBLE.
+
+    `used` is None where it is not known which of the machine's GPUs that is.
     """
-    whole = [UsedGpu(gpu, gpu.mig_devices[0] if gpu.mig_devices else None) for gpu in gpus]
-    if visible is None:
-        return whole
-    words = [word.strip() for word in visible.split(",")]
-    if any(word.isdigit() for word in words) and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
-        raise CmError(
-            f"it is not known which GPUs CUDA_VISIBLE_DEVICES={visible} means",
-            cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first",
-            remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs",
-        )
+
+    word: str
+    used: UsedGpu | None
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """A variable of a driver, the first of `names` that is set, and how it is read.
+
+    An empty one hides all GPUs if `empty_hides`, and counts as not set otherwise. A number may be followed by other
+    characters where `loose`. A GPU that is named twice hides all of them if `repeated_hides`, else it counts once.
+    """
+
+    names: tuple[str, ...]
+    empty_hides: bool = True
+    loose: bool = False
+    repeated_hides: bool = False
+
+
+#: The filters by vendor, in their order: each numbers what the one before it leaves. CUDA: its programming guide,
+#: environment variables; what that does not state is as PyTorch counts devices (torch/cuda/__init__.py). AMD: ROCr's
+#: amd_filter_device.h, then HIP's rocdevice.cpp.
+_FILTERS = {
+    "NVIDIA": (_Filter(("CUDA_VISIBLE_DEVICES",), loose=True, repeated_hides=True),),
+    "AMD": (
+        _Filter(("ROCR_VISIBLE_DEVICES",)),
+        _Filter(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), empty_hides=False),
+    ),
+}
+#: The variables that choose the GPUs that a program sees.
+VISIBLE = tuple(dict.fromkeys(name for filters in _FILTERS.values() for each in filters for name in each.names))
+
+
+def visible_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
+    """Return the GPUs of the first one's vendor that a program with the environment `env` sees, in its order.
+
+    Of MIG parts a program sees the first one alone, and no other GPU beside it (MIG user guide, CUDA_VISIBLE_DEVICES).
+    Raises CmError where it is not known which those are.
+    """
     used: list[UsedGpu] = []
-    for word in words:
-        named = _named(word, whole)
-        if named is None or named in used:  # CUDA stops at the first one that is wrong, a repeated one too
-            break
-        used.append(named)
-    return used
+    for given in given_gpus(gpus, env):
+        if given.used is None:
+            name, value = next(iter(_set(gpus, env).items()))
+            raise CmError(
+                f"it is not known which GPUs {name}={value} means",
+                cause="the machine's GPUs differ, and without CUDA_DEVICE_ORDER CUDA counts the fastest first; of AMD, "
+                "a UUID is another one than the driver's library states",
+                remedy="set CUDA_DEVICE_ORDER=PCI_BUS_ID for the server, or name the GPUs by their UUIDs; those of AMD "
+                "by their numbers",
+            )
+        used.append(given.used)
+    parts = [each for each in used if each.part in each.gpu.mig_devices]
+    return parts[:1] or used
 
 
-def _named(word: str, whole: list[UsedGpu]) -> UsedGpu | None:
-    if word.isdigit():
-        return whole[int(word)] if int(word) < len(whole) else None
-    if word.startswith("MIG-"):  # MIG-<UUID>; before driver 470 MIG-<GPU's UUID>/<GPU instance>/<compute instance>
-        return next(
-            (UsedGpu(used.gpu, part) for used in whole for part in used.gpu.mig_devices if part.uuid.startswith(word)),
-            None,
+def given_gpus(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[VisibleGpu]:
+    """Return the GPUs of the first one's vendor that `env` leaves to programs, each of which may use some of them.
+
+    A driver numbers them from 0, and stops at the first word that names none. Of MIG they are all parts.
+    """
+    gpus = [gpu for gpu in gpus if gpu.vendor == gpus[0].vendor]
+    if not gpus:
+        return []
+    left = _built_in(gpus)
+    for each in _FILTERS.get(gpus[0].vendor, ()):
+        left = [VisibleGpu(str(place), visible.used) for place, visible in enumerate(left)]
+        value = _value(each, env)
+        if value is not None:
+            numbers_follow_bus = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+            left = _chosen(left, value, each, numbers_follow_bus=numbers_follow_bus or gpus[0].vendor != "NVIDIA")
+    if not _set(gpus, env):
+        parts = [(visible, part) for visible in left if visible.used for part in visible.used.gpu.mig_devices]
+        whole = [visible for visible in left if visible.used and not visible.used.gpu.mig_devices]
+        return whole + [VisibleGpu(part.uuid, UsedGpu(at.used.gpu, part)) for at, part in parts if at.used]
+    return left
+
+
+def hidden_by(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> str:
+    """Return the variables that hide GPUs of one vendor, with their values; empty where none is set."""
+    return ", ".join(f"{name}={value}" for name, value in _set(gpus, env).items())
+
+
+def gpus_to_plan(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> list[UsedGpu]:
+    """Return the GPUs that a server would see; all where it is not known which those are."""
+    try:
+        return visible_gpus(gpus, env)
+    except CmError:
+        return [UsedGpu(gpu) for gpu in gpus]
+
+
+def least_memory(used: Sequence[UsedGpu]) -> tuple[float, str]:
+    """Return the bytes of memory to plan with for each GPU, and in words where they are from, if not from the driver.
+
+    They are 0 where nothing is known of any GPU.
+    """
+    known = [_memory_to_plan(each) for each in used]
+    return min(filter(None, known), default=(0.0, next((_why_not(each) for each in used), "")))
+
+
+def _why_not(used: UsedGpu) -> str:
+    return f"not detected ({used.gpu.unanswered.get(MEMORY, 'not stated')})"
+
+
+def _memory_to_plan(used: UsedGpu) -> tuple[float, str] | None:
+    if used.memory_bytes:
+        return float(used.memory_bytes), ""
+    if used.part:
+        return None
+    if (row := accelerator(used.gpu.name)) is not None:
+        return row.memory_gb[0] * _LEAST_OF_A_GB, f"as the {used.gpu.name} is sold"
+    return (float(detect_memory().usable_bytes), "the host's, which it shares") if used.gpu.shares_host_memory else None
+
+
+def _built_in(gpus: Sequence[GpuFacts]) -> list[VisibleGpu]:
+    """Return what a driver numbers: GPUs, of one with MIG the first part, of a parted one of AMD each partition."""
+    used = [
+        each
+        for gpu in gpus
+        for each in (
+            [UsedGpu(gpu, part) for part in gpu.partitions] or [UsedGpu(gpu, next(iter(gpu.mig_devices), None))]
         )
-    matching = [used for used in whole if word and used.gpu.uuid.lower().startswith(word.lower())]
-    return matching[0] if len(matching) == 1 else None
+    ]
+    return [VisibleGpu(str(place), each) for place, each in enumerate(used)]
+
+
+def _value(each: _Filter, env: Mapping[str, str]) -> str | None:
+    return next((env[name] for name in each.names if name in env and (env[name] or each.empty_hides)), None)
+
+
+def _set(gpus: Sequence[GpuFacts], env: Mapping[str, str]) -> dict[str, str]:
+    filters = _FILTERS.get(gpus[0].vendor, ()) if gpus else ()
+    return {
+        name: env[name]
+        for each in filters
+        if _value(each, env) is not None
+        for name in [name for name in each.names if env.get(name) == _value(each, env)][:1]
+    }
+
+
+def _chosen(left: Sequence[VisibleGpu], value: str, each: _Filter, *, numbers_follow_bus: bool) -> list[VisibleGpu]:
+    """Return those of `left` that the value of a variable names, up to the first word that names none."""
+    chosen: dict[str, VisibleGpu] = {}
+    words = value.split(",")
+    for word in words:
+        word = word.strip() if each.loose else word
+        if each.loose and _kind(word) != _kind(words[0].strip()):  # CUDA takes numbers or UUIDs, not both
+            break
+        named = _numbered(word, left, each) if not _kind(word) else _by_uuid(word, left, each)
+        if named is None:
+            break
+        if named.used is not None and not (_kind(word) or numbers_follow_bus):
+            named = VisibleGpu(named.word, None)
+        key = named.word if named.used is None else named.used.uuid
+        if key in chosen and each.repeated_hides:
+            return []
+        chosen.setdefault(key, named)
+    return list(chosen.values())
+
+
+def _kind(word: str) -> str:
+    return next((prefix for prefix in ("GPU-", "MIG-") if word.startswith(prefix)), "")
+
+
+def _numbered(word: str, left: Sequence[VisibleGpu], each: _Filter) -> VisibleGpu | None:
+    number = re.match(r"\+?([0-9]{1,9})", word) if each.loose else re.fullmatch(r"(0|[1-9][0-9]{0,8})", word)
+    return left[int(number[1])] if number and int(number[1]) < len(left) else None
+
+
+def _by_uuid(word: str, left: Sequence[VisibleGpu], each: _Filter) -> VisibleGpu | None:
+    """Return the GPU, or MIG part, whose UUID alone begins with a word."""
+    gpus = {visible.used.gpu.uuid: visible.used.gpu for visible in left if visible.used}
+    everything = [UsedGpu(gpu, next(iter(gpu.mig_devices), None)) for gpu in gpus.values()]
+    if word.startswith("MIG-"):  # MIG-<UUID>; before driver 470 MIG-<GPU's UUID>/<GPU instance>/<compute instance>
+        everything = [UsedGpu(gpu, part) for gpu in gpus.values() for part in gpu.mig_devices]
+        matching = [used for used in everything if used.uuid.lower().startswith(word.lower())]
+    else:
+        matching = [used for used in everything if used.gpu.uuid.lower().startswith(word.lower())]
+    if not matching and not each.loose:  # ROCr's UUID is a serial number, which is not recorded
+        return VisibleGpu(word, None)
+    return VisibleGpu(word, matching[0]) if len(matching) == 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cm4vllm.hardware.throttling import TIMES
+from cm4vllm.hardware.throttling import QUOTA, TIMES
 from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, MachineLoad, RunRecord, RunSettings, SelfCheck
 from cm4vllm.rules import Mode
 
@@ -132,6 +132,14 @@ def _slowed_machine(load: MachineLoad, machine: str) -> Iterator[Doubt]:
             precision=True,
         )
     for counter, amount in load.throttled.items():
+        if counter.startswith(QUOTA) and counter.endswith(TIMES):
+            lost = load.throttled.get(counter.removesuffix(TIMES))
+            yield Doubt(
+                f"{_slowed(counter, amount)}{f', its threads for {lost:,.1f} s' if lost else ''}: the control group of "
+                "server and client was kept from processors that were free",
+                "run it in a control group without a CPU quota (docker run without --cpus)",
+                precision=True,
+            )
         if "temperature" in counter:
             yield Doubt(
                 f"{_slowed(counter, amount)}: {machine} was too hot to run as fast as it can",
@@ -168,7 +176,7 @@ def run_warnings(run: RunRecord) -> list[str]:
 def _limited(run: RunRecord) -> Iterator[Doubt]:
     """Give the parts that were slowed down for other reasons than heat, which makes a measurement doubtful."""
     for counter, amount in (run.machine_load.throttled if run.machine_load else {}).items():
-        if "temperature" not in counter:
+        if "temperature" not in counter and not counter.startswith(QUOTA):
             yield Doubt(_slowed(counter, amount), "nvidia-smi -q -d POWER shows the limit", precision=True)
 
 

@@ -78,7 +78,9 @@ def provide(settings: LoadGenSettings, folder: Path) -> ProvidedLoadGen:
     requirement = f"{DISTRIBUTION}=={versions.wheel}"
     target = folder / "site"
     with step(f"installing {requirement}"):
-        done = run([sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement])
+        done = run(
+            [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--upgrade", "--target", target, requirement]
+        )
         if not done.ok:
             raise InstallError(
                 f"{requirement} cannot be installed",
@@ -137,7 +139,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _load(pythonpath: str, round_name: str) -> None:
     """Prove in a process of its own that LoadGen loads."""
     paths = os.pathsep.join(path for path in (pythonpath, os.environ.get("PYTHONPATH", "")) if path)
-    done = run([sys.executable, "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
+    done = run([sys.executable, "-P", "-c", "import mlperf_loadgen"], env={"PYTHONPATH": paths})
     if not done.ok:
         again = (
             f"{sys.executable} -m pip install --force-reinstall {DISTRIBUTION}=={round_terms(round_name).loadgen.wheel}"

@@ -179,7 +179,7 @@ def _client_words(site: Site, folder: Path) -> list[str]:
     host, ntp = (LOOPBACK, LOOPBACK) if site.simulated else (site.host, site.ntp_server)
     words = ["-a", host, "-p", str(site.port), "-w", COMMAND, "-L", str(folder / "loadgen")]
     words += ["-o", str(folder / "session"), "-n", ntp, "--no-timestamp-path"]
-    python = [sys.executable, "-m"]
+    python = [sys.executable, "-P", "-m"]
     client = [*python, "cm4vllm.power.launched", f"{site.source}/{CLIENT}", *words]
     if not site.simulated:
         return client

@@ -79,7 +79,7 @@ def server_running(
 
     What it prints goes to `output`, or to where this process prints.
     """
-    words = [sys.executable, "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
+    words = [sys.executable, "-P", "-m", "cm4vllm.power.launched", f"{source}/{SERVER}", "-c", str(conf)]
     with output.open("wb") if output else nullcontext() as log:
         server = subprocess.Popen(
             words,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.processes import die_with_parent
+from cm4vllm.common.processes import die_with_parent, spawned_safely
+from cm4vllm.common.processors import usable_processors
 
 __all__ = ["each_submission"]
 
@@ -25,15 +24,17 @@ _PER_CORE = 2
 
 def each_submission(read: Callable[[Path], T], homes: Sequence[Path]) -> Iterator[tuple[Path, T]]:
     """Give each submitter's folder with what `read` returns for it. Raises SubmissionError if a process is killed."""
-    workers = min(_PER_CORE * len(os.sched_getaffinity(0)), len(homes))
+    workers = min(_PER_CORE * usable_processors(), len(homes))
     if workers < 2 or len(homes) < MANY:
         yield from ((home, read(home)) for home in homes)
         return
     # The largest first: what is begun last must not be what takes longest.
     order = sorted(homes, key=lambda home: -sum(1 for _ in home.glob("results/*/*/*")))
-    context = multiprocessing.get_context("spawn")  # no copy of the parent's threads and locks
     try:
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool:
+        with (
+            spawned_safely() as context,
+            ProcessPoolExecutor(workers, mp_context=context, initializer=die_with_parent) as pool,
+        ):
             yield from zip(order, pool.map(read, order), strict=True)
     except BrokenProcessPool as error:
         raise SubmissionError(

@@ -42,6 +42,9 @@ _TOKEN_OPTION, _TOKEN_VARIABLE = "--hf-token", "HF_TOKEN"
 #: Declares what torchvision of the package index expects of a GPU's build, for vLLM's CPU build.
 _VISION_PLUGIN = Path(__file__).with_name("vision_plugin")
 
+#: The variable by which vLLM's CPU backend binds its workers' threads to cores, or does not.
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
 #: Options of vLLM by name, without dashes.
 _Options = dict[str, bool | int | float | str]
 
@@ -204,7 +207,7 @@ def server_argv(
     extra, _ = _extra(settings.extra)
     options = _unsaid({**(preset.options if preset else {}), **_set_options(settings)}, extra)
     chosen = [part for word in option_words(options) for part in word.split("=", 1)]
-    return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
+    return [str(python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", settings.model, *ours, *chosen, *extra]
 
 
 def preset_options(preset: Preset, settings: ServerSettings) -> _Options:
@@ -281,14 +284,16 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         else {
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
             **(
-                {"OMP_NUM_THREADS": str(settings.threads)}
+                {"OMP_NUM_THREADS": str(settings.threads), **({} if one_process else {_BINDING: "nobind"})}
                 if settings.threads
-                else {"VLLM_CPU_OMP_THREADS_BIND": settings.cpu_binding}
+                else {_BINDING: settings.cpu_binding}
             ),
             **({} if settings.container else fp8_env(Path(settings.model))),
         }
     )
-    visible = {"HIP_VISIBLE_DEVICES" if settings.device == "rocm" else "CUDA_VISIBLE_DEVICES": settings.gpus}
+    # vLLM ends where both are set on ROCm and differ: one may be inherited.
+    names = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if settings.device == "rocm" else ("CUDA_VISIBLE_DEVICES",)
+    visible = dict.fromkeys(names, settings.gpus)
     paths = [cpu.pop("PYTHONPATH", ""), *_media_paths(settings)]
     packages = {"PYTHONPATH": path} if (path := os.pathsep.join(filter(None, paths))) else {}
     return {

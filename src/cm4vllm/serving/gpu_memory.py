@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cm4vllm.common.progress import warn
 from cm4vllm.hardware import nvml
@@ -30,19 +29,14 @@ class GpuMemory:
 
 
 def gpu_memory() -> dict[str, GpuMemory]:
-    """Return the memory in use of each GPU, by its UUID; nothing where no driver answers."""
+    """Return the memory in use of each GPU that states it, by its UUID; nothing where no driver answers."""
     with nvml.opened() as library:
-        if library is None:
-            return {}
-        try:
-            return {library.nvmlDeviceGetUUID(handle): _used(library, handle) for handle in nvml.handles(library)}
-        except library.NVMLError:
-            return {}
-
-
-def _used(library: Any, handle: Any) -> GpuMemory:
-    used = int(library.nvmlDeviceGetMemoryInfo(handle).used)
-    return GpuMemory(library.nvmlDeviceGetName(handle), used, tuple(sorted(nvml.pids_on(library, handle))))
+        shown = nvml.devices(library) if library is not None else []
+        return {
+            device.uuid: GpuMemory(device.name, int(info.used), tuple(sorted(nvml.pids_on(device))))
+            for device in shown
+            if (info := device.ask("nvmlDeviceGetMemoryInfo")) is not None
+        }
 
 
 def wait_until_freed(

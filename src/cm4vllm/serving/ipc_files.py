@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import multiprocessing
 import os
 import re
@@ -71,7 +72,8 @@ class IpcFiles:
             return {}
         own = self.folder / "tmp"
         own.mkdir(exist_ok=True)
-        kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{os.getuid()}"}
+        # The folder that torch itself chooses (torch/_inductor/runtime/cache_dir_utils.py).
+        kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{_user()}"}
         return {"TMPDIR": str(own), **{name: folder for name, folder in kept.items() if name not in env}}
 
     def note_memory(self, processes: Iterable[int]) -> None:
@@ -84,6 +86,13 @@ class IpcFiles:
         """Remove the folder, and the shared memory that was noted."""
         _remove(self.folder)
         os.close(self._lock)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user of no name, as in a container
+        return str(os.getuid())
 
 
 def remove_abandoned() -> None:

@@ -27,7 +27,9 @@ from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 from cm4vllm.serving.server_access import Access, chosen_access, own_access
+from cm4vllm.serving.server_needs import local_workers
 from cm4vllm.serving.server_requests import base_urls, trusted
+from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = [
     "LaunchSettings",
@@ -145,8 +147,12 @@ def require_usable(env: Mapping[str, Any]) -> None:
     if (nodes := nodes_start(settings, chosen, on_cpu=on_cpu)) is not None:
         require_reachable(nodes.launcher)
         return
+    if not on_cpu:
+        device = asked_device(env)
+        chosen = replace(chosen, device=device)
+        placed(chosen, settings.servers, gpus_for(device), os.environ, local_workers(asked_options(env)))
     alone = on_cpu and not chosen.ray_address
-    for part in placed(chosen, settings.servers, 0, os.environ) if alone else [chosen]:
+    for part in placed(chosen, settings.servers, (), os.environ) if alone else [chosen]:
         free_port(part.host, part.port)
 
 

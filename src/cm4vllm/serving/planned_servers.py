@@ -12,16 +12,18 @@ from msgspec.structs import replace
 from cm4vllm.assets.models import check_unchanged
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import env_keys
 from cm4vllm.rules import Division, Media, benchmark_names, benchmark_terms, round_terms
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import node_count
-from cm4vllm.serving.clusters.placement import in_few_processes, own_cores, placed
+from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
 from cm4vllm.serving.fit.advice import require_host_memory
+from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
 from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.options import Options, fitted, read_options
@@ -29,6 +31,8 @@ from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.presets import Preset, option_words, preset_for, preset_named
 from cm4vllm.serving.records import Api, NodeRecord, ServerRecord
 from cm4vllm.serving.server import NodesStart
+from cm4vllm.serving.server_needs import local_workers
+from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "planned"]
 
@@ -60,13 +64,14 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     options = read_options(Path(settings.installation)) if settings.installation else None
     chosen = replace(chosen, api=asked_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
-    chosen = in_few_processes(chosen, settings.servers, len(own_cores()))
+    chosen = in_few_processes(chosen, settings.servers, usable_processors())
     require_sensible(chosen, settings.patience_s)
     nodes = nodes_start(settings, chosen, on_cpu=chosen.device == "cpu", options=options)
     if nodes is not None:
         chosen = _on_nodes(chosen, nodes)
         return Planned(python, [chosen], _words(chosen, python, preset, options), nodes)
-    parts = placed(chosen, settings.servers, settings.gpu_count, os.environ)
+    words = arguments.server_argv(python, chosen, preset=preset)
+    parts = placed(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(given_options(words)))
     image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
     return Planned(python, parts, _words(chosen, python, preset, options), image=image)
 

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 
 from cm4vllm.serving.given_options import OptionValue, whole_number
 
-__all__ = ["SERVER_FILES_BESIDE", "api_processes", "engine_workers", "ring_buffer_bytes", "worker_count"]
+__all__ = [
+    "SERVER_FILES_BESIDE",
+    "api_processes",
+    "engine_workers",
+    "local_workers",
+    "ring_buffer_bytes",
+    "worker_count",
+]
 
 #: File descriptors of vLLM's HTTP process beside the connections: 30 when nothing is open (0.32.0, one engine).
 SERVER_FILES_BESIDE = 64
@@ -35,9 +42,18 @@ def worker_count(options: Mapping[str, OptionValue]) -> int:
     return engine_workers(options) * (whole_number(options, "data-parallel-size") or 1)
 
 
+def local_workers(options: Mapping[str, OptionValue]) -> int:
+    """Return how many workers a server has on this machine; 0 where that is not known, as others may have some."""
+    if whole_number(options, "nnodes") or options.get("distributed-executor-backend") in _OTHER_EXECUTORS[1:]:
+        return 0
+    engines = whole_number(options, "data-parallel-size-local") or whole_number(options, "data-parallel-size") or 1
+    return engine_workers(options) * engines
+
+
 def engine_workers(options: Mapping[str, OptionValue]) -> int:
     """Return how many workers each data-parallel engine of a server has."""
-    sizes = (whole_number(options, f"{kind}-parallel-size") for kind in ("tensor", "pipeline"))
+    kinds = ("tensor", "pipeline", "prefill-context")
+    sizes = (whole_number(options, f"{kind}-parallel-size") for kind in kinds)
     return math.prod(size or 1 for size in sizes)
 
 

@@ -44,7 +44,7 @@ from typing import Any
 
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
-from cm4vllm.common.processes import exit_in_words, raise_open_files
+from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
@@ -149,7 +149,8 @@ class Supervisor:
             BASE: str(ipc_files.folder),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
-        env = {**{key: value for key, value in os.environ.items() if key not in ours}, **self.env, **held}
+        inherited = {key: value for key, value in os.environ.items() if key not in ours}
+        env = safe_environment({**inherited, **self.env, **held})
         # A container engine finds its containers below the folder for temporary files.
         in_container = any("{container}" in word for word in self.argv)
         return env if in_container else {**env, **ipc_files.temporary(env)}
@@ -345,12 +346,12 @@ def start_supervised(
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "cm4vllm.serving.supervisor", str(spec)],
+        [sys.executable, "-P", "-m", "cm4vllm.serving.supervisor", str(spec)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         cwd=cwd,
-        env={**os.environ, **(secrets or {}), "PYTHONPATH": path},
+        env=safe_environment({**os.environ, **(secrets or {}), "PYTHONPATH": path}),
     )
 
 

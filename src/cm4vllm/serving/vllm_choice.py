@@ -11,14 +11,27 @@ from typing import Annotated
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import InstallError, UsageError
+from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.progress import say
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware import nvml
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
 from cm4vllm.serving.install import VARIANTS
 from cm4vllm.serving.packages import packages_of
 
-__all__ = ["DEVICES", "VENDORS", "Choice", "choose", "detected", "require_device", "say_choice", "system_vllm"]
+__all__ = [
+    "DEVICES",
+    "VENDORS",
+    "Choice",
+    "choose",
+    "detected",
+    "gpus_for",
+    "require_device",
+    "say_choice",
+    "system_vllm",
+]
 
 #: The builds of vLLM among which get,vllm chooses.
 DEVICES = ("cpu", "cuda", "rocm")
@@ -43,24 +56,23 @@ def require_device(device: str, env: Mapping[str, str] = os.environ) -> None:
     """Raise UsageError unless this machine has the device that vLLM is to compute on, with what is missing."""
     if device == "cpu":
         return
-    vendor = VENDORS[device]
-    present = any(gpu.vendor == vendor for gpu in detect_gpus())
-    if device == "rocm":
-        missing = (
-            ""
-            if present or _KFD.exists()
-            else (f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist")
-        )
-    elif not present:
+    if gpus := gpus_for(device):
+        missing = "" if given_gpus(gpus, env) else f"{hidden_by(gpus, env)} hides every GPU"
+    elif device == "cuda":
         missing = nvml.why_none()
     else:
-        missing = "CUDA_VISIBLE_DEVICES is empty: it hides every GPU" if env.get("CUDA_VISIBLE_DEVICES") == "" else ""
+        missing = "" if exists(_KFD) else f"the kernel driver amdgpu with ROCm is not loaded: {_KFD} does not exist"
     if missing:
         raise UsageError(
-            f"--device={device}: no {vendor} GPU that vLLM can use was found on this machine",
+            f"--device={device}: no {VENDORS[device]} GPU that vLLM can use was found on this machine",
             cause=missing,
             remedy="leave --device out to have the device detected; or give --device=cpu",
         )
+
+
+def gpus_for(device: str) -> list[GpuFacts]:
+    """Return this machine's GPUs that a build of vLLM computes on, none for the CPU backend."""
+    return [gpu for gpu in detect_gpus() if gpu.vendor == VENDORS.get(device)]
 
 
 def choose(choice: Choice) -> dict[str, str]:
@@ -87,7 +99,7 @@ def detected(choice: Choice) -> tuple[str, str]:
     """Return the build for what was detected, and the reason in words."""
     if choice.cuda_devices:
         return "cuda", f"{choice.cuda_devices} NVIDIA GPUs were detected"
-    if choice.vendor == "AMD" or _KFD.exists():
+    if choice.vendor == "AMD" or exists(_KFD):
         return "rocm", "an AMD GPU was detected"
     return "cpu", "no GPU was detected"
 

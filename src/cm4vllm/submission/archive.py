@@ -120,7 +120,7 @@ def private_ids(tree: Path, source: Source) -> dict[str, str]:
     systems = sorted({path.name for path in tree.glob("*/*/results/*") if path.is_dir()})
     with scratch_folder("mlperf-checker-") as folder:
         tools, _ = extract_checker(source, folder)
-        done = run([sys.executable, "-B", "-c", _PRIVATE_ID, *systems], cwd=tools)
+        done = run([sys.executable, "-P", "-B", "-c", _PRIVATE_ID, *systems], cwd=tools, env={"PYTHONPATH": str(tools)})
     if not done.ok:
         raise SubmissionError(
             "the official checker made no private ids",

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from cm4vllm.hardware.records import GpuFacts
-from cm4vllm.hardware.used_gpus import VISIBLE, visible_gpus
+from cm4vllm.hardware.used_gpus import visible_gpus
 from cm4vllm.serving.clusters.node_report import NodeReport
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_needs import worker_count
@@ -29,8 +29,7 @@ def gpus_in_use(
     if not server.owned or server.replicas:
         return list(observed) or None
     env = {**environ, **server.env}
-    visible = next((env[key] for key in VISIBLE if key in env), None)
-    declared = visible_gpus(gpus, visible, env.get("CUDA_DEVICE_ORDER", ""))[: worker_count(server.options)]
+    declared = visible_gpus(gpus, env)[: worker_count(server.options)]
     if not observed:
         return [used.uuid for used in declared]
     known = {used.gpu.uuid for used in declared}

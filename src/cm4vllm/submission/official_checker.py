@@ -190,9 +190,11 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
     table.unlink(missing_ok=True)
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
-    argv = [sys.executable, "-B", *checker.argv, *options]
+    argv = [sys.executable, "-P", "-B", *checker.argv, *options]
     try:
-        status = run(argv, cwd=tools, env={"PYTHONUTF8": "1"}, log=log, timeout_s=_TIMEOUT_S).status
+        status = run(
+            argv, cwd=tools, env={"PYTHONUTF8": "1", "PYTHONPATH": str(tools)}, log=log, timeout_s=_TIMEOUT_S
+        ).status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
     lines = text_of(log).splitlines()

@@ -25,10 +25,10 @@ import psutil
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.host_addresses import address_spellings, is_address, is_loopback
+from cm4vllm.common.kernel_files import matching, text
 from cm4vllm.common.own_program import program_files
 from cm4vllm.common.redaction import Vault, vault
 from cm4vllm.common.secret_forms import HIDDEN, without_keys
-from cm4vllm.hardware.kernel_files import text
 
 __all__ = ["PrivateWord", "first_private", "private_words", "refuse_private", "scrubbed"]
 
@@ -285,5 +285,10 @@ def _serials(root: Path) -> set[str]:
         )
     ]
     disks = root / "sys/block"
-    files += [root / "etc/machine-id", *disks.glob("*/device/serial"), *disks.glob("*/serial"), *disks.glob("*/wwid")]
+    files += [
+        root / "etc/machine-id",
+        *matching(disks, "*/device/serial"),
+        *matching(disks, "*/serial"),
+        *matching(disks, "*/wwid"),
+    ]
     return {serial for path in files if (serial := text(path)) and serial.lower() not in _NO_NAMES}

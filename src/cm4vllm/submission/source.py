@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
 from cm4vllm.common.files import bytes_of, sha256_of_tree
+from cm4vllm.common.git_objects import GitObjects, changed_files, objects_of, require_own
 from cm4vllm.common.git_source import extract, fetch_checkout, git_directory
-from cm4vllm.common.processes import run
 
 __all__ = ["COMMIT", "Source", "extract_checker", "fetch", "open_source"]
 
@@ -43,26 +43,34 @@ def open_source(path: Path) -> Source:
     """
     if not path.is_dir():
         raise SourceUnavailable(f"no folder {path}", remedy=_REMEDY)
-    git = git_directory(path) or path / ".git"
-    if git.exists():
-        if _git(git, "cat-file", "-e", f"{COMMIT}:{_TOOLS}") is not None:
-            return Source(path, git, COMMIT)
-        if git == path:
-            raise SourceUnavailable(f"{path} does not hold commit {COMMIT}", remedy=_REMEDY)
+    git = git_directory(path)
+    if git is not None:
+        with objects_of(git, remedy=_REMEDY) as objects:
+            if objects.commit(COMMIT) is not None:
+                return Source(path, git, COMMIT)
+            if git == path:
+                raise SourceUnavailable(f"{path} does not hold commit {COMMIT}", remedy=_REMEDY)
+            return Source(path, git, _checked_out(path, objects))
     if not (path / _TOOLS / "submission_checker" / "main.py").is_file():
         raise SourceUnavailable(
             f"{path} holds no submission checker", cause=f"no {_TOOLS}/submission_checker in it", remedy=_REMEDY
         )
-    if not git.exists():
-        return Source(path, None, f"files with sha256 {sha256_of_tree(path / _TOOLS / 'submission_checker')}")
-    changes = _git(git, "--work-tree", str(path), "status", "--porcelain", "--untracked-files=no", "--", _TOOLS)
-    if changes:
+    require_own(path, f"it is no git directory with commit {COMMIT}, whose files can be compared", _REMEDY)
+    return Source(path, None, f"files with sha256 {sha256_of_tree(path / _TOOLS / 'submission_checker')}")
+
+
+def _checked_out(path: Path, objects: GitObjects) -> str:
+    """Return the commit of a checkout. Raises SourceUnavailable where it has no checker, or changed files of one."""
+    commit = objects.commit("HEAD")
+    if commit is None:
+        raise SourceUnavailable(f"{path} has no commit", cause="its HEAD names none that git can read", remedy=_REMEDY)
+    if changes := changed_files(path, objects, commit, [_TOOLS]):
         raise SourceUnavailable(
             f"the checker in {path} was changed",
-            cause=changes,
+            cause=", ".join(changes),
             remedy="undo the changes: a submission is judged by the unchanged checker",
         )
-    return Source(path, None, (_git(git, "rev-parse", "HEAD") or "unknown commit"))
+    return commit
 
 
 def fetch(folder: Path, url: str = URL, commit: str = COMMIT) -> Source:
@@ -88,14 +96,15 @@ def extract_checker(source: Source, target: Path, commit: str = "") -> tuple[Pat
     if git is None:
         _copy_folder(source, target, commit)
         return target / _TOOLS, source.commit
-    whole = source.commit if source.commit.startswith(commit) else _git(git, "rev-parse", f"{commit}^{{commit}}")
-    if not whole:
-        raise SourceUnavailable(
-            f"{git} does not hold {commit}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
-        )
-    names = (_git(git, "ls-tree", "-r", "--name-only", whole, _TOOLS) or "").splitlines()
-    extract(git, whole, [name for name in names if name.endswith(".py")], target, remedy=_REMEDY)
-    return target / _TOOLS, whole
+    wanted = commit or source.commit
+    with objects_of(git, remedy=_REMEDY) as objects:
+        if objects.commit(wanted) is None:
+            raise SourceUnavailable(
+                f"{git} does not hold {wanted}", remedy=_REMEDY, cause="the round's checker is taken from that commit"
+            )
+        names = [name for name in objects.files(wanted, [_TOOLS]) if name.endswith(".py")]
+    extract(git, wanted, names, target, remedy=_REMEDY)
+    return target / _TOOLS, wanted
 
 
 def _copy_folder(source: Source, target: Path, commit: str) -> None:
@@ -110,14 +119,3 @@ def _copy_folder(source: Source, target: Path, commit: str) -> None:
         copy = target / file.relative_to(source.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(bytes_of(file))
-
-
-def _git(git: Path, *words: str) -> str | None:
-    """Return what a git command prints about the git directory `git`, None when it fails."""
-    try:
-        done = run(["git", f"--git-dir={git}", *words])
-    except FileNotFoundError as error:
-        raise SourceUnavailable(
-            "the official checker's sources cannot be read", cause="`git` not found on PATH", remedy="install git"
-        ) from error
-    return done.output.strip() if done.ok else None

@@ -5,15 +5,10 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.processors import CpuQuota
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
-from cm4vllm.serving.clusters.placement import (
-    core_bindings,
-    gpu_groups,
-    in_few_processes,
-    own_cores,
-    placed,
-    visible_gpus,
-)
+from cm4vllm.serving.clusters.placement import core_bindings, gpu_groups, in_few_processes, own_cores, placed
+from gpu_machines import gpus
 
 
 @pytest.mark.parametrize(
@@ -49,14 +44,101 @@ def test_too_few_cores_are_told():
 
 
 def test_gpus_are_given_by_what_is_visible():
-    assert gpu_groups(visible_gpus({}, 4), 2, 2) == ["0,1", "2,3"]
-    named = visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, 8)
-    assert gpu_groups(named, 3, 1) == ["GPU-a", "GPU-b", "GPU-c"]
+    assert gpu_groups(gpus(4), {}, 2, 2) == ["0,1", "2,3"]
+    named = {"CUDA_VISIBLE_DEVICES": "GPU-5,GPU-7,GPU-6"}
+    assert gpu_groups(gpus(8), named, 3, 1) == ["GPU-5", "GPU-7", "GPU-6"]
 
 
 def test_too_few_gpus_are_told():
-    with pytest.raises(UsageError, match="need 4 GPUs"):
-        gpu_groups(visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, 8), 2, 2)
+    with pytest.raises(UsageError, match="need 4 GPUs, and this machine has 0 visible of the 8") as caught:
+        gpu_groups(gpus(8), {"CUDA_VISIBLE_DEVICES": ""}, 2, 2)
+    assert "CUDA_VISIBLE_DEVICES= is set" in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    ("given", "servers", "needed"),
+    [
+        ({"tp_size": 16}, 1, 16),
+        ({}, 9, 9),
+        ({"tp_size": 2, "pp_size": 2}, 3, 12),
+        ({"dp_size": 5, "tp_size": 2}, 1, 10),
+    ],
+)
+def test_more_workers_than_gpus_are_refused_with_both_numbers(given, servers, needed):
+    with pytest.raises(UsageError, match=rf"need {needed} GPUs, and this machine has 8\b"):
+        placed(server(device="cuda", **given), servers, gpus(8), {})
+
+
+def test_workers_that_others_may_have_are_not_judged():
+    assert placed(server(device="cuda", tp_size=16, ray_address="head:6379"), 1, gpus(8), {})
+    assert placed(server(device="cuda", tp_size=16), 1, gpus(8), {}, workers=0)
+    assert placed(server(device="rocm", tp_size=16), 1, (), {})
+
+
+@pytest.mark.parametrize(
+    ("visible", "there"),
+    [("0,0", 0), ("-1", 0), ("0,9", 1), ("NoDevFiles", 0), ("none", 0), ("3,4,-1,5", 2), ("GPU-9", 0), ("1,GPU-2", 1)],
+)
+def test_gpus_that_the_driver_does_not_show_are_not_given_away(visible, there):
+    with pytest.raises(UsageError, match=rf"3 servers of 1 workers need 3 GPUs, .* has {there} visible of the 8"):
+        placed(server(device="cuda"), 3, gpus(8), {"CUDA_VISIBLE_DEVICES": visible})
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, ["4", "5"]),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, ["4", "5"]),
+        ({"ROCR_VISIBLE_DEVICES": "4,5"}, ["0", "1"]),
+        ({"ROCR_VISIBLE_DEVICES": "2,4,5", "HIP_VISIBLE_DEVICES": "2,1"}, ["2", "1"]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-dc91284879207f2b,GPU-0"}, ["0", "1"]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "6,7"}, ["6", "7"]),
+    ],
+)
+def test_amds_variables_number_what_the_one_before_leaves(env, words):
+    parts = placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
+    assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == words
+    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == words  # an inherited one would differ
+
+
+def test_what_a_variable_of_amd_numbers_beyond_the_one_before_does_not_exist():
+    env = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "4,5"}
+    with pytest.raises(UsageError, match="has 0 visible of the 8"):
+        placed(server(device="rocm"), 2, gpus(8, "AMD"), env)
+
+
+def test_each_server_has_one_part_of_mig():
+    split = gpus(1, mig=3)
+    parts = placed(server(device="cuda"), 3, split, {})
+    assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["MIG-0", "MIG-1", "MIG-2"]
+    with pytest.raises(UsageError, match="need 4 GPUs, and this machine has 1 .in 3 parts."):
+        placed(server(device="cuda"), 4, split, {})
+    with pytest.raises(UsageError, match="a program sees 1 part of MIG"):
+        placed(server(device="cuda", tp_size=2), 1, split, {})
+
+
+def test_each_server_has_a_partition_of_an_amd_gpu():
+    parts = placed(server(device="rocm", tp_size=4), 2, gpus(1, "AMD", partitions=8), {})
+    assert [server_env(part)["HIP_VISIBLE_DEVICES"] for part in parts] == ["0,1,2,3", "4,5,6,7"]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "servers", "given", "threads"),
+    [
+        (0.5, 1, {"cpu_binding": "auto"}, 1),
+        (16.0, 1, {}, 15),
+        (16.0, 2, {}, 7),
+        (9.5, 1, {"tp_size": 2}, 4),
+        (7.65, 1, {}, 6),
+    ],
+)
+def test_threads_keep_to_the_quota_of_the_control_group(monkeypatch, cpus, servers, given, threads):
+    monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: list(range(64)))
+    monkeypatch.setattr("cm4vllm.serving.clusters.placement.cpu_quota", lambda: CpuQuota(cpus, 0.1, Path("/")))
+    for part in placed(server(**given), servers, (), {}):
+        env = server_env(part)
+        assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == (str(threads), "nobind")
+    assert server_env(placed(server(cpu_binding="0-3"), 1, (), {})[0])["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
 
 
 def test_the_cores_of_this_process_are_those_it_may_use():
@@ -69,9 +151,9 @@ def server(**given):
 
 def test_servers_alike_on_a_cpu_have_cores_of_their_own(monkeypatch):
     monkeypatch.setattr("cm4vllm.serving.clusters.placement.own_cores", lambda: [0, 1, 2, 3])
-    parts = placed(server(tp_size=2, port=9000), 2, 0, {})
+    parts = placed(server(tp_size=2, port=9000), 2, (), {})
     assert [(part.cpu_binding, part.port) for part in parts] == [("0|1", 9000), ("2|3", 9001)]
-    assert placed(server(), 1, 0, {}) == [server()]
+    assert placed(server(), 1, (), {}) == [server()]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +181,10 @@ def test_on_few_cores_the_worker_is_in_the_engines_process(given, servers, cores
 
 
 def test_servers_alike_on_gpus_see_only_their_own():
-    parts = placed(server(device="cuda", tp_size=2), 2, 8, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    parts = placed(server(device="cuda", tp_size=2), 2, gpus(8), {"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
     assert [server_env(part)["CUDA_VISIBLE_DEVICES"] for part in parts] == ["4,5", "6,7"]
-    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, 8, {})[0])
-    assert server_env(placed(server(device="rocm"), 2, 8, {})[1])["HIP_VISIBLE_DEVICES"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in server_env(placed(server(device="cuda"), 1, gpus(8), {})[0])
+    assert server_env(placed(server(device="rocm"), 2, gpus(8, "AMD"), {})[1])["HIP_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +198,7 @@ def test_servers_alike_on_gpus_see_only_their_own():
 )
 def test_what_the_cpu_backend_cannot_do_is_refused(given, servers, why):
     with pytest.raises(UsageError, match=why):
-        placed(server(**given), servers, 0, {})
+        placed(server(**given), servers, (), {})
 
 
 def test_a_server_on_ray_is_told_where_the_cluster_is():

@@ -224,3 +224,9 @@ def test_a_layout_over_nodes_is_one_that_can_be_started():
 def test_what_several_nodes_do_not_hold_names_them():
     with pytest.raises(ModelError, match="does not fit 4 x 23.6 GiB on 2 nodes"):
         advise(asked("llama-3.1-405b-instruct", 4, RTX4090, nodes=2))
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel": 8}, {"tensor_parallel": 2, "pipeline_parallel": 4}])
+def test_an_engine_of_more_workers_than_gpus_is_refused_with_both_numbers(sizes):
+    with pytest.raises(UsageError, match="needs 8 GPUs, and there are 4"):
+        advise(asked("llama-2-70b-chat-fp8", 4, H100, **sizes))

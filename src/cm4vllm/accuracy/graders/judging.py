@@ -26,6 +26,7 @@ from cm4vllm.accuracy.graders.problems import ProblemIndex, problem
 from cm4vllm.accuracy.graders.records import GraderRecord, Verdict
 from cm4vllm.accuracy.graders.sandbox import Held, Sandbox
 from cm4vllm.common.errors import InstallError
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 
@@ -51,7 +52,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def judge(record: GraderRecord, tasks: Sequence[Mapping[str, str]], workers: int | None = None) -> list[Verdict]:
     """Return a verdict on each task, in their order. Raises InstallError where the script itself fails."""
     known = grader(record.name)
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or usable_processors()
     size = min(_PART, -(-len(tasks) // workers) or 1)
     index = _index(record, tasks)
     parts = [tasks[start : start + size] for start in range(0, len(tasks), size)]

@@ -127,6 +127,7 @@ def _planned(settings: SimulatedSettings, profile: Profile, api: Api) -> Planned
     tokens = settings.max_num_batched_tokens or profile.server.max_num_batched_tokens
     words = [
         sys.executable,
+        "-P",
         str(_START),
         f"--profile={settings.profile}",
         f"--served-model-name={name}",

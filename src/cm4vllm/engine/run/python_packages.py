@@ -53,7 +53,7 @@ def inspect_python(path: str = "") -> Python:
         return Python(Path(sys.executable), version, sys.prefix != sys.base_prefix)
     code = "import sys; print(*sys.version_info[:3], sep='.'); print(sys.prefix != sys.base_prefix)"
     try:
-        answer = run([path, "-c", code], timeout_s=30)
+        answer = run([path, "-I", "-c", code], timeout_s=30)
     except OSError as error:
         raise UsageError(f"{path} is not a Python", cause=str(error)) from error
     lines = answer.output.split()
@@ -170,7 +170,7 @@ def _holds(version: str, part: str) -> bool:
 
 
 def _install(arguments: list[str], title: str, options: Sequence[str]) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip = [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     with step(title):
         checked(run([*pip, *options, *arguments]), f"cannot {title}")
     importlib.invalidate_caches()

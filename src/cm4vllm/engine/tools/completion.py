@@ -56,7 +56,7 @@ compdef _cm4vllm_complete cm
 
 def shell_code(shell: str) -> str:
     """Return the code that a shell evaluates to complete `cm`."""
-    command = f"{shlex.quote(sys.executable)} -m cm4vllm.engine.tools.completion"
+    command = f"{shlex.quote(sys.executable)} -P -m cm4vllm.engine.tools.completion"
     return {"bash": _BASH, "zsh": _ZSH}[shell].format(command=command)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from cm4vllm.common.containers import Container, Mount, engines, require_ready, run_words
 from cm4vllm.common.errors import InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
 from cm4vllm.common.files import working_folder, write_text
-from cm4vllm.common.processes import exit_in_words, run
+from cm4vllm.common.git_objects import borrowed, run_git
+from cm4vllm.common.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.redaction import secret_flags, vault
 from cm4vllm.engine.format.documents import merged
@@ -159,11 +160,7 @@ def write_context(image: RecipeImage, folder: Path, repositories: Mapping[str, P
 
 
 def _copy(source: Path, target: Path) -> None:
-    listed = (
-        run(["git", "-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        if (shutil.which("git") and (source / ".git").exists())
-        else None
-    )
+    listed = _listed_by_git(source) if (shutil.which("git") and (source / ".git").exists()) else None
     if listed is None or not listed.ok:
         try:
             shutil.copytree(source, target, ignore=_LEFT_OUT, symlinks=True)
@@ -174,6 +171,11 @@ def _copy(source: Path, target: Path) -> None:
         if (source / name).is_file():  # a file that is deleted but not committed is listed too
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name)
+
+
+def _listed_by_git(source: Path) -> Completed:
+    with borrowed(source / ".git") as git:
+        return run_git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], git, work_tree=source)
 
 
 def dockerfile(image: RecipeImage, aliases: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def complete(home: Path) -> None:
     if (home / "repos" / "local" / "cmr.yaml").is_file() and (home / "index.json").is_file():
         return
     done = subprocess.run(
-        [sys.executable, "-m", "cmind", "find", "repo", "local"],
+        [sys.executable, "-P", "-m", "cmind", "find", "repo", "local"],
         capture_output=True,
         text=True,
         env={**os.environ, "CM_REPOS": str(home)},

@@ -281,7 +281,7 @@ class _Worker:
             for end in (self.socket, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cm4vllm.loadgen.client.worker", str(theirs.fileno()), str(memory)],
+                [sys.executable, "-P", "-m", "cm4vllm.loadgen.client.worker", str(theirs.fileno()), str(memory)],
                 stdin=subprocess.PIPE,
                 stdout=2,
                 pass_fds=(theirs.fileno(), memory),

@@ -15,7 +15,7 @@ from typing import IO, cast
 import msgspec
 
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
-from cm4vllm.common.processes import exit_in_words, last_lines
+from cm4vllm.common.processes import exit_in_words, last_lines, safe_environment
 from cm4vllm.common.progress import Step, say, warn
 from cm4vllm.loadgen.process.clock import ClockWatch
 from cm4vllm.loadgen.process.live_status import LiveStatus
@@ -119,7 +119,7 @@ def follow_process(run: MonitoredRun, folder: Path, pythonpath: str) -> Ended:
     ]
     with console.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "cm4vllm.loadgen.process.main", str(settings_file), str(folder), *words],
+            [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.main", str(settings_file), str(folder), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -217,7 +217,7 @@ def _show(message: Progress, run: MonitoredRun) -> None:
 def _environment(pythonpath: str) -> dict[str, str]:
     ours = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (ours, pythonpath, os.environ.get("PYTHONPATH", "")) if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return safe_environment({**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"})
 
 
 def server_died(settings: RunSettings, reason: str) -> ServerDied:

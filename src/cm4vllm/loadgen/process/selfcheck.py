@@ -6,7 +6,6 @@ costs about 1.3 µs a query.
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import subprocess
@@ -23,6 +22,7 @@ import psutil
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.loadgen.client.process_metrics import spread
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers, worker_settings
 from cm4vllm.loadgen.limits import FILES_BESIDE
@@ -65,7 +65,7 @@ def self_check(settings: RunSettings, library: SampleLibrary, least: int = 1) ->
     while True:
         check = _checked(settings, library, workers)
         enough = check.capacity_qps >= HEADROOM * settings.expected_qps
-        most = min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1)
+        most = min(MOST_WORKERS, usable_processors() - 1)
         if settings.num_workers or enough or workers >= most or not check.busiest.startswith("worker"):
             return check
         workers = min(most, 2 * workers)
@@ -252,7 +252,7 @@ class _Meter:
 @contextmanager
 def _loopback(settings: LoopbackSettings) -> Iterator[tuple[str, int]]:
     """Run the server in memory; give its endpoint and its process's number."""
-    words = [sys.executable, "-m", "cm4vllm.loadgen.process.loopback"]
+    words = [sys.executable, "-P", "-m", "cm4vllm.loadgen.process.loopback"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         try:

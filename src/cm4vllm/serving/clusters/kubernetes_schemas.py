@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,9 @@ from typing import Any
 import yaml
 
 from cm4vllm.common.errors import SourceUnavailable, UsageError
+from cm4vllm.common.files import text_of
+from cm4vllm.common.git_objects import objects_of
+from cm4vllm.common.git_source import git_directory
 
 __all__ = ["check_objects"]
 
@@ -105,19 +107,16 @@ def _strict(schema: Any, *, top: bool = True) -> Any:
 
 
 def _definition(source: Path, repository: str, name: str) -> Mapping[str, Any]:
-    plain = source / name
-    try:
-        text = (
-            plain.read_text(encoding="utf-8")
-            if plain.is_file()
-            else subprocess.run(
-                ["git", "-C", str(source), "show", f"HEAD:{name}"], check=True, capture_output=True, text=True
-            ).stdout
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SourceUnavailable(
-            f"{source} has no {name}", remedy=f"name a checkout or a git directory of {repository}"
-        ) from error
+    remedy = f"name a checkout or a git directory of {repository}"
+    git = git_directory(source)
+    if (source / name).is_file():
+        text = text_of(source / name)
+    elif git is not None:
+        with objects_of(git, remedy=remedy) as objects:
+            commit = objects.commit("HEAD") or "HEAD"
+            text = objects.read(objects.files(commit, [name])[name]).decode()
+    else:
+        raise SourceUnavailable(f"{source} has no {name}", remedy=remedy)
     # A chart's template: lines of Helm's own are not YAML.
     text = re.sub(r"(?m)^\s*\{\{.*\}\}\s*$", "", text)
     # libyaml's loader where PyYAML has it: these files have some MB.

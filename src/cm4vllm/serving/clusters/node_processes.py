@@ -51,7 +51,7 @@ _CONSEQUENCE = re.compile(
 def node_program(module: str, *words: str) -> list[str]:
     """Return the command of a module of this package on a node, where it has the same path as on this machine."""
     source = str(Path(__file__).resolve().parents[3])
-    return ["env", f"PYTHONPATH={source}", sys.executable, "-m", module, *words]
+    return ["env", f"PYTHONPATH={source}", "PYTHONSAFEPATH=1", sys.executable, "-P", "-m", module, *words]
 
 
 def require_reachable(launcher: Launcher) -> None:

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.records import GpuFacts, MachineFacts
-from cm4vllm.hardware.used_gpus import VISIBLE, UsedGpu, visible_gpus
+from cm4vllm.hardware.records import MachineFacts
+from cm4vllm.hardware.used_gpus import gpus_to_plan
 from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port
 from cm4vllm.serving.records import ServerRecord
@@ -61,7 +62,7 @@ def own_report(python: Path, model: str) -> NodeReport:
     import psutil
 
     machine = detect_machine()
-    gpus = _visible(machine.gpus)
+    gpus = gpus_to_plan(machine.gpus, os.environ)
     return NodeReport(
         host=socket.gethostname(),
         kernel=platform.release(),
@@ -69,8 +70,8 @@ def own_report(python: Path, model: str) -> NodeReport:
         program=_folder_digest(Path(__file__).resolve().parents[2], "*.py"),
         packages=packages_of(python) if python.exists() else {},
         model=_folder_digest(Path(model), "*"),
-        cores=len(os.sched_getaffinity(0)),
-        memory_bytes=psutil.virtual_memory().total,
+        cores=usable_processors(),
+        memory_bytes=machine.memory.usable_bytes,
         gpus=[gpu.gpu.name for gpu in gpus],
         gpu_uuids=[gpu.uuid for gpu in gpus],
         machine=machine,
@@ -82,15 +83,6 @@ def own_report(python: Path, model: str) -> NodeReport:
         },
         ports=_free_ports(3),
     )
-
-
-def _visible(gpus: Sequence[GpuFacts]) -> list[UsedGpu]:
-    """Return the GPUs that programs on this machine see; all where it is not known which those are."""
-    named = next((os.environ[key] for key in VISIBLE if key in os.environ), None)
-    try:
-        return visible_gpus(gpus, named, os.environ.get("CUDA_DEVICE_ORDER", ""))
-    except CmError:
-        return visible_gpus(gpus, None)
 
 
 def reports_of(server: ServerRecord) -> list[NodeReport]:

@@ -8,17 +8,12 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.processors import cpu_quota
+from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.hardware.used_gpus import given_gpus, hidden_by
 from cm4vllm.serving.arguments import ServerSettings
 
-__all__ = [
-    "core_bindings",
-    "gpu_groups",
-    "in_few_processes",
-    "own_cores",
-    "placed",
-    "require_cpu_backend",
-    "visible_gpus",
-]
+__all__ = ["core_bindings", "gpu_groups", "in_few_processes", "own_cores", "placed", "require_cpu_backend"]
 
 #: The processes of a server on the CPU backend and of its client that compute: HTTP server, engine, worker, client.
 BUSY = 4
@@ -42,22 +37,31 @@ def in_few_processes(settings: ServerSettings, servers: int, cores: int) -> Serv
     return replace(settings, threads=max(1, cores // max(1, servers) - 1))
 
 
-def placed(settings: ServerSettings, servers: int, gpu_count: int, env: Mapping[str, str]) -> list[ServerSettings]:
+def placed(
+    settings: ServerSettings, servers: int, gpus: Sequence[GpuFacts], env: Mapping[str, str], workers: int | None = None
+) -> list[ServerSettings]:
     """Return the settings of several equal servers, each with cores or GPUs of its own.
 
-    `gpu_count` is the number of GPUs of this machine, `env` says which of them are visible. A port that is given is the
-    first server's. Raises UsageError for what the backend does not have, and when there are too few cores or GPUs.
+    `gpus` are those of this machine that the device is for, none where its driver does not list them; `env` says which
+    are visible. `workers` is how many each server has here, None for those of its settings, 0 where that is not known.
+    A port that is given is the first server's. Raises UsageError for what the backend does not have, and when there are
+    too few cores or GPUs.
     """
     if servers < 1:
         raise UsageError(f"--replicas={servers} would start no server", remedy="give 1 or more")
     # Not a list: whether there are cores or GPUs for so many is found next.
     ports = (settings.port + number if settings.port else 0 for number in range(servers))
     if settings.device == "cpu":
+        settings = _within_quota(settings, servers)
         bindings = zip(ports, _bindings(settings, servers), strict=True)
         return [replace(settings, port=port, cpu_binding=binding) for port, binding in bindings]
+    if workers is None:
+        workers = settings.workers
+    if settings.ray_address or (servers == 1 and not (gpus and workers)):
+        return [settings]
+    groups = gpu_groups(gpus, env, servers, workers or 1)
     if servers == 1:
         return [settings]
-    groups = gpu_groups(visible_gpus(env, gpu_count), servers, settings.workers)
     return [replace(settings, port=port, gpus=group) for port, group in zip(ports, groups, strict=True)]
 
 
@@ -109,18 +113,34 @@ def core_bindings(cores: Sequence[int], servers: int, workers: int) -> list[str]
     return ["|".join(groups[first : first + workers]) for first in range(0, len(groups), workers)]
 
 
-def gpu_groups(gpus: Sequence[str], servers: int, workers: int) -> list[str]:
-    """Return for each server its CUDA_VISIBLE_DEVICES: the next `workers` of `gpus`, indices or UUIDs.
+def gpu_groups(gpus: Sequence[GpuFacts], env: Mapping[str, str], servers: int, workers: int) -> list[str]:
+    """Return for each server the words that choose its GPUs: the next `workers` of those that `env` leaves visible.
 
-    Raises UsageError when there are too few.
+    Raises UsageError when there are too few, or when a server of several workers would have parts of MIG.
     """
-    if len(gpus) < servers * workers:
+    given, hidden = given_gpus(gpus, env), hidden_by(gpus, env)
+    needed = servers * workers
+    if len(given) < needed:
+        there = f"{len(given)} visible of the {_built_in(gpus)}" if hidden else _built_in(gpus)
         raise UsageError(
-            f"{_in_words(servers, workers)} need {servers * workers} GPUs",
-            cause=f"{len(gpus)} are visible",
-            remedy="give fewer replicas or smaller sizes",
+            f"{_in_words(servers, workers)} need {needed} GPUs, and this machine has {there}",
+            cause=f"each worker takes a GPU of its own{f'; {hidden} is set' if hidden else ''}",
+            remedy="give smaller sizes or fewer replicas (--tp_size, --pp_size, --dp_size, --replicas)"
+            + (", or make more of the GPUs visible; --device=cpu uses none" if hidden else ""),
         )
-    return [",".join(gpus[first : first + workers]) for first in range(0, servers * workers, workers)]
+    if workers > 1 and any(each.used and each.used.part in each.used.gpu.mig_devices for each in given[:needed]):
+        raise UsageError(
+            f"{_in_words(servers, workers)} need {workers} GPUs each, and a program sees 1 part of MIG",
+            cause="CUDA shows a program no other GPU beside a MIG part",
+            remedy="give one worker to each server: leave --tp_size, --pp_size and --dp_size out",
+        )
+    words = [each.word for each in given]
+    return [",".join(words[first : first + workers]) for first in range(0, needed, workers)]
+
+
+def _built_in(gpus: Sequence[GpuFacts]) -> str:
+    parts = sum(len(gpu.partitions) or len(gpu.mig_devices) for gpu in gpus)
+    return f"{len(gpus)}" + (f" (in {parts} parts)" if parts else "")
 
 
 def own_cores() -> list[int]:
@@ -128,10 +148,16 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def visible_gpus(env: Mapping[str, str], count: int) -> list[str]:
-    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all `count`."""
-    named = env.get("CUDA_VISIBLE_DEVICES")
-    return [str(index) for index in range(count)] if named is None else [each for each in named.split(",") if each]
+def _within_quota(settings: ServerSettings, servers: int) -> ServerSettings:
+    """Return the settings with no more threads than the quota of the control groups gives processors.
+
+    vLLM starts a thread for each core that it may use. Where they compute for longer than the quota, all of them wait
+    for each other and for the next period. One processor is left to the HTTP server and the client.
+    """
+    quota = cpu_quota()
+    if quota is None or quota.cpus >= len(own_cores()) or settings.threads or settings.cpu_binding != "auto":
+        return settings
+    return replace(settings, threads=max(1, (int(quota.cpus) - 1) // (servers * settings.workers)))
 
 
 def _in_words(servers: int, workers: int) -> str:

@@ -31,7 +31,7 @@ def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple
         constraints = folder / "vllm-packages.txt"
         write_text(constraints, "".join(f"{line}\n" for line in frozen.splitlines() if "==" in line))
         site = checked(
-            run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
+            run([python, "-P", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
             "the vLLM's Python does not run",
         ).output.strip()
         own = make_environment(venv, python)
@@ -41,7 +41,7 @@ def install_ray(python: Path, folder: Path, release: str = RAY_RELEASE) -> tuple
         )
         write_text(site_packages(venv) / "vllm-environment.pth", f"{site}\n")
         record = checked(
-            run([own, "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
+            run([own, "-P", "-c", "import ray, vllm; print(ray.__version__)"], env={"PYTHONPATH": ""}),
             "Ray and vLLM cannot be imported together",
         ).output
     return own, record.splitlines()[-1]

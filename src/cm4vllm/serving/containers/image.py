@@ -219,7 +219,7 @@ def _asked(container: ContainerRecord, python: str, device: str, folder: Path) -
     """Have a container generate a token, and return what it reports; the help of `vllm serve` goes to the folder."""
     asked = msgspec.structs.replace(container, mounts=[f"{PROOF}:ro"], passed=sorted(PROOF_ENV))
     supervisor = start_supervised(
-        supervised_words(asked, [python, str(PROOF), "-", *PACKAGES]),
+        supervised_words(asked, [python, "-P", str(PROOF), "-", *PACKAGES]),
         PROOF_ENV,
         spec=folder / "supervisor-spec.json",
         log=folder / _LOG,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
+from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
@@ -156,7 +158,7 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
         return 0, float(free_memory())
     if settings.gpu_memory_gib is not None:
         return settings.gpus or 1, settings.gpu_memory_gib * GIB
-    gpus = detect_gpus()
+    gpus = gpus_to_plan(detect_gpus(), os.environ)
     if settings.gpus is not None and len(gpus) < settings.gpus:
         raise UsageError(
             f"--gpus={settings.gpus} of advise,vllm-fit: this machine has {len(gpus)}",
@@ -165,7 +167,15 @@ def _machine(settings: AdviceSettings) -> tuple[int, float]:
     chosen = gpus[: settings.gpus] if settings.gpus else gpus
     if not chosen:
         return 0, float(free_memory())
-    return len(chosen), float(min(gpu.memory_bytes for gpu in chosen))
+    memory, whose = least_memory(chosen)
+    if not memory:
+        raise UsageError(
+            f"the memory of the {chosen[0].gpu.name} is {whose}",
+            remedy="give it with --gpu_memory=<GiB> of advise,vllm-fit",
+        )
+    if whose:
+        say(f"note: the driver does not state the GPU's memory: {memory / GIB:.1f} GiB, {whose}")
+    return len(chosen), memory
 
 
 def _stated(config: dict[str, Any]) -> str:

@@ -102,9 +102,14 @@ def kv_cache_tokens(
 
 
 def advise(asked: Asked) -> Fit:
-    """Return the layout to serve with. Raises ModelError with the arithmetic when there is none."""
+    """Return the layout to serve with. Raises ModelError with the arithmetic when there is none, UsageError."""
     if asked.gpus == 0:
         return _on_cpu(asked)
+    if (needed := (asked.tensor_parallel or 1) * (asked.pipeline_parallel or 1)) > asked.gpus:
+        raise UsageError(
+            f"an engine of {needed} workers needs {needed} GPUs, and there are {asked.gpus}",
+            remedy="give smaller sizes (--tp_size, --pp_size)",
+        )
     layouts = [_on_gpus(asked, tensor, pipeline) for tensor, pipeline in _layouts(asked)]
     fits = [fit for fit in layouts if fit.kv_tokens >= asked.max_model_len]
     fits = _preferred(asked, fits)

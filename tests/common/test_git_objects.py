@@ -1,0 +1,293 @@
+"""Git directories of strangers: their objects are read, and nothing that their configuration names is run."""
+
+import os
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.common import own_program
+from cm4vllm.common.errors import InstallError, SourceUnavailable
+from cm4vllm.common.git_objects import borrowed, digest_of, objects_of, run_git
+from cm4vllm.common.git_source import copy_checkout, extract, git_directory
+from cm4vllm.endpoints.client import ClientInstallation, require_unmodified
+from cm4vllm.submission import source
+from commands import need
+
+CHECKER = "tools/submission/submission_checker/main.py"
+
+
+def git(folder, *words, **more):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True, **more)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    (folder / CHECKER).parent.mkdir(parents=True)
+    (folder / CHECKER).write_text("print('as published')\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "with space").mkdir()
+    (folder / "with space" / "größe.txt").write_text("$Format:%H$\r\n")
+    (folder / "link").symlink_to("run.sh")
+    (folder / ".gitattributes").write_text("*.txt export-subst filter=trap\n*.sh export-ignore\n*.py filter=trap\n")
+    (folder / ".gitignore").write_text("*.pyc\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    return folder
+
+
+def commit_of(repository):
+    return git(repository, "rev-parse", "HEAD")
+
+
+#: Configurations of a git directory that name a command, each run by some command of git.
+TRAPS = {
+    "file system monitor": {"core.fsmonitor": "{trap}"},
+    "smudge filter": {"filter.trap.smudge": "{trap}", "filter.trap.clean": "{trap}", "filter.trap.required": "true"},
+    "filter process": {"filter.trap.process": "{trap}"},
+    "promisor": {
+        "core.repositoryformatversion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.url": "ssh://nobody@example.invalid/x",
+        "remote.origin.promisor": "true",
+        "core.sshCommand": "{trap}",
+    },
+    "pager and alias": {"core.pager": "{trap}", "alias.archive": "!{trap}", "pager.config": "true"},
+    "hooks": {"core.hooksPath": "{hooks}"},
+    "included file": {"include.path": "{included}"},
+    "external diff": {"diff.external": "{trap}", "diff.trap.textconv": "{trap}"},
+}
+
+
+@pytest.fixture(params=TRAPS)
+def trapped(request, repository, tmp_path):
+    """The repository with a configuration that runs a command, and the file that this command makes."""
+    trap, sprung, hooks = tmp_path / "trap", tmp_path / "sprung", tmp_path / "hooks"
+    trap.write_text(f"#!/bin/sh\ntouch {sprung}\ncat\n")
+    trap.chmod(0o755)
+    hooks.mkdir()
+    for name in ("post-checkout", "reference-transaction", "post-index-change", "pre-auto-gc"):
+        (hooks / name).symlink_to(trap)
+    included = tmp_path / "included"
+    included.write_text(f"[core]\n\tfsmonitor = {trap}\n")
+    for key, value in TRAPS[request.param].items():
+        git(repository, "config", key, value.format(trap=trap, hooks=hooks, included=included))
+    os.utime(repository / CHECKER, (1, 1))  # git looks into a file whose time has changed
+    return repository, sprung
+
+
+def every_use(repository, folder):
+    """Use a stranger's repository in every way in which the package uses one."""
+    commit = git_commit = repository / ".git" / "refs" / "heads"
+    commit = next(path for path in git_commit.rglob("*") if path.is_file()).read_text().strip()
+    extract(repository / ".git", commit, ["tools"], folder / "extracted")
+    source.extract_checker(source.open_source(repository), folder / "checker")
+    copied = copy_checkout(repository / ".git", commit, folder / "copied", title="it")
+    require_unmodified(ClientInstallation(python="", checkout=str(copied), commit=commit))
+    require_unmodified(ClientInstallation(python="", checkout=str(repository), commit=commit))
+
+
+def test_no_command_of_a_configuration_is_run(trapped, tmp_path):
+    repository, sprung = trapped
+    every_use(repository, tmp_path / "out")
+    assert not sprung.exists()
+    assert (tmp_path / "out/extracted" / CHECKER).read_text() == "print('as published')\n"
+
+
+def test_a_missing_object_is_not_fetched(trapped, tmp_path):
+    repository, sprung = trapped
+    commit = next((repository / ".git/refs/heads").iterdir()).read_text().strip()
+    with objects_of(repository / ".git") as objects:
+        blob = objects.files(commit, [CHECKER])[CHECKER].blob
+    (repository / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(SourceUnavailable, match=blob):
+        extract(repository / ".git", commit, ["tools"], tmp_path / "out")
+    with pytest.raises(SourceUnavailable, match="does not hold it"):
+        copy_checkout(repository / ".git", commit, tmp_path / "copied", title="it")
+    assert not sprung.exists()
+
+
+def test_the_program_of_a_checkout_is_listed_without_its_configuration(trapped, monkeypatch):
+    repository, sprung = trapped
+    (repository / "cmr.yaml").write_text("alias: x\n")
+    monkeypatch.setattr(own_program, "_root", lambda: repository)
+    commit = own_program.commit_of_this_repository()
+    assert len(commit) == 40
+    own_program.url_of_this_repository()
+    with pytest.raises(Exception, match=r"cmr\.yaml"):  # not added: git does not list it
+        own_program.program_files()
+    assert not sprung.exists()
+
+
+def test_files_are_those_of_the_commit_byte_for_byte(repository, tmp_path):
+    out = tmp_path / "out"
+    extract(repository / ".git", commit_of(repository), ["."], out)
+    assert (out / "with space" / "größe.txt").read_bytes() == b"$Format:%H$\r\n"
+    assert os.access(out / "run.sh", os.X_OK) and not os.access(out / CHECKER, os.X_OK)
+    assert (out / "link").readlink() == Path("run.sh")
+
+
+@pytest.mark.parametrize("kind", ["blob", "tree", "commit"])
+def test_an_object_replaced_under_its_old_name_is_refused(repository, tmp_path, kind):
+    commit = commit_of(repository)
+    name = {
+        "blob": git(repository, "rev-parse", f"HEAD:{CHECKER}"),
+        "tree": git(repository, "rev-parse", "HEAD:tools"),
+        "commit": commit,
+    }[kind]
+    forged = b"print('changed')\n" if kind == "blob" else objects_content(repository, name, kind) + b""
+    if kind == "tree":
+        forged = forged.replace(b"submission\0", b"submissiom\0")
+    if kind == "commit":
+        forged += b"more\n"
+    loose = repository / ".git/objects" / name[:2] / name[2:]
+    loose.chmod(0o644)
+    loose.write_bytes(zlib.compress(f"{kind} {len(forged)}\0".encode() + forged))
+    with pytest.raises(SourceUnavailable, match="another object|does not hold"):
+        extract(repository / ".git", commit, ["tools/submission"], tmp_path / "out")
+    with pytest.raises(SourceUnavailable):
+        copy_checkout(repository / ".git", commit, tmp_path / "copied", title="it")
+
+
+def objects_content(repository, name, kind):
+    return subprocess.run(["git", "cat-file", kind, name], cwd=repository, check=True, capture_output=True).stdout
+
+
+def test_a_link_out_of_the_repository_is_refused(repository, tmp_path):
+    (repository / "tools/outside").symlink_to("../../../etc")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "two")
+    with pytest.raises(SourceUnavailable, match="tools/outside"):
+        extract(repository / ".git", commit_of(repository), ["tools"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [b"..", b".git", b"a/b"])
+def test_a_name_that_no_folder_can_have_is_refused(repository, tmp_path, name):
+    blob = git(repository, "rev-parse", f"HEAD:{CHECKER}")
+    tree = written(repository, "tree", b"100644 " + name + b"\0" + bytes.fromhex(blob))
+    commit = written(repository, "commit", f"tree {tree}\nauthor a <a> 1 +0\ncommitter a <a> 1 +0\n\nx\n".encode())
+    with pytest.raises(SourceUnavailable, match="which no folder can have"):
+        extract(repository / ".git", commit, ["."], tmp_path / "out")
+
+
+def written(repository, kind, data):
+    name = digest_of(data, kind)
+    path = repository / ".git/objects" / name[:2] / name[2:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(zlib.compress(f"{kind} {len(data)}\0".encode() + data))
+    return name
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_a_changed_file_is_found_whatever_git_notes_of_it(repository, flag):
+    git(repository, "update-index", flag, CHECKER)
+    (repository / CHECKER).write_text("print('changed')\n")
+    assert git(repository, "status", "--porcelain") == ""
+    with pytest.raises(SourceUnavailable, match="was changed"):
+        source.open_source(repository)
+    with pytest.raises(InstallError, match="was changed") as refused:
+        require_unmodified(ClientInstallation(python="", checkout=str(repository), commit=commit_of(repository)))
+    assert CHECKER in str(refused.value)
+
+
+def test_a_changed_file_of_the_same_size_and_time_is_found(repository):
+    before = (repository / CHECKER).stat()
+    (repository / CHECKER).write_text("print('as PUBLISHED')\n")
+    os.utime(repository / CHECKER, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(SourceUnavailable, match="was changed"):
+        source.open_source(repository)
+
+
+def test_an_added_file_is_found_though_the_repository_excludes_it(repository):
+    client = ClientInstallation(python="", checkout=str(repository), commit=commit_of(repository))
+    (repository / "cached.pyc").write_text("")
+    require_unmodified(client)
+    (repository / ".git/info/exclude").write_text("sitecustomize.py\n")
+    (repository / "sitecustomize.py").write_text("print('trap')\n")
+    with pytest.raises(InstallError, match=r"was changed"):
+        require_unmodified(client)
+
+
+@pytest.fixture
+def foreign(repository):
+    """The repository as another user's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    subprocess.run(["chown", "-R", "65534:65534", repository], check=True)
+    return repository
+
+
+def test_another_users_directory_gives_a_pinned_commit_alone(foreign, tmp_path, monkeypatch):
+    commit = next((foreign / ".git/refs/heads").iterdir()).read_text().strip()
+    extract(foreign / ".git", commit, ["tools"], tmp_path / "out")
+    with pytest.raises(SourceUnavailable, match="belongs to another user"):
+        source.open_source(foreign)  # it lacks the pinned commit, so that its own would be taken
+    monkeypatch.setattr(source, "COMMIT", commit)
+    assert source.open_source(foreign).commit == commit
+    (foreign / ".git").rename(foreign / "no-git")
+    with pytest.raises(SourceUnavailable, match="belongs to another user"):
+        source.open_source(foreign)
+
+
+def test_variables_of_another_repository_do_not_matter(repository, tmp_path, monkeypatch):
+    """A hook of git hands them down: `make test` of a pre-commit hook, for one."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    (other / "file").write_text("x\n")
+    git(other, "add", ".")
+    git(other, "commit", "-q", "-m", "other")
+    before = {path: path.read_bytes() for path in sorted((other / ".git").rglob("*")) if path.is_file()}
+    commit = commit_of(repository)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    monkeypatch.setenv("GIT_OBJECT_DIRECTORY", str(other / ".git" / "objects"))
+    every_use(repository, tmp_path / "out")
+    monkeypatch.setattr(own_program, "_root", lambda: repository)
+    assert own_program.commit_of_this_repository() == commit
+    bare = tmp_path / "bare"
+    subprocess.run(
+        ["git", "clone", "-q", "--bare", str(repository), str(bare)],
+        check=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
+    )
+    source.fetch_checkout(tmp_path / "fetched", f"file://{bare}", commit, ["/tools/**"])
+    assert (tmp_path / "fetched" / CHECKER).is_file()
+    assert {path: path.read_bytes() for path in sorted((other / ".git").rglob("*")) if path.is_file()} == before
+
+
+def test_a_worktree_is_read(repository, tmp_path):
+    git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"))
+    directory = git_directory(tmp_path / "worktree")
+    with objects_of(directory) as objects:
+        assert objects.commit("HEAD") == commit_of(repository)
+    (tmp_path / "worktree" / "new.txt").write_text("x\n")
+    with borrowed(directory) as own:
+        listed = run_git(["ls-files", "--others", "--exclude-standard"], own, work_tree=tmp_path / "worktree")
+    assert listed.output == "new.txt\n"
+
+
+def test_a_directory_without_the_path_says_so(repository, tmp_path):
+    with pytest.raises(SourceUnavailable, match="does not hold absent at"):
+        extract(repository / ".git", commit_of(repository), ["tools", "absent"], tmp_path / "out")
+
+
+def test_the_official_sources_are_read_without_their_owner(inference_git, tmp_path):
+    with objects_of(inference_git) as objects:
+        assert objects.commit(source.COMMIT) == source.COMMIT
+
+
+@pytest.fixture
+def inference_git():
+    path = os.environ.get("INFERENCE_GIT")
+    if not path:
+        pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
+    need("git")
+    return Path(path)

@@ -1,0 +1,76 @@
+"""No interpreter that the package starts looks for modules in the present folder."""
+
+import ast
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from cm4vllm.common.processes import run, safe_environment, spawned_safely
+from test_architecture import MODULES
+from traps import imported, set_traps
+
+#: What begins the command line of an interpreter, where it is a name or an attribute.
+_INTERPRETERS = {"python", "executable", "own"}
+_SAFE = {"-P", "-I", "--version"}
+
+
+def commands(tree):
+    """Give the parts of each list that begins with, or has after words of `env`, an interpreter and then an option."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List):
+            for at, part in enumerate(node.elts[:-1]):
+                part = part.args[0] if isinstance(part, ast.Call) and part.args else part
+                name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+                following = node.elts[at + 1]
+                option = following.value if isinstance(following, ast.Constant) else ""
+                if name in _INTERPRETERS and isinstance(option, str) and option.startswith("-"):
+                    yield node.lineno, option
+
+
+def test_each_command_line_of_an_interpreter_says_so():
+    offenders = [
+        f"{name}:{line}: {option}"
+        for name, path in MODULES.items()
+        for line, option in commands(ast.parse(path.read_text()))
+        if option not in _SAFE
+    ]
+    assert not offenders
+
+
+@pytest.fixture
+def trapped(tmp_path, monkeypatch):
+    set_traps(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return tmp_path
+
+
+def test_a_child_of_a_child_finds_nothing(trapped):
+    program = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', 'import json, yaml']).returncode)"
+    assert run([sys.executable, "-P", "-c", program]).ok
+    assert not imported(trapped)
+
+
+@pytest.mark.parametrize("path", ["", ".", os.pathsep, f".{os.pathsep}/nowhere"])
+def test_an_empty_part_of_the_path_is_not_the_present_folder(trapped, path):
+    assert run([sys.executable, "-P", "-c", "import json, dataclasses"], env={"PYTHONPATH": path}).ok
+    assert not imported(trapped)
+    assert safe_environment({"PYTHONPATH": f"/a{os.pathsep}{path}"})["PYTHONPATH"].startswith("/a")
+
+
+def test_processes_of_a_pool_find_nothing(trapped):
+    before = dict(os.environ)
+    with spawned_safely() as context, ProcessPoolExecutor(2, mp_context=context) as pool:
+        assert list(pool.map(abs, [-1, -2])) == [1, 2]
+    assert not imported(trapped)
+    assert dict(os.environ) == before
+
+
+def test_the_traps_work(trapped):
+    """Without this, the other tests would prove nothing."""
+    done = subprocess.run([sys.executable, "-c", "import json"], capture_output=True, text=True, check=False)
+    assert done.returncode and "nothing may be imported from" in done.stderr
+    assert set(imported(trapped)) == {"json.py.imported"}
