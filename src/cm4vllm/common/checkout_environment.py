@@ -18,13 +18,15 @@ from typing import Any
 
 from cm4vllm.common.environments import checked, site_packages
 from cm4vllm.common.errors import CmError, translated_os_errors
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import require_space, write_json
 from cm4vllm.common.processes import Completed
 
 __all__ = ["install"]
 
 #: Have packages installed to, or imported from, another place than the environment.
 _MISLEADING = ("PYTHONHOME", "PYTHONPATH", "PIP_CONSTRAINT", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
+#: What a virtual environment takes before anything but pip is installed into it.
+_VENV_BYTES = 40 * 2**20
 #: Lists uv, which pip installs.
 _TOOLS = "requirements-tools.txt"
 #: What earlier versions left in the environments that they made.
@@ -73,7 +75,10 @@ def install(
             write_json(Path(record_file), {**record, "whole": False})
             if reason:
                 _clear(place, reason, Path(record_file))
-                checked(run(base, "-I", "-m", "venv", place), "a virtual environment cannot be made")
+                made = run(base, "-I", "-m", "venv", place)
+                if not made.ok:  # it does not print why its pip could not be installed
+                    require_space(place, _VENV_BYTES, "a virtual environment")
+                checked(made, "a virtual environment cannot be made")
                 record["kind"] = run(place / "bin" / "python", "-I", "-c", kind).output
                 _find_package(place)
             with _cache(place):
