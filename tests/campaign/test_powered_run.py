@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from cm4vllm.campaign import powered_run
-from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power
+from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powered_run, require_power, require_sound
 from cm4vllm.campaign.schedule import SESSION_S, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
@@ -205,3 +205,20 @@ def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path,
     log.write_text(log.read_text() + SIMULATED)
     with pytest.raises(SubmissionError, match="simulated"):
         copy_power(run, results, settings)
+
+
+def test_a_session_that_a_tree_would_refuse_is_refused_when_it_ends(
+    published_power: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = tmp_path / "session"
+    shutil.copytree(published_power / "v4.1-untether-r760-resnet50-offline", session, copy_function=shutil.copyfile)
+    for path in [session, *session.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    require_sound(PowerSession(session))
+    assert capsys.readouterr().err == ""
+    log = session / "power" / "ptd_logs.txt"
+    warning = "07-25-2024 11:30:00.000: WARNING: Uncertainty 1.52%, which is above 1.00% limit for the last sample!\n"
+    log.write_text(f"{log.read_text()}\n{warning}")
+    with pytest.raises(RunFailed, match="POWER-UNCERTAINTY") as refused:
+        require_sound(PowerSession(session))
+    assert "1.52 % at most" in refused.value.cause and "choose ranges" in refused.value.remedy

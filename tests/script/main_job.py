@@ -50,7 +50,9 @@ def write_model(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "vocab_size": 300}')
     header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []})
+    )
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
 
 

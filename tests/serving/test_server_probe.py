@@ -51,6 +51,26 @@ def test_a_folder_that_the_server_reports_counts_where_it_holds_a_model(monkeypa
     assert folders == {"model": str(tmp_path), "hub": "", "elsewhere": "", "empty": ""}
 
 
+def test_a_server_is_taken_by_what_it_loaded_where_it_has_another_name_for_that(monkeypatch, tmp_path):
+    folder, other = tmp_path / "SmolLM2-135M", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    roots = {
+        str(folder): (str(folder), f"{folder}/", "SmolLM2-135M", "./SmolLM2-135M", str(tmp_path / "link")),
+        "HuggingFaceTB/SmolLM2-135M": ("HuggingFaceTB/SmolLM2-135M",),
+        "./SmolLM2-135M": (str(folder),),
+    }
+    for root, names in roots.items():
+        monkeypatch.setenv("PEER_ROOT", root)
+        with peer.running("two-models") as url:
+            assert {probe(url, name, text=text).model_name for name in names for text in (False, True)} == {peer.MODEL}
+            for wrong in (str(other), str(tmp_path), "owner/SmolLM2-135M"):
+                with pytest.raises(ServerUnsuitable, match="does not serve"):
+                    probe(url, wrong)
+
+
 def test_the_only_model_need_not_be_named():
     with peer.running() as url:
         assert probe(url).model_name == peer.MODEL

@@ -14,7 +14,7 @@ import re
 import urllib.error
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -22,8 +22,8 @@ from urllib.parse import quote, urlsplit
 from cm4vllm.assets.resumed_download import fetch, open_url, part_of, present, short_text
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, require_space, user_cache
-from cm4vllm.common.progress import step, warn
+from cm4vllm.common.files import locked, object_of, require_space, user_cache, write_json
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.units import size_text
 
 __all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
@@ -37,11 +37,15 @@ _LOGIN = "cloudflareaccess.com"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one download: `digests` maps the path of each below `base` to `md5:<hex>`."""
+    """The files of one download: `digests` maps the path of each below `base` to `md5:<hex>`.
+
+    It is kept beside the folder of a download that is whole: such files need the storage no more.
+    """
 
     name: str
     base: str
     digests: Mapping[str, str]
+    address: str = ""
 
 
 def downloads_folder(name: str) -> Path:
@@ -51,7 +55,7 @@ def downloads_folder(name: str) -> Path:
 
 
 def read_manifest(url: str) -> Manifest:
-    """Read the manifest at `url`, or of that name among those that anybody may read.
+    """Read the manifest at `url`, or of that name among those that anybody may read; else that of an earlier download.
 
     Raises DownloadError when it cannot be read or is none, UsageError for an address that can be no manifest's.
     """
@@ -62,6 +66,18 @@ def read_manifest(url: str) -> Manifest:
             f"{url} is not the address of a manifest",
             remedy="give the URL of a .uri file, as https://inference.mlcommons-storage.org lists them",
         )
+    name = PurePosixPath(parts.path).stem
+    try:
+        return _read_manifest(name, address)
+    except DownloadError as error:
+        kept = object_of(_kept(downloads_folder(name)))
+        if kept.get("address") != address:
+            raise
+        say(f"{name}: {error.what}: {error.cause}; the files that were downloaded before are used")
+        return Manifest(**kept)
+
+
+def _read_manifest(name: str, address: str) -> Manifest:
     base = _text(address).strip().rstrip("/")
     listed = _text(address.removesuffix(".uri") + ".md5")
     if urlsplit(base).scheme not in ("http", "https"):
@@ -72,7 +88,12 @@ def read_manifest(url: str) -> Manifest:
         if match is None or not _inside(match[2]):
             raise DownloadError(f"the list of files of {address} is not usable", cause=f"it contains {line[:80]!r}")
         digests[match[2]] = f"md5:{match[1]}"
-    return Manifest(PurePosixPath(parts.path).stem, base, digests)
+    return Manifest(name, base, digests, address)
+
+
+def _kept(folder: Path) -> Path:
+    """Return the place of a manifest that is kept: what is in the folder is the publisher's alone."""
+    return folder.with_name(f"{folder.name}.manifest.json")
 
 
 def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, again: bool = False) -> list[Path]:
@@ -104,6 +125,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
         require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
             _all(manifest, folder, sizes, verified)
+        write_json(_kept(folder), asdict(manifest))
     return [folder / name for name in wanted]
 
 

@@ -65,6 +65,12 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
     calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
     samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
 
+    @property
+    def calibrated(self) -> bool:
+        """True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
+        require_scheme(self)
+        return schemes()[self.scheme].calibrated or self.kv_fp8
+
 
 def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     """Quantise a model into `folder`, write its record there and return it.
@@ -75,8 +81,7 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     scheme = schemes()[settings.scheme]
     base = _usable_base(Path(settings.model_record))
     name = "-".join([base.name, *([settings.scheme] if scheme.preset else []), *([KV_FP8] if settings.kv_fp8 else [])])
-    calibrated = scheme.calibrated or settings.kv_fp8
-    dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
+    dataset = read_record(Path(settings.calibration_record), DatasetRecord) if settings.calibrated else None
     samples = _samples(dataset, settings.samples) if dataset else []
     require_space(
         folder,

@@ -62,13 +62,13 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
         job.space.require_free(env)
     try:
         require_division_rules(job, faults)
-        preflight(env, job)
+        read = preflight(env, job)
         needed = machine_notes(env, job, machine_limits())
     except CmError:
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *node_notes(env), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(env), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:

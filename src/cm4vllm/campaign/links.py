@@ -20,10 +20,11 @@ from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import require_runnable
+from cm4vllm.campaign.given_datasets import require_given_datasets
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
-from cm4vllm.campaign.preflight import absolute_paths, require_given_datasets, require_results_folder, require_server
+from cm4vllm.campaign.preflight import absolute_paths, require_results_folder, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
@@ -39,7 +40,7 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.rules import Division, Media, Mode, Scenario, audit, benchmark_terms, round_terms
+from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of
 from cm4vllm.serving.server import SERVER_FILE
@@ -269,7 +270,10 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     sources = asked.sources()
     if not asked.model_record:
         check_source(sources.model, asked.dummy_layers)
-    require_given_datasets(env, benchmark_terms(round_.name, inputs.model))
+    valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
+    benchmark = benchmark_terms(round_.name, inputs.model)
+    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid):
+        say(f"note: {note}")
     done = {
         **paths,
         _SOURCE: sources.model,

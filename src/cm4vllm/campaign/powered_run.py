@@ -14,8 +14,9 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import RunFailed, UsageError
 from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
+from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
@@ -31,6 +32,8 @@ from cm4vllm.power.making import (
 )
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
+from cm4vllm.results.checks.power import session_findings
+from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms
 
 __all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
@@ -118,6 +121,7 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
 
     try:
         made = make_session(asked.own_site, session, one_run)
+        require_sound(made)
         _state(made, asked)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -127,6 +131,26 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
         session.with_name(OUTPUT).unlink(missing_ok=True)
     inputs.forget_generated_conf()
     return folder / "run.json"
+
+
+def require_sound(session: PowerSession) -> None:
+    """Raise RunFailed for a session in which the checks of a tree will find errors; say what they only warn of.
+
+    That of the simulated PTDaemon is never part of a submission: there all is only said.
+    """
+    refused = []
+    for finding in session_findings(session):
+        text = f"{finding.code}: {finding.what}, {finding.file} {finding.field} {finding.value}".rstrip()
+        if finding.severity is Severity.ERROR and not session.simulated:
+            refused.append((text, finding.remedy))
+        else:
+            warn(f"the power session: {text}")
+    if refused:
+        raise RunFailed(
+            f"the power session in {session.folder} does not count",
+            cause="\n".join(text for text, _ in refused),
+            remedy="; ".join(dict.fromkeys(remedy for _, remedy in refused)),
+        )
 
 
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:

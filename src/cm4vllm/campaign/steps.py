@@ -106,6 +106,7 @@ class Check(StrEnum):
 
     NAMED_MODEL = "the server serves the model that the job takes it for"
     VOCABULARY = "the server reads token ids as the model's tokenizer does"
+    PROMPTS = "the prompts are as published where the division's rules ask for that"
     MEDIA = "the files of the samples are those of which the dataset's record was made"
 
 

@@ -344,10 +344,13 @@ def writable_folder(folder: Path, elsewhere: str = "--output_dir") -> Path:
     return folder
 
 
-def require_writable(folder: Path) -> None:
-    """Raise NotWritable where `folder` cannot be made or written to; nothing is written to find out."""
+def require_writable(folder: Path, setting: str = "--output_dir") -> None:
+    """Raise NotWritable where `folder` cannot be made or written to; nothing is written to find out.
+
+    `setting` is what the user sets to have another folder.
+    """
     folder = typed_path(folder).absolute()
-    elsewhere = "choose another folder with --output_dir"
+    elsewhere = f"choose another folder with {setting}"
     try:
         os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):

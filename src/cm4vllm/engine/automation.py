@@ -27,6 +27,7 @@ from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.flags import NOT_DONE, PROVENANCE_FLAGS, flag
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import asked_by_code
+from cm4vllm.engine.run.script_selection import choice_note
 from cm4vllm.engine.run.session import Session
 from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
@@ -117,7 +118,7 @@ class ScriptAutomation(OwnAutomation):
                 _require_result_file(self.cmind)
                 free = free_bytes(folder)
                 request = Request.of(i, folder, from_person=bool(i.get("cmd")))
-                _warn_of_names(session, request)
+                _warn(session, request)
                 result = run(session, request).as_result()
                 _tell_more(session, i, result, folder, free)
                 session.catalogue.metas.keep()
@@ -201,13 +202,16 @@ def _require_result_file(cmind: Any) -> None:
     cmind.save_to_json = target
 
 
-def _warn_of_names(session: Session, request: Request) -> None:
-    """Print a warning for each name of --adr that has no effect."""
-    if request.adr:
-        from cm4vllm.engine.plan.chain import unmatched_names
+def _warn(session: Session, request: Request) -> None:
+    """Print whose script is run where several may be meant, and which parts of the request have no effect."""
+    if request.adr or request.explicit:
+        from cm4vllm.engine.plan.chain import warnings_of
 
-        for warning in unmatched_names(session.catalogue, request, session.near):
-            session.tell(warning)
+        lines = warnings_of(session.catalogue, request, session.near)
+    else:
+        lines = choice_note(session.catalogue, request, session.near)
+    for line in lines:
+        session.tell(line)
 
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:

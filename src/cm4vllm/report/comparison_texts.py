@@ -107,6 +107,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
         Verdict.LIKELY: f"{side}: likely",
         Verdict.WITHIN: "no difference shown",
         Verdict.UNKNOWN: "not known",
+        Verdict.DOUBTFUL: f"{side}: doubtful",
     }[moved.verdict]
 
 
@@ -123,13 +124,10 @@ def as_text(comparison: Comparison) -> Iterator[str]:
         )
         yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
         yield from answer_lines(block)
-        unknown = dict.fromkeys(
-            cell.shift.why
-            for row in block.rows
-            for cell in row.cells
-            if cell.shift and cell.shift.verdict is Verdict.UNKNOWN
-        )
-        yield from (f"not known: {why}" for why in unknown if why)
+        for meaning, words in ((Verdict.UNKNOWN, "not known"), (Verdict.DOUBTFUL, "doubtful")):
+            shifts = (cell.shift for row in block.rows for cell in row.cells if cell.shift)
+            whys = dict.fromkeys(shift.why for shift in shifts if shift.verdict is meaning)
+            yield from (f"{words}: {why}" for why in whys if why)
     yield ""
     yield from NOTES
     yield from _settings(comparison)
@@ -274,7 +272,7 @@ def as_page(comparison: Comparison) -> str:
         verdict=verdict,
         w=formatting,
         answers=answer_lines,
-        kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"},
+        kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open", Verdict.DOUBTFUL: "is-open"},
         level=uncertainty.LEVEL,
         whys=lambda block: list(
             dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)

@@ -48,7 +48,7 @@ def score_table(folder: Path) -> str:
     run, record = read_record(folder / RUN_FILE, RunRecord), read_record(folder / ACCURACY_FILE, AccuracyRecord)
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
-        *score_lines(str(run.settings.scenario), record, run.settings.terms.samples),
+        *score_lines(str(run.settings.scenario), record, run.settings.dataset.whole(run.settings.terms.samples)),
         f"scores:  {folder / ACCURACY_TEXT}",
     ]
     return "\n".join(map(one_line, lines))

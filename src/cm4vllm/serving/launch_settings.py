@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
@@ -255,13 +255,13 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
     }
     for flag, number in numbers.items():
         require_above_zero(f"--{flag}", number)
-    if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
+    require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
+    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
         raise UsageError(
-            f"--gpu_memory_utilization={share} is not usable",
-            cause="it is a part of the GPU's memory: above 0, and 1 at most",
+            f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
+            cause="it is a number of GiB",
+            remedy="give 0 or more, or leave it out",
         )
-    if chosen.kv_cache_gib < 0:
-        raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

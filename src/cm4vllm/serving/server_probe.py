@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
+from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
@@ -169,7 +170,8 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
             error.remedy += "" if name or not text else "; where it does not list its model, --vllm_model_name names it"
             raise
         return Model(name), [f"whether it serves that model: {error.cause}"]
-    if text and name and all(model.name != name for model in models) and _answers(site, name):
+    listed = any(model.name == name or _same_root(model.root, name) for model in models)
+    if text and name and not listed and _answers(site, name):
         return Model(name), [_NOT_LISTED]
     return _chosen(site.endpoint, name, models), []
 
@@ -320,7 +322,7 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
             f"the server at {server.endpoint} does not serve {model.name}",
             cause=f"it decodes the token ids {ids[1]}, {ids[2]}, {ids[3]}, ... differently from that model's tokenizer",
             remedy=f"name the model it serves with --vllm_model_name (a hub id or a folder), and its dataset with "
-            f"--dataset_path; or serve {model.path}",
+            f"--dataset_path, or --dataset=tiny of run-mlperf,inference for the tiny model's; or serve {model.path}",
         )
 
 
@@ -352,9 +354,10 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
-    for model in models:
-        if model.name == name:
-            return model
+    named = [model for model in models if model.name == name]
+    loaded = [model for model in models if name and not model.adapter and _same_root(model.root, name)]
+    if named or loaded:
+        return (named or loaded)[0]
     if name:
         raise ServerUnsuitable(
             f"the server at {endpoint} does not serve {name}",
@@ -368,6 +371,12 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             remedy="choose one with --vllm_model_name",
         )
     return own[0]
+
+
+def _same_root(root: str, name: str) -> bool:
+    """Say whether a server loaded the model from what it is called by: the same name of the hub, or the same folder."""
+    folder = typed_path(name)
+    return root == name or (bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve())
 
 
 def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> bool:

@@ -155,6 +155,23 @@ def test_text_of_a_reasoning_channel_is_in_the_accuracy_log(tmp_path, settings_f
     assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
 
 
+@pytest.mark.parametrize(
+    ("habits", "api"), [({"chat": True, "takes_text": False}, Api.CHAT), ({"takes_ids": False}, Api.COMPLETIONS)]
+)
+def test_a_server_of_texts_gets_the_whole_prompt_and_not_the_article_alone(habits, api, tmp_path, settings_for, words):
+    rows = json.loads(Path(words[0].path).read_text())
+    made = [{**row, "input": row["input"].partition(" ")[2]} for row in rows]
+    path = tmp_path / "articles.json"
+    path.write_text(json.dumps(made))
+    with TextServer(**habits) as server:
+        settings = settings_for(server, "Offline", api=api)
+        before = len(server.bodies)
+        run(replace(settings, dataset=replace(words[0], path=str(path), sha256=sha256_of(path))), tmp_path / "run")
+    asked = [body.get("prompt") or body["messages"][0]["content"] for body in server.bodies[before:]]
+    assert {row["input"] for row in rows} <= set(asked)
+    assert not {row["input"] for row in made} & set(asked) - {row["input"] for row in rows}
+
+
 def test_an_answer_without_text_has_a_first_token_at_its_end(tmp_path, settings_for, monkeypatch):
     with TextServer(extra=lambda count: 0 if count else 1) as server:
         settings = settings_for(server, "Server", "performance", target_qps=200)

@@ -322,5 +322,5 @@ def _say(probe: ProbeRecord) -> None:
     early = ", ended early" if probe.ended_early else ""
     say(
         f"probe {probe.number}: {probe.rate:g} queries/s {probe.verdict} after {probe.took_s:.0f} s{early}; "
-        f"{probe.queries:,} queries, {shares}"
+        f"{probe.queries:,} queries, {shares}" + (f"; it fails by {probe.failed_by}" if probe.failed_by else "")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -114,8 +115,8 @@ class Hooks:
             raise InstallError(
                 f"{self._name}: {failure}, because packages of {requirements} are not installed in this Python",
                 cause=self._where(error),
-                remedy="a run installs them first, a plan installs nothing: "
-                f"{sys.executable} -m pip install -r {requirements}",
+                remedy="a plan installs nothing, a run installs them first; for the plan, type this once and the plan "
+                f"again: {shlex.quote(sys.executable)} -m pip install -r {shlex.quote(str(requirements))}",
             ) from error
         except BaseException as error:
             raise RecipeError(

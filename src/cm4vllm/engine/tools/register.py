@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cm4vllm.common.errors import CmError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, write_json
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import locked, writable_folder, write_json
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
@@ -64,6 +64,7 @@ def complete(home: Path) -> None:
     """
     if (home / "repos" / "local" / "cmr.yaml").is_file() and (home / "index.json").is_file():
         return
+    writable_folder(home, "CM_REPOS")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cmind", "find", "repo", "local"],
         capture_output=True,
@@ -143,7 +144,7 @@ def main(argv: list[str]) -> int:
     try:
         checkout, home = Path(argv[0]), cm_home()
         # Two that make a new home at once would each lose what the other writes.
-        with translated_os_errors("make the CM home", home, "CM_REPOS"), locked(home / ".repos.json.lock"):
+        with locked(writable_folder(home, "CM_REPOS") / ".repos.json.lock"):
             if register(checkout, home):
                 print(f"registered {checkout.resolve()} in {home}")
             complete(home)

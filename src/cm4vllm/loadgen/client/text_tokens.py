@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from cm4vllm.assets.prompt_tokens import message
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.loadgen.client.event_stream import AnswerError
@@ -145,17 +146,18 @@ class Texts:
 def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
     """Return the prompts of a dataset's rows as text, and how many of them the tokenizer reads as other token ids.
 
-    A conversation has the dataset's own text: the server's chat template is added to it.
+    A conversation is the whole prompt, decoded: the server's chat template is added to it.
     """
     tokenizer = read_tokenizer(settings.model.tokenizer_file)
+    if settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT:
+        return [message(tokenizer, row["tok_input"], str(row.get("input") or "")) for row in rows], 0
     texts, changed = [], 0
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
-        candidates = [own, *_decoded(tokenizer, ids)]
-        same = next((text for text in candidates if text and tokenizer.encode(text).ids == ids), None)
-        if settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT:
-            same = own or candidates[-1]
-        texts.append(next(filter(None, candidates), "") if same is None else same)
+        decoded = list(_decoded(tokenizer, ids))
+        same = next((text for text in (own, *decoded) if text and tokenizer.encode(text).ids == ids), None)
+        # The row's text may be a part of the prompt: an article without what is asked about it.
+        texts.append(next(filter(None, decoded), own) if same is None else same)
         changed += same is None
     return texts, changed
 
@@ -211,5 +213,5 @@ def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
             cause=f"it counts {counted:,} tokens where the dataset has {sent:,}; {MOST_APART:.0%} is allowed",
             remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name, and a dataset "
-            "that was made with that tokenizer by --dataset_path",
+            "that was made with that tokenizer by --dataset_path, or --dataset=tiny of run-mlperf,inference",
         )
