@@ -194,7 +194,9 @@ class FakeVllm:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         finally:
-            writer.close()
+            # Once: before Python 3.11.3 a TLS transport that is closed twice cannot be aborted.
+            if not writer.is_closing():
+                writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed

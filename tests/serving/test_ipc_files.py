@@ -97,6 +97,52 @@ def test_where_the_supervisor_is_killed_too_the_next_cleaning_removes_it_and_not
     assert not any(file.exists() for file in [*files, files[0].parent])
 
 
+#: As vLLM's file of torch.distributed; and what else programs leave in the folder for temporary files.
+LEFT = """
+import os, tempfile, time, uuid
+from pathlib import Path
+place = Path(tempfile.gettempdir())
+(place / f"vllm_dist_{uuid.uuid4().hex}").write_text("store")
+(place / "pymp-left").mkdir()
+(place / "pymp-left" / "file").touch()
+print(place, os.environ["RAY_TMPDIR"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["asked", "server killed", "all killed"])
+def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        code = (
+            "import sys, time; from cm4vllm.serving.supervisor import start_supervised; from pathlib import Path\n"
+            "words = [sys.executable, '-c', sys.argv[1]]; at = Path(sys.argv[2])\n"
+            "begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)\n"
+            "print(begun.pid, flush=True); sys.stdin.read(); begun.stdin.close(); begun.wait(20)\n"
+            "from cm4vllm.serving.orphans import end_orphans; end_orphans()"
+        )
+        env = {**os.environ, "TMPDIR": folder}
+        env.pop("VLLM_RPC_BASE_PATH", None)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code, LEFT, str(tmp_path)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        supervisor = int(owner.stdout.readline())
+        while not ((tmp_path / "log").exists() and (tmp_path / "log").read_text().endswith("\n")):
+            time.sleep(0.02)
+        place, ray = (tmp_path / "log").read_text().split()
+        assert Path(place).is_relative_to(folder) and ray == folder
+        assert [path.name for path in Path(folder).iterdir()] == [Path(place).parent.name]
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        for pid in {"asked": [], "server killed": children, "all killed": [supervisor, *children]}[how]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        owner.communicate("", timeout=60)
+        assert list(Path(folder).iterdir()) == []
+
+
 def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / ("x" * 60)))
     ipc_files = IpcFiles.begin()

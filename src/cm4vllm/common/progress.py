@@ -7,7 +7,6 @@ the live line (`drawn_by_a_view`).
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
+from cm4vllm.common.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
 __all__ = [
@@ -170,5 +170,5 @@ def page(text: str) -> None:
     except UnicodeEncodeError:  # the locale lacks a letter
         encoding = sys.stdout.encoding or "ascii"
         page(text.encode(encoding, "backslashreplace").decode(encoding))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        give_up(sys.stdout, error)

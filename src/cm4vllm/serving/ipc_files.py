@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import multiprocessing
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,22 @@ class IpcFiles:
         mark(folder)
         return cls(folder, lock)
 
+    def temporary(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables by which the server's temporary files are removed with this folder.
+
+        vLLM leaves one at each start (vllm/utils/network_utils.py, get_file_store_init_method). Two things stay in the
+        usual folder: compiled code, which the next server uses again, and Ray's sockets, whose paths have a limit. So
+        does all where the sockets of this server are in another folder.
+        """
+        usual = tempfile.gettempdir()
+        if str(self.folder.parent) != usual or env.get("TMPDIR", usual) != usual:
+            return {}
+        own = self.folder / "tmp"
+        own.mkdir(exist_ok=True)
+        # The folder that torch itself chooses (torch/_inductor/runtime/cache_dir_utils.py).
+        kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{_user()}"}
+        return {"TMPDIR": str(own), **{name: folder for name, folder in kept.items() if name not in env}}
+
     def note_memory(self, processes: Iterable[int]) -> None:
         """Note the shared memory that these processes use."""
         for used in _shared_memory_of(processes):
@@ -70,6 +87,13 @@ class IpcFiles:
         _remove(self.folder)
         unmark(self.folder)
         os.close(self._lock)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user of no name, as in a container
+        return str(os.getuid())
 
 
 def remove_abandoned() -> None:

@@ -121,7 +121,7 @@ class Supervisor:
             try:
                 child = subprocess.Popen(
                     argv,
-                    env=self._environment(pipe, ipc_files.folder),
+                    env=self._environment(pipe, ipc_files),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -141,18 +141,21 @@ class Supervisor:
         self._note(child.pid, status, self.reason)
         return status
 
-    def _environment(self, pipe: int, sockets: Path) -> dict[str, str]:
+    def _environment(self, pipe: int, ipc_files: IpcFiles) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
         ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         site = str(Path(__file__).with_name("end_with_supervisor"))
         held = {
             SUPERVISOR_PIPE: f"/proc/{os.getpid()}/fd/{pipe}",
             "PYTHONPATH": os.pathsep.join(filter(None, (site, self.env.get("PYTHONPATH")))),
-            BASE: str(sockets),
+            BASE: str(ipc_files.folder),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
         inherited = {key: value for key, value in without_service_links(os.environ).items() if key not in ours}
-        return safe_environment({**inherited, **self.env, **held})
+        env = safe_environment({**inherited, **self.env, **held})
+        # A container engine finds its containers below the folder for temporary files.
+        in_container = any("{container}" in word for word in self.argv)
+        return env if in_container else {**env, **ipc_files.temporary(env)}
 
     def _wake_on_signals(self) -> int:
         """Have every signal of interest wake the select() below; return the descriptor to select on."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
+from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.owned_folders import recover
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
@@ -101,7 +102,9 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
             write_overview(writer, home, layout)
             _name_versions(home / layout.program, programs[home])
         inspect_tree(writer.root, private)
-    if changed:
+    if changed and not commit_of_this_repository():
+        warn("the program in the submission is that of no known commit: it does not come from a git checkout")
+    elif changed:
         warn(f"the program in the submission is not that of its commit; changed: {first_of(changed, 5)}")
     return submission
 
