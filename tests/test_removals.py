@@ -79,6 +79,11 @@ PLACES = {
         "status.json of the results folder and the file that it is written to first",
         "the lock of the results folder",
     ),
+    "common/checkout_environment.py": (
+        {"rename": 1, "rmdir": 1, "rmtree": 2, "unlink": 1},
+        "the environment of the checkout; what else stands at its place is moved to a new name",
+        "its record, which is written first; its lock",
+    ),
     "common/files.py": (
         {"replace": 1, "unlink": 1},
         "the file that a caller writes whole; the temporary file that was made for it",

@@ -132,12 +132,13 @@ def _cache(place: Path) -> Iterator[None]:
     try:
         trial.mkdir(parents=True)
         trial.rmdir()
-        yield
     except OSError:
         own = place / "cache"
         os.environ.update(XDG_CACHE_HOME=str(own.absolute()))
         yield
         shutil.rmtree(own, ignore_errors=True)
+    else:
+        yield
 
 
 def _install(run: Callable[..., Completed], place: Path, names: list[str]) -> None:
