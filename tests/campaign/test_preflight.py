@@ -17,6 +17,7 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
     UsageError,
 )
+from gpu_machines import gpus
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 
@@ -167,8 +168,11 @@ def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path,
     with pytest.raises(UsageError, match="cores"):
         checked(tmp_path, env)
     checked(tmp_path, {**env, "CM_MLPERF_INFERENCE_API_SERVER": "http://127.0.0.1:1"})
-    monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", lambda: ["a GPU"])
-    checked(tmp_path, env)  # whether vLLM will use the GPU is known later
+    there = gpus(len(os.sched_getaffinity(0)) + 1)
+    monkeypatch.setattr("cm4vllm.serving.launch_settings.detect_gpus", lambda: there)
+    monkeypatch.setattr("cm4vllm.serving.launch_settings.asked_device", lambda _: "cuda")
+    monkeypatch.setattr("cm4vllm.serving.launch_settings.gpus_for", lambda _: there)
+    checked(tmp_path, env)  # each worker has a GPU, whatever cores there are
 
 
 def test_a_results_folder_that_is_in_use_or_has_no_room_is_refused(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.owned_folders import note_finished
 from cm4vllm.common.records import read_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
@@ -105,7 +106,8 @@ def test_where_an_earlier_result_may_be_kept_the_server_is_described_before_it_i
     out = Path.cwd() / "out"
     for place in (out / "run.json", out / "search.json", out.with_name("out.server") / "server.json"):
         place.parent.mkdir(exist_ok=True)
-        place.touch()
+        place.write_text("{}")
+    note_finished(out)
     root = plan(session, asked(tags, output_dir=str(out), **flags))
     described, server = [node for node in root.children if node.tags.startswith("run,vllm-server")]
     assert (described.tags, described.only_if) == ("run,vllm-server,_describe", ())

@@ -19,8 +19,8 @@ def tags_of(nodes):
 def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(tmp_path):
     for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
         refused(
-            UsageError,
-            ["none is published for whisper", "fp8-dynamic or int8"],
+            DatasetError,
+            ["whisper has no calibration set", "none is published for it", "--quantize=fp8-dynamic"],
             tmp_path,
             "_vllm",
             **WHISPER,
@@ -79,7 +79,8 @@ def test_the_plan_refuses_a_part_of_the_dataset_and_in_the_closed_division_anoth
     path = tmp_path / "dev-all-repack.json"
     path.write_text(json.dumps([entry("right.wav", "salt")] * 2))
     words = ["has 2 samples", "the benchmark's dataset has 1633"]
-    refused(DatasetError, words, tmp_path, "_vllm,_tiny", **WHISPER, dataset_path=str(path))
+    valid = {"execution_mode": "valid", "dataset_path": str(path)}
+    refused(DatasetError, words, tmp_path, "_vllm,_tiny", **WHISPER, **valid)
     path.write_text(json.dumps([entry("right.wav", "salt")] * SAMPLES))
     words = ["dev-all-repack.json has md5:", "is published with md5:898743fc5b2522db2bc39e9ceb4a4da6"]
     flags = {"division": "closed", "execution_mode": "valid", "vllm_model_name": "whisper-large-v3"}

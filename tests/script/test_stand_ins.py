@@ -20,7 +20,7 @@ from cm4vllm.common.errors import DatasetError, ModelError, SourceUnavailable, U
             ],
         ),
         (
-            ["--quantize=_int8"],
+            ["--quantize=_fp8"],
             ",_hf.owner/name",
             ["get,dataset,_calibration,_mlcommons", "cnn_dailymail_calibration.json", "get,dataset,_mlcommons"],
         ),

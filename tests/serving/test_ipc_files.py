@@ -134,7 +134,8 @@ def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how
             time.sleep(0.02)
         place, ray = (tmp_path / "log").read_text().split()
         assert Path(place).is_relative_to(folder) and ray == folder
-        assert [path.name for path in Path(folder).iterdir()] == [Path(place).parent.name]
+        own = Path(place).parent.name
+        assert {path.name for path in Path(folder).iterdir()} == {own, f".{own}.cm4vllm.json"}
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         for pid in {"asked": [], "server killed": children, "all killed": [supervisor, *children]}[how]:
             with contextlib.suppress(ProcessLookupError):

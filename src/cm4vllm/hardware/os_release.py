@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cm4vllm.common.kernel_files import text
+from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.common.processes import run
 
 __all__ = ["os_env", "os_line", "public_env", "read_os_release"]
@@ -78,7 +78,7 @@ def public_env(root: Path = Path("/")) -> tuple[dict[str, str | list[str]], dict
         env[f"CM_HOST_OS_PACKAGE_MANAGER_{name}_CMD"] = command
     if folders := _library_folders():
         env["+CM_HOST_OS_DEFAULT_LIBRARY_PATH"] = folders
-    if Path("/.dockerenv").exists():
+    if exists(Path("/.dockerenv")):
         env["CM_RUN_INSIDE_DOCKER"] = "yes"
     env["CM_HOST_SYSTEM_NAME"] = platform.node()
     kernel = platform.uname()

@@ -290,7 +290,8 @@ def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settin
     with FakeVllm(Behaviour(last_delay_s=delay_s)) as server:
         record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
     assert record.client.end_lag_ms is not None
-    assert (record.client.end_lag_ms >= 300) is bool(delay_s)
+    # The client may have seen the last token some ms after the server had sent it.
+    assert (record.client.end_lag_ms >= 200) is bool(delay_s)
     assert any("after its last token" in doubt for doubt in client_doubts(record)) or not delay_s
 
 

@@ -105,7 +105,7 @@ def test_the_published_command_is_what_a_user_would_type(model):
     argv = server_argv(Path("python3"), settings(model), 8000)
     line = " ".join(published_run(record, argv))
     assert line.startswith("docker run --rm --network=host --shm-size=16g --gpus=all ")
-    assert f"--ulimit=memlock=-1 --entrypoint=python3 {record.reference} -m vllm" in line
+    assert f"--ulimit=memlock=-1 --entrypoint=python3 {record.reference} -P -m vllm" in line
     assert "{" not in line
 
 
