@@ -12,8 +12,8 @@ from typing import Any
 
 from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
 from cm4vllm.assets.model_size import read_architecture
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
-from cm4vllm.common.files import json_of
 
 __all__ = [
     "DUMMY_MARK",

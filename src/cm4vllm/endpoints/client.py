@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -14,8 +13,9 @@ from typing import Any
 
 import yaml
 
+from cm4vllm.common.bounded_documents import object_of, read_json, read_object
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
-from cm4vllm.common.files import object_of, write_text
+from cm4vllm.common.files import write_text
 from cm4vllm.common.git_objects import added_files, changed_files, objects_of
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
@@ -180,7 +180,7 @@ def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
     if issued != wanted.accuracy_samples:
         faults.append(f"{issued:,} of {wanted.accuracy_samples:,} samples of the accuracy run were issued")
     try:
-        entries = json.loads((folder / SCORES).read_text(encoding="utf-8"))["accuracy_scores"]
+        entries = read_json(folder / SCORES)["accuracy_scores"]
         own = [entry for entry in entries if entry.get("dataset_type") == "accuracy"]
         incomplete = [entry["dataset_name"] for entry in own if entry.get("complete") is not True]
         missing = sum(int(entry["response_counts"]["missing"]) for entry in own)
@@ -196,7 +196,7 @@ def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
 def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
     """Return how many samples of its accuracy run the client issued, by its own list; 0 without one."""
     try:
-        phases = json.loads((folder / _ISSUED).read_text(encoding="utf-8"))
+        phases = read_json(folder / _ISSUED)
         return sum(len(phases.get(dataset.name, ())) for dataset in wanted.scored)
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
@@ -204,8 +204,7 @@ def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the client's own summary of the run in `folder`. Raises OSError, ValueError."""
-    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    return summary
+    return read_object(folder / SUMMARY)
 
 
 def _progress(log: Path) -> tuple[int, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from cm4vllm.common.bounded_documents import lines_of
 from cm4vllm.common.errors import CmError
 
 __all__ = ["SampleTimes", "read_events"]
@@ -45,7 +46,7 @@ class SampleTimes:
 
 class _Event(msgspec.Struct):
     event_type: str
-    timestamp_ns: int
+    timestamp_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sample_uuid: str = ""
     data: msgspec.Raw = msgspec.Raw()
 
@@ -57,7 +58,7 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
     CmError for a log that cannot be read, or whose other lines are no events.
     """
     samples, measured = dict[str, SampleTimes](), False
-    for event in _events(path):
+    for event, chunks in _events(path):
         sample = samples.get(event.sample_uuid)
         if event.event_type in (_START, _STOP):
             measured = event.event_type == _START
@@ -65,7 +66,7 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
             samples[event.sample_uuid] = SampleTimes(event.timestamp_ns)
         elif sample and event.event_type == _FIRST:
             sample.first_ns = event.timestamp_ns
-        elif sample and event.event_type == _COMPLETE and (chunks := _answer(event.data)) is not None:
+        elif sample and chunks is not None:
             sample.complete_ns = event.timestamp_ns
             sample.tokens = count_tokens("".join(chunks))
             sample.tokens_after_first = count_tokens("".join(chunks[1:]))
@@ -88,16 +89,19 @@ def _chunks(part: object) -> list[str]:
     return [str(part)] if part else []
 
 
-def _events(path: Path) -> Iterator[_Event]:
+def _events(path: Path) -> Iterator[tuple[_Event, list[str] | None]]:
+    """Give each event with the chunks of its answer, None for one without an answer."""
     decoder = msgspec.json.Decoder(_Event)
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    raise CmError(f"line {number} of {path} is no event of the client", cause=str(error)) from error
-    except OSError as error:
-        raise CmError(f"{path} cannot be read", cause=str(error.strerror)) from error
+        for number, line in enumerate(lines_of(path), 1):
+            try:
+                event = decoder.decode(line)
+                yield event, _answer(event.data) if event.event_type == _COMPLETE else None
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                cause = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+                raise CmError(f"line {number} of {path} is no event of the client", cause=cause) from error
+    except (OSError, ValueError) as error:
+        cause = str(error.strerror) if isinstance(error, OSError) else str(error)
+        raise CmError(f"{path} cannot be read", cause=cause) from error

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
@@ -128,8 +129,8 @@ def _text(site: Site, path: str) -> str:
 
 
 def _page(site: Site, path: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(_text(site, path))
+    with suppress(ValueError):
+        return json_of(_text(site, path))
     return None
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import json_of, opened
+from cm4vllm.common.files import opened
 from cm4vllm.serving.records import ServerRecord, host_of
 from cm4vllm.serving.server_access import Access, refused
 
