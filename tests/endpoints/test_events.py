@@ -97,7 +97,10 @@ def test_a_line_that_was_cut_off_is_left_out_and_another_one_is_refused(tmp_path
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"event_type": "sample.complete", "timestamp_ns": 1, "data": ' + "[" * 10**5 + "]" * 10**5 + "}", "nested too deep"),
+        (
+            '{"event_type": "sample.complete", "timestamp_ns": 1, "data": ' + "[" * 10**5 + "]" * 10**5 + "}",
+            "nested too deep",
+        ),
         (f'{{"event_type": "sample.issued", "timestamp_ns": {10**400}}}', "timestamp_ns"),
         ('{"event_type": "sample.issued", "timestamp_ns": -1}', "timestamp_ns"),
         ('{"event_type": "sample.issued", "timestamp_ns": "1"}', "timestamp_ns"),

@@ -146,7 +146,7 @@ _REMEDIES = {
 }
 
 #: The lines of pip about its last attempt to reach an index: the reason ends the exception's text.
-_BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)': \S+$", re.MULTILINE)
+_BROKEN = re.compile(r"Retry\(total=0,.{0,200}after connection broken by '\w{1,80}\((.{0,2000})\)': \S+$", re.MULTILINE)
 
 
 def _no_connection(said: str) -> str:

@@ -130,7 +130,7 @@ def _mhz(cpus: list[Path], name: str) -> float | None:
 
 def _mhz_in_name(name: str) -> float | None:
     """Return the base frequency that Intel writes into the name: '... CPU @ 2.50GHz'."""
-    match = re.search(r"@ *(\d+(?:\.\d+)?) *GHz", name)
+    match = re.search(r"@ *(\d{1,9}(?:\.\d{1,9})?) *GHz", name)
     return round(float(match.group(1)) * 1000, 3) if match else None
 
 

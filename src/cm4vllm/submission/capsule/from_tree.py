@@ -22,7 +22,7 @@ from cm4vllm.submission.official_checker import is_rehearsal
 
 __all__ = ["capsule_of_part"]
 
-_BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
 _MODEL_FLAGS = ("--vllm_model_name", "--model")
 _EXPECTED = {
