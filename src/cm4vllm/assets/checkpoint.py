@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -120,7 +121,7 @@ def read_weights(folder: Path) -> Weights:
             elif data_type not in _NOT_PARAMETERS and not name.endswith(_BESIDE_WEIGHTS):
                 count[data_type] += math.prod(shape)
     quantised = quantised_to(folder)
-    bits = int("".join(filter(str.isdigit, quantised)) or 0)
+    bits = int("".join(re.findall("[0-9]", quantised))[:9] or 0)
     known = not packed or bool(bits)
     return Weights(
         files=tuple(files),
