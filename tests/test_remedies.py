@@ -32,7 +32,7 @@ COMMAND = re.compile(r"--tags=([^\s;)]+)|\b(?:of|to) ((?:\w[\w-]*,)+\w[\w-]*)")
 #: Other programs, whose flags follow their names in the same message.
 OTHER_PROGRAM = re.compile(
     r"\b(?:docker run|podman run|nvidia-ctk|vllm serve|pip|"
-    r"python3? -m|cloudflared|kubectl|git|cm (?:pull|add) repo|inference-endpoint)\b"
+    r"python3? -m|cloudflared|kubectl|git|pacman|cm (?:pull|add) repo|inference-endpoint)\b"
 )
 DOCKERFILE = re.compile(r"^(?:FROM|RUN|WORKDIR|COPY|ENTRYPOINT|ARG) ", re.MULTILINE)
 VALUE = "\N{REPLACEMENT CHARACTER}"

@@ -1,14 +1,19 @@
 """Gives the operating system of this machine."""
 
+from pathlib import Path
 from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.common.progress import say_facts
-    from cm4vllm.hardware.os_release import os_env, os_line
+    if getattr(i["automation"], "engine", "") != "cm4vllm":
+        from runpy import run_path
 
-    detected = os_env()
+        return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
+    from cm4vllm.common.progress import say_facts
+    from cm4vllm.hardware.os_release import os_line, public_env
+
+    env, state = public_env()
     say_facts("operating system", os_line())
-    i["env"].update({key: value for key, value in detected.items() if value})
-    i["state"]["os_uname_machine"] = detected["CM_HOST_OS_MACHINE"]
+    i["env"].update(env)
+    i["state"].update(state)
     return {"return": 0}

@@ -4,19 +4,15 @@ Nothing of cm4vllm is imported before it is clear whose engine this is: as the f
 which also reports another engine that runs them.
 """
 
+from pathlib import Path
 from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     if getattr(i["automation"], "engine", "") != "cm4vllm":
-        return {
-            "return": 3,
-            "error": (
-                f"another script engine ({getattr(i['automation'], 'path', 'unknown')}) runs a recipe of cm4vllm\n"
-                "  cause:  its repository comes before cm4vllm in the order of CM's repositories\n"
-                "  remedy: select the engine of cm4vllm: cm run cm4vllm:script --tags=..."
-            ),
-        }
+        from runpy import run_path
+
+        return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
     from cm4vllm.common.environments import index_options
     from cm4vllm.engine.run import python_packages as pythons
 
@@ -32,4 +28,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     name = env.get("CM_GENERIC_PYTHON_PACKAGE_NAME", "")
     version = pythons.require_package(name, env.get("CM_TMP_PIP_VERSION_STRING", ""), options)
     env[f"CM_PYTHONLIB_{pythons.env_name(name)}_VERSION"] = version
+    env[f"CM_PYTHONLIB_{pythons.env_name(name)}_CACHE_TAGS"] = (
+        f"version-{version}"  # as the recipe of cm4mlops gives it
+    )
     return {"return": 0, "version": version}

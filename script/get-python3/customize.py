@@ -1,9 +1,14 @@
 """Choice of the Python that recipes use: the given one, or the one that runs cm."""
 
+from pathlib import Path
 from typing import Any
 
 
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
+    if getattr(i["automation"], "engine", "") != "cm4vllm":
+        from runpy import run_path
+
+        return dict(run_path(str(Path(__file__).parents[1] / "another_engine.py"))["refusal"](i))
     from cm4vllm.engine.run.python_packages import inspect_python
 
     env = i["env"]

@@ -9,7 +9,9 @@ _OWN_FLAGS = ("api_server", "dataset_path", "extra_args", "inference_src", "scen
 
 def plan(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.engine.run.flags import mapped_inputs
+    from cm4vllm.results.verification import accuracy_tolerance
 
+    accuracy_tolerance(i["env"])
     _, words = _command(i, asks=False)
     typed = _typed(words)
     return {"return": 0, "steps": [{"name": "job", "tags": typed["tags"], "env": mapped_inputs(_main_job(), typed)[1]}]}
@@ -22,12 +24,13 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.errors import CmError
     from cm4vllm.common.progress import say
     from cm4vllm.report.comparison_texts import report_environment, report_verification
-    from cm4vllm.results.verification import ACCURACY_TOLERANCE, refuse_differences
+    from cm4vllm.results.verification import accuracy_tolerance, refuse_differences
     from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
     from cm4vllm.submission.capsule.comparison import compare_environment
     from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule
 
     env = i["env"]
+    tolerance = accuracy_tolerance(env)
     capsule, words = _command(i, asks=True)
     say("before the run, this machine and program against the capsule's:")
     report_environment(compare_environment(capsule))
@@ -43,7 +46,7 @@ def preprocess(i: dict[str, Any]) -> dict[str, Any]:
         results = [result for result in capsule.results if result.scenario in measured]
         capsule = msgspec.structs.replace(capsule, results=results)
     capsules = [(Path(env["CM_MLPERF_CAPSULE"]), capsule), (out, again)]
-    rows = report_verification(capsules, float(env.get("CM_MLPERF_VERIFY_ACCURACY") or ACCURACY_TOLERANCE))
+    rows = report_verification(capsules, tolerance)
     i["state"]["compared"] = msgspec.to_builtins(rows)
     env.update(CM_MLPERF_RESULTS_DIR=str(out), CM_MLPERF_CAPSULE=str(out / CAPSULE_FILE))
     refuse_differences(rows)

@@ -67,6 +67,7 @@ def test_nearest_names_the_closest_choice_or_all():
         ("wokers", "num_workers"),
         ("output", "output_dir"),
         ("llama3", "llama3.1-8b"),
+        ("llama3-8b", "llama3.1-8b"),
     ],
 )
 def test_a_hint_names_a_word_that_is_misspelt_begun_or_a_part(word, meant):
@@ -83,10 +84,31 @@ def test_a_hint_names_a_word_that_is_misspelt_begun_or_a_part(word, meant):
         ("", "a"),
         ("no", "node_ip"),
         ("mode", "devices"),
+        ("round", "run_checker"),
     ],
 )
 def test_no_hint_names_a_word_that_is_not_near(word, other):
     assert nearest(word, [other, "zzzzzzzz"]).startswith("known: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "listed"),
+    [
+        ("r3.1", ["r6.1", "r5.0", "vllm", "short"], "r5.0, r6.1"),
+        ("v7.0", ["v4.1", "v6.0"], "v4.1, v6.0"),
+        ("TEST99", ["TEST01", "TEST06", "other"], "TEST01, TEST06"),
+        ("llama2-80b", ["llama2-70b", "gptj-99"], "llama2-70b"),
+    ],
+)
+def test_a_version_that_does_not_exist_lists_those_that_do(word, choices, listed):
+    assert nearest(word, choices, "list them with: cm show") == f"known: {listed}"
+
+
+def test_a_word_that_several_choices_contain_names_them_before_one_that_is_merely_similar():
+    choices = ["find_target_qps", "server_target_qps", "offline_target_qps", "submitter"]
+    assert nearest("target_qps", choices) == (
+        "did you mean 'find_target_qps', 'server_target_qps' or 'offline_target_qps'?"
+    )
 
 
 def test_a_long_list_gives_way_to_how_it_is_seen():

@@ -260,6 +260,35 @@ def test_what_may_not_be_read_is_named(open_home, path):
         (folder / path).chmod(0o755)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to become another user")
+def test_a_home_that_may_not_be_written_is_named_with_the_setting_for_another(open_home):
+    home = open_home
+    home.script("kept", {"cache": True}, customize="def preprocess(i): return {'return': 0}\n")
+    home.act("find", "script")
+    subprocess.run(["chmod", "-R", "a+rX", home.path.parent], check=True)
+    nobody = [need("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m"]
+    empty = home.path.parent / "empty"
+    empty.mkdir(0o755)
+    for cm_home, words in (
+        (home.path, ("cmind.cli", "run", "script", "--tags=kept")),
+        (home.path, ("cmind.cli", "run", "script", "--tags=kept", "--plan")),
+        (empty, ("cm4vllm.engine.tools.register", str(home.engine))),
+    ):
+        done = subprocess.run(
+            [*nobody, *words],
+            cwd="/tmp",
+            env={**home.env, "CM_REPOS": str(cm_home), "HOME": str(empty)},
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        if "No module named" in done.stderr:
+            pytest.skip("another user cannot read this Python")
+        assert done.returncode == 41, (words, done.stdout + done.stderr)
+        assert str(cm_home) in done.stderr and "CM_REPOS" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_the_metas_of_the_public_format_keep_their_shapes():
     from cm4vllm.engine.format.meta_shapes import wrong_shapes
 

@@ -51,7 +51,7 @@ def composed(start: int = 5_000_000, *, reset_at: float | None = None, wrap: int
 def joules(readings: list[Reading], shift: float = 0.0, counter: Counter = NVML):
     begin, end = (BEGIN.timestamp() + second + shift for second in WINDOW)
     energy = energy_between(counter, readings, begin, end)
-    assert energy is not None
+    assert not isinstance(energy, str)
     return energy
 
 
@@ -89,7 +89,7 @@ def test_the_largest_value_of_a_package_is_not_a_reset() -> None:
     at = BEGIN.timestamp()
     readings = [(at, 262_143_000_000), (at + 1, 99_671_150), (at + 2, 199_671_150)]
     energy = energy_between(package, readings, at, at + 2)
-    assert energy is not None and (energy.joules, energy.wraps, energy.resets) == (pytest.approx(200.0), 1, 0)
+    assert not isinstance(energy, str) and (energy.joules, energy.wraps, energy.resets) == (pytest.approx(200.0), 1, 0)
 
 
 def test_the_energy_of_a_gpu_under_load_is_that_of_finer_readings_and_near_that_of_its_power() -> None:
@@ -104,7 +104,7 @@ def test_the_energy_of_a_gpu_under_load_is_that_of_finer_readings_and_near_that_
             for (at, _, power), (until, _, after) in itertools.pairwise(rows)
             if begin <= at and until <= 22.622
         )
-        assert stated is not None and finer is not None
+        assert not isinstance(stated, str) and not isinstance(finer, str)
         assert abs(stated.joules - finer.joules) <= stated.within_j + finer.within_j < 0.03 * finer.joules
         assert stated.joules == pytest.approx(by_power, rel=0.03)
 
@@ -114,6 +114,26 @@ def test_a_run_that_the_readings_do_not_cover_is_not_measured() -> None:
     energy = energy_of_run([(NVML, composed())], begin, end, used=[], not_measured=["CPU package: none"])
     assert energy.counters == [] and energy.serving(Scope.GPU) == []
     assert energy.not_measured == ["CPU package: none", "GPU 0: its counter was not read before and after the run"]
+
+
+@pytest.mark.parametrize(
+    ("readings", "why"),
+    [
+        ([(0.0, 7_000), (1.0, 7_000), (2.0, 7_000)], "its counter stayed at 7,000 for 2 s"),
+        ([(0.0, 0), (1.0, 0), (2.0, 0)], "its counter stayed at 0 for 2 s"),
+        # One reading is lower than the one before: 40 times the true energy, if what it states were counted as new.
+        ([(0.0, 30_000_000), (0.5, 29_999_000), (2.0, 30_750_000)], "its counter went back from 30,000,000 to 29,999"),
+        ([(0.0, 9_000_000_000), (1.0, 8_000_000_000), (2.0, 8_000_400_000)], "its counter went back from 9,000,000"),
+        ([(0.0, 1_000), (1.0, 90_000_000_000), (2.0, 90_000_400_000)], "its counter states 90,000,399 J in 2 s"),
+    ],
+    ids=["stays", "stays at 0", "a little back", "far back", "jumps"],
+)
+def test_readings_that_no_board_can_have_are_not_measured(readings: list[Reading], why: str) -> None:
+    stated = energy_between(NVML, readings, 0.0, 2.0)
+    assert isinstance(stated, str) and stated.startswith(why)
+    begin = datetime.fromtimestamp(0, UTC)
+    energy = energy_of_run([(NVML, readings)], begin, begin + timedelta(seconds=2), used=[], not_measured=[])
+    assert energy.counters == [] and energy.not_measured == [f"GPU 0: {stated}"]
 
 
 def test_a_board_on_which_the_server_does_not_compute_does_not_count() -> None:
@@ -191,9 +211,10 @@ def test_a_counter_is_read_through_the_run(machine: Path) -> None:
         end = datetime.now(UTC)
         time.sleep(0.05)
     energy = watch.energy(begin, end)
-    first, second = energy.serving(Scope.CPU)
-    assert first.joules == pytest.approx(3.5, abs=first.within_j + 1e-6) and second.joules == 0
-    assert len(energy.not_measured) == 1 and energy.not_measured[0].startswith("GPU board: ")
+    (first,) = energy.serving(Scope.CPU)
+    assert first.joules == pytest.approx(3.5, abs=first.within_j + 1e-6)
+    assert len(energy.not_measured) == 2 and energy.not_measured[0].startswith("GPU board: ")
+    assert energy.not_measured[1].startswith("package-1: its counter stayed at ")
 
 
 @pytest.mark.parametrize(

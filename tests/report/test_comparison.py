@@ -214,7 +214,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(real_runs: Path, neu
         compare_paths([neural_magic, neural_magic])
     with pytest.raises(SubmissionError, match="holds no results"):
         compare_paths([tmp_path, real_runs])
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         compare_paths([tmp_path / "missing", real_runs])
 
 
@@ -240,3 +240,57 @@ def test_a_scenario_has_those_results_alone_that_have_it(neural_magic: Path, two
     assert all(len(row.cells) == len(block.sides) for block in comparison.blocks for row in block.rows)
     assert [difference.values for difference in comparison.differences if difference.name == "weight data types"]
     assert any("D against C" in line for line in as_text(comparison))
+
+
+def changed_server(folder: Path, change) -> Path:
+    """Change the run records of results, and return their folder."""
+    for path in folder.glob("runs/*/*/*/*/run.json"):
+        run = read_record(path, RunRecord)
+        write_record(path, change(run))
+    return folder
+
+
+def test_no_difference_of_a_doubtful_run_is_called_real(two, tmp_path: Path) -> None:
+    first, other = two
+    assert row(compare_paths(two), "Server", "ttft p50").cells[1].shift.verdict is Verdict.REAL
+
+    def doubted(run: RunRecord) -> RunRecord:
+        return replace(run, client=replace(run.client, at_once=run.client.completed))
+
+    copy = changed_server(Path(shutil.copytree(other, tmp_path / "doubtful" / "test")), doubted)
+    comparison = compare_paths([first, copy])
+    shift = row(comparison, "Server", "ttft p50").cells[1].shift
+    assert shift.verdict is Verdict.DOUBTFUL and shift.why.startswith("DOUBTFUL: ")
+    text = "\n".join(as_text(comparison))
+    assert "worse: doubtful" in text and "worse: real" not in text
+    assert "WARNING B: Server is DOUBTFUL: " in text and "worse: doubtful" in as_page(comparison)
+
+
+@pytest.mark.parametrize("name", ["max-num-seqs", "max-num-batched-tokens", "enforce-eager"])
+def test_options_that_servers_of_others_state_are_settings_that_differ(two, tmp_path: Path, name: str) -> None:
+    def by_hand(value):
+        def change(run: RunRecord) -> RunRecord:
+            options = {"max-num-seqs": 16, "model": "/srv/private/model", name: value}
+            server = replace(run.settings.server, owned=False, argv=[], env={}, options=options)
+            return replace(run, settings=replace(run.settings, server=server))
+
+        return change
+
+    sides = [
+        changed_server(Path(shutil.copytree(two[0], tmp_path / str(value) / "test")), by_hand(value))
+        for value in (64, 8)
+    ]
+    comparison = compare_paths(sides)
+    assert [(setting.name, setting.values) for setting in comparison.differences] == [(f"--{name}", ("64", "8"))]
+    assert "/srv/private" not in as_page(comparison)
+    assert not any("VLLM_SERVER_DEV_MODE" in text for text in comparison.warnings)
+
+
+def test_where_servers_of_others_state_no_options_their_switch_is_named(two, tmp_path: Path) -> None:
+    def silent(run: RunRecord) -> RunRecord:
+        server = replace(run.settings.server, owned=False, argv=[], env={}, options={"block-size": 16})
+        return replace(run, settings=replace(run.settings, server=server))
+
+    copy = changed_server(Path(shutil.copytree(two[0], tmp_path / "test")), silent)
+    (warning,) = [text for text in compare_paths([two[0], copy]).warnings if "VLLM_SERVER_DEV_MODE=1" in text]
+    assert warning.startswith("The options of the servers of B are not known.")

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.report.explorer import explorer_page
+from cm4vllm.results.result_index import Index, read_index
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.results.tree_check import CheckedTree, check_tree, report_checks
 from cm4vllm.rules import round_terms
+from cm4vllm.submission.capsule.from_records import publishable
 
 Logs = dict[tuple[str, str], Path]
 #: LoadGen's defaults are those of its newest round.
@@ -330,3 +333,35 @@ def test_the_first_and_the_last_line_say_what_was_covered(
     assert refused.value.state["coverage"] == coverage
     (run,) = json.loads((tmp_path / "found.sarif").read_text())["runs"]
     assert run["properties"]["coverage"] == coverage
+
+
+@pytest.mark.parametrize(
+    ("place", "ran"),
+    [
+        ("resnet50/MultiStream", "SingleStream"),
+        ("yolo-95/Offline", "SingleStream"),
+        ("resnet50/Offline", "MultiStream"),
+    ],
+)
+def test_figures_of_another_scenario_are_no_figures_of_an_inferred_result(
+    any_scenario: Logs, tmp_path: Path, place: str, ran: str
+) -> None:
+    log = put(tmp_path, any_scenario, place, ran)
+    (log / "performance/run_1/spl.txt").write_text("")
+    (row,) = read_index(tmp_path, tmp_path / "kept").rows
+    assert row.inferred_from == ran and row.scenario == place.partition("/")[2]
+    assert (row.value, row.metric, row.power_w, row.energy_mj, row.per_accelerator) == (None, "", None, None, None)
+    assert f"inferred from {ran}" in explorer_page(Index((row,), 1, 0))
+    (submission,) = read_tree(tmp_path)
+    (result,) = submission.results
+    assert result.performance is not None and result.performance.metric is not None
+    assert len(publishable(result).performance.figures) == 0
+
+
+@pytest.mark.parametrize(("place", "ran"), [("resnet50/Offline", "Offline"), ("llama2-70b-99/Interactive", "Server")])
+def test_the_log_of_loadgens_own_scenario_is_not_inferred(
+    any_scenario: Logs, tmp_path: Path, place: str, ran: str
+) -> None:
+    put(tmp_path, any_scenario, place, ran)
+    (row,) = read_index(tmp_path, tmp_path / "kept").rows
+    assert row.inferred_from == "" and row.value

@@ -234,7 +234,7 @@ def test_a_tree_that_does_not_exist_is_called_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent does not exist"):
         report_checks(tmp_path / "absent")
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(UsageError, match="a.txt is no folder"):
+    with pytest.raises(UsageError, match="a.txt is a file, not a folder"):
         report_checks(tmp_path / "a.txt")
 
 

@@ -61,16 +61,24 @@ def test_the_findings_of_published_sessions(published_power: Path, tmp_path: Pat
 
 def restate(session: Path) -> None:
     """Have server.json and client.json state the digests and the means of the files as they are now."""
+    restate_digests(session)
+    for part in ("client", "server"):
+        path = session / "power" / f"{part}.json"
+        content = json.loads(path.read_text())
+        watts = [listed for listed in content.get("ptd_messages", ()) if listed["cmd"] == "Watts"]
+        for message, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
+            mean = mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples)
+            message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", message["reply"])
+        path.write_text(json.dumps(content))
+
+
+def restate_digests(session: Path) -> None:
     for part in ("client", "server"):
         path = session / "power" / f"{part}.json"
         content = json.loads(path.read_text())
         for name in content["results"]:
             if name in FILES and (session / name).is_file():
                 content["results"][name] = hashlib.sha1((session / name).read_bytes()).hexdigest()
-        watts = [listed for listed in content.get("ptd_messages", ()) if listed["cmd"] == "Watts"]
-        for message, phase in zip(watts, (Phase.RANGING, Phase.TESTING, Phase.TESTING), strict=False):
-            mean = mean_watts(samples_of((session / phase / "spl.txt").read_text()).samples)
-            message["reply"] = re.sub(r"^Watts,[\d.]+", f"Watts,{mean:.6f}", message["reply"])
         path.write_text(json.dumps(content))
 
 
@@ -145,6 +153,41 @@ def a_file_is_missing(session: Path) -> None:
     (session / "ranging" / "mlperf_log_summary.txt").unlink()
 
 
+def server_json_is_empty(session: Path) -> None:
+    (session / "power" / "server.json").write_text("{}")
+
+
+def client_json_states_no_digests(session: Path) -> None:
+    path = session / "power" / "client.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "results": {}}))
+
+
+def ptdaemon_was_never_asked(session: Path) -> None:
+    path = session / "power" / "server.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ptd_messages": []}))
+
+
+def with_watts(session: Path, watts: str) -> None:
+    """Have one sample of the window state another power, and the means be those of before."""
+    path = session / Phase.TESTING / "spl.txt"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[700] = re.sub(r"Watts,[^,]+", f"Watts,{watts}", lines[700])
+    path.write_text("".join(lines))
+    restate_digests(session)
+
+
+def a_sample_is_infinite(session: Path) -> None:
+    with_watts(session, "inf")
+
+
+def a_sample_is_an_overflow(session: Path) -> None:
+    with_watts(session, "9.9e13")
+
+
+def a_sample_is_the_greatest_float(session: Path) -> None:
+    with_watts(session, "9.9e37")
+
+
 def a_fetched_file_is_left(session: Path) -> None:
     (session / FETCHED_ONLY).write_text("Power: Watts,826\n")
 
@@ -187,6 +230,12 @@ CHANGES: dict[Callable[[Path], None], str] = {
     one_byte_is_changed: "POWER-HASH",
     a_file_is_missing: "POWER-FILES",
     a_fetched_file_is_left: "POWER-FILES",
+    server_json_is_empty: "POWER-FILES",
+    client_json_states_no_digests: "POWER-FILES",
+    ptdaemon_was_never_asked: "POWER-FILES",
+    a_sample_is_infinite: "POWER-IMPOSSIBLE",
+    a_sample_is_an_overflow: "POWER-IMPOSSIBLE",
+    a_sample_is_the_greatest_float: "POWER-IMPOSSIBLE",
     the_log_of_ptdaemon_is_cut: "POWER-PTD-LOG-CUT",
     settings_are_not_stated: "POWER-SETTINGS",
     the_wiring_is_not_stated: "POWER-SETTINGS",

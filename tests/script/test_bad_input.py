@@ -28,6 +28,11 @@ from cm4vllm.common.errors import (
         ("--model=llama3-8b", "", ["llama3-8b", "llama3.1-8b"]),
         ("--server_target_qps=fast", "", ["--server_target_qps='fast'", "must be a number"]),
         ("--quiet", ",_vlm", ["vlm", "vllm"]),
+        ("--quiet", ",_r3.1", ["known: r4.1, r5.0, r5.1, r6.0, r6.1"]),
+        ("--round=v6.0", "", ["--round", "among the tags", "_r6.0"]),
+        ("--find_performance", "", ["among the tags", "_find-performance"]),
+        ("--gpu_memory_utilization=95", "", ["above 0, and 1 at most", "give --gpu_memory_utilization=0.95"]),
+        ("--gpu_memory_utilization=90%", "", ["give a number without a unit: --gpu_memory_utilization=0.9"]),
     ],
 )
 def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag, tags, words):
@@ -35,6 +40,50 @@ def test_a_flag_a_variation_or_a_value_nobody_defined_names_the_nearest(cm, flag
     done.refused_with(UsageError.exit_code, *words)
     assert not (cm.cwd / "mlperf-results").exists()
     assert "processors" not in done.output and "operating system" not in done.output, "facts about the machine"
+
+
+@pytest.mark.parametrize(
+    "words", [("--scenario", "Offline"), ("--model", "llama3.1-8b"), ("--env.CM_MLPERF_DEVICE", "cpu")]
+)
+@pytest.mark.parametrize("more", [(), ("--plan",)])
+def test_a_value_that_is_not_joined_to_its_flag_is_refused_with_the_right_form(cm, words, more):
+    done = cm.main_job(*words, *more)
+    done.refused_with(UsageError.exit_code, " ".join(words), "=".join(words))
+
+
+def test_a_switch_of_the_engine_may_stand_before_the_name_of_a_script(cm):
+    done = cm("run", "script", "--quiet", "detect-os")
+    assert done.code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("tags", "flags", "words"),
+    [
+        ("replay,mlperf", ["--capsule=nope.yaml"], ["nope.yaml does not exist", "rerun.yaml"]),
+        ("verify,mlperf", ["--capsule=nope", "--other=nope"], ["nope does not exist", "rerun.yaml"]),
+        ("check,mlperf,results", ["--input=cm.txt"], ["cm.txt is a file, not a folder"]),
+        ("verify,mlperf", ["--capsule=a", "--other=b", "--accuracy_tolerance=5"], ["--accuracy_tolerance=0.05"]),
+        ("replay,mlperf", ["--capsule=a", "--accuracy_tolerance=x"], ["--accuracy_tolerance='x'", "must be a number"]),
+    ],
+)
+def test_paths_and_parts_are_named_as_what_they_are(cm, tags, flags, words):
+    (cm.cwd / "cm.txt").touch()
+    cm("run", "script", f"--tags={tags}", *flags).refused_with(UsageError.exit_code, *words)
+
+
+@pytest.mark.parametrize(
+    ("tags", "named"),
+    [
+        ("install,vllm,_cpu,_version.0.31.0", "vLLM 0.31.0, CPU build"),
+        ("install,vllm,_cuda,_version.0.30.0", "vLLM 0.30.0, CUDA build"),
+        ("install,vllm,_cpu", "(default), CPU build"),
+    ],
+)
+def test_a_plan_names_the_version_that_was_asked_for(cm, tags, named):
+    done = cm("run", "script", f"--tags={tags}", "--plan")
+    lines = [line for line in done.output.splitlines() if " build" in line]
+    assert len(lines) == 2, "once beside the script and once in the sum"
+    assert all(named in line for line in lines), lines
 
 
 @pytest.mark.parametrize(

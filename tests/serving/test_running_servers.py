@@ -125,8 +125,8 @@ def test_a_command_line_alone_makes_no_server(made, user, tmp_path):
     with looks_like_ours(tmp_path / "spec.json", user) as process:
         try:
             assert process.stdout.readline() == b"up\n"
-            found = [running for running in running_servers() if running.supervisor == process.pid]
-            assert bool(found) == (made is _foreign_folder and user == os.geteuid())
+            seen = [running for running in running_servers() if running.supervisor == process.pid]
+            assert bool(seen) == (made is _foreign_folder and user == os.geteuid())
             with pytest.raises(UsageError, match="no server started by cm4vllm runs"):
                 stop_one(str(tmp_path / "other"))
             assert process.poll() is None

@@ -16,9 +16,9 @@ from cm4vllm.assets import dummy, hub, mlcommons
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_digests
 from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint
 from cm4vllm.assets.records import DUMMY_SOURCE, ModelRecord
-from cm4vllm.assets.stand_ins import STAND_INS, stand_in_of
+from cm4vllm.assets.stand_ins import STAND_INS, stand_in_of, variation_of
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import ModelError, UsageError, nearest
+from cm4vllm.common.errors import DownloadError, ModelError, UsageError, nearest
 from cm4vllm.common.files import given_path, sha256_of, sha256_of_tree
 from cm4vllm.common.progress import say, step
 from cm4vllm.common.records import write_record
@@ -177,7 +177,15 @@ def _local(folder: Path) -> ModelRecord:
 def _served(name: str, folder: str, revision: str) -> ModelRecord:
     """Take a given server's model from the folder that the server reports, or by its name from the hub."""
     if not folder:
-        return _hub(name, revision)
+        try:
+            return _hub(name, revision)
+        except DownloadError as error:
+            stand_in = STAND_INS[variation_of("")]
+            error.remedy += (
+                f"\nor, where the server serves {stand_in.title} of cm4vllm under that name, add "
+                f"_{variation_of('')} to the tags of run-mlperf,inference"
+            )
+            raise
     return _described(
         Path(folder),
         _not_a_benchmarks(_safe(name.rpartition("/")[2])),
@@ -199,7 +207,12 @@ def _hub(name: str, revision: str) -> ModelRecord:
 
 def _require_hub_name(name: str) -> None:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
+        raise UsageError(
+            f"{name!r} is not the name of a hub's model",
+            cause="and this machine has no folder of that name",
+            remedy="give a hub's model as owner/name, or the folder that holds config.json, tokenizer.json and "
+            "*.safetensors",
+        )
 
 
 def _catalogued(name: str, revision: str) -> ModelRecord:

@@ -6,7 +6,6 @@ when all is done: after a kill the step begins again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,10 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
+from cm4vllm.common.errors import RunFailed, UsageError
+from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.owned_folders import discard, forget, move_result, note_finished, write_noted
+from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
@@ -31,6 +32,8 @@ from cm4vllm.power.making import (
 )
 from cm4vllm.power.session import SESSION, PowerSession, session_beside
 from cm4vllm.power.supplies import SUPPLIES, read_supplies
+from cm4vllm.results.checks.power import session_findings
+from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms
 
 __all__ = ["UNDER_POWER", "PowerInputs", "lacks_session", "make_powered_run", "require_power", "step_inputs"]
@@ -106,9 +109,10 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     asked, folder = PowerInputs.of(env), inputs.folder
     session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
     kept_conf = folder.with_name("under-power.user.conf")
-    if inputs.user_conf:
-        shutil.copyfile(inputs.user_conf, kept_conf)  # a run removes the file that was written for it
-    shutil.rmtree(session, ignore_errors=True)
+    discard(session)
+    discard(aside)
+    if inputs.user_conf:  # copied: a run removes the file that was written for it
+        write_noted(kept_conf, text_of(Path(inputs.user_conf)))
     again = replace(inputs, output_dir=str(aside), user_conf=str(kept_conf) if inputs.user_conf else "")
 
     def one_run(logs: Path) -> None:
@@ -118,15 +122,36 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
 
     try:
         made = make_session(asked.own_site, session, one_run)
+        require_sound(made)
         _state(made, asked)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        note_finished(session)
+        move_result(aside, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        kept_conf.unlink(missing_ok=True)
-        session.with_name(OUTPUT).unlink(missing_ok=True)
+        discard(aside)
+        forget(kept_conf)
+        forget(session.with_name(OUTPUT))
     inputs.forget_generated_conf()
     return folder / "run.json"
+
+
+def require_sound(session: PowerSession) -> None:
+    """Raise RunFailed for a session in which the checks of a tree will find errors; say what they only warn of.
+
+    That of the simulated PTDaemon is never part of a submission: there all is only said.
+    """
+    refused = []
+    for finding in session_findings(session):
+        text = f"{finding.code}: {finding.what}, {finding.file} {finding.field} {finding.value}".rstrip()
+        if finding.severity is Severity.ERROR and not session.simulated:
+            refused.append((text, finding.remedy))
+        else:
+            warn(f"the power session: {text}")
+    if refused:
+        raise RunFailed(
+            f"the power session in {session.folder} does not count",
+            cause="\n".join(text for text, _ in refused),
+            remedy="; ".join(dict.fromkeys(remedy for _, remedy in refused)),
+        )
 
 
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:

@@ -43,11 +43,17 @@ _LONGEST_NUMBER = 1000
 
 
 def json_of(data: str | bytes) -> Any:
-    """Return the value of a JSON text; NaN and Infinity, which Python writes, are read. Raises ValueError."""
+    """Return the value of a JSON text; NaN and Infinity, which Python writes, are read. Raises ValueError.
+
+    Halves of UTF-16 pairs, which JSON can escape and no UTF-8 file can hold, become question marks.
+    """
     import json
 
     try:
-        return require_bounded(json.loads(data))
+        value = json.loads(data)
+        halves = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
+        whole = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if halves else value
+        return require_bounded(whole)
     except RecursionError as error:
         raise _too_deep() from error
 

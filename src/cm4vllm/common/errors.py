@@ -11,7 +11,7 @@
       ServerNotReady         34   the server did not serve a completion in time
       ServerStuck            35   the server process is up but has stopped responding
       DiskFull               40   no space left where the results or the assets go
-      NotWritable            41   no permission to write there
+      NotWritable            41   no permission to write there; or what a finished command printed was not written
       InstallError           42   a package or an environment could not be installed
       SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded completely
@@ -247,6 +247,8 @@ def nearest(word: str, choices: Iterable[str], listing: str = "") -> str:
     `listing` is a sentence that says how to see all of them; it stands in place of a list of more than a few.
     """
     known = sorted({str(choice) for choice in choices})  # plain words, also out of an enumeration
+    if others := _of_other_numbers(word, known):
+        return f"known: {', '.join(others)}"
     if meant := [repr(choice) for choice in _meant(word, known)]:
         return f"did you mean {' or '.join(filter(None, [', '.join(meant[:-1]), meant[-1]]))}?"
     if len(known) > _LISTED and listing:
@@ -259,18 +261,49 @@ _LISTED = 12
 #: The similarity (difflib's ratio) from which one word is taken for a misspelling of another: `vlm` and `vllm` have
 #: 0.86, `wokers` and `workers` 0.92; `replay` and `ray` 0.67, `rehearsal` and `preset` 0.53.
 _SIMILAR = 0.75
+#: The similarity of a part of a choice, and of a choice before others that contain the word are: `round` and `run` have
+#: 0.75, `wokers` and `workers` 0.92.
+_MISSPELT = 0.85
 #: The number of names that are listed where several may be meant.
 _NAMED = 3
 #: The shortest word that counts as the beginning of another.
 _BEGINNING = 3
 
 
+def _of_other_numbers(word: str, known: Sequence[str]) -> list[str]:
+    """Return the choices that have other numbers than `word` and are else the same: versions, which no one misspells.
+
+    A number is not near another one: each of these choices may be meant, and none of them.
+    """
+    import difflib  # only errors need it, and every start would pay for it
+
+    form = _form(word)
+    if form == word.lower():
+        return []
+    others = [choice.lower() for choice in known if _form(choice) != form]
+    if difflib.get_close_matches(word.lower(), others, n=1, cutoff=_MISSPELT):
+        return []
+    return [choice for choice in known if _form(choice) == form]
+
+
+def _form(word: str) -> str:
+    return re.sub(r"\d+", "#", word.lower())
+
+
 def _meant(word: str, known: Sequence[str]) -> list[str]:
-    """Return the choice that `word` misspells, else the few that it begins or is one part of."""
+    """Return the choice that `word` misspells, else the few that it begins, is one part of, or is contained in."""
     import difflib  # only errors need it, and every start would pay for it
 
     given = word.lower()
     plain = {choice.lower(): choice for choice in reversed(known)}
+    if close := difflib.get_close_matches(given, plain, n=1, cutoff=_MISSPELT):
+        return [plain[close[0]]]
+    whole = sorted(
+        (choice for choice in plain if re.search(rf"(?<![a-z0-9]){re.escape(given)}(?![a-z0-9])", choice)),
+        key=lambda choice: (not choice.startswith(given), len(choice), choice),
+    )
+    if len(given) >= _BEGINNING and len(whole) > 1:
+        return [plain[choice] for choice in whole[:_NAMED]]
     if close := difflib.get_close_matches(given, plain, n=1, cutoff=_SIMILAR):
         return [plain[close[0]]]
     if len(given) < _BEGINNING:
@@ -279,7 +312,7 @@ def _meant(word: str, known: Sequence[str]) -> list[str]:
         choice
         for choice in plain
         if choice.startswith(given)
-        or difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_SIMILAR)
+        or difflib.get_close_matches(given, re.split(r"[^a-z0-9]+", choice), n=1, cutoff=_MISSPELT)
     ]
     near.sort(key=lambda choice: (not choice.startswith(given), len(choice), choice))
     return [plain[choice] for choice in near[:_NAMED]]

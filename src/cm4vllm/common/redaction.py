@@ -7,17 +7,17 @@ the password in a URL). It is learnt when it is first seen; from then on no text
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
+from cm4vllm.common.standard_streams import give_up
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
@@ -30,7 +30,7 @@ _SHORTEST = 6
 def variable(name: str) -> str:
     """Return the placeholder for the value that is given under `name`: ${HF_TOKEN:?}, as a shell reads it."""
     plain = variable_name(name).strip("_") or "VALUE"
-    return f"${{{f'_{plain}' if plain[0].isdigit() else plain}:?}}"
+    return f"${{{f'_{plain}' if plain[0].isdecimal() else plain}:?}}"
 
 
 # --- the secrets of a run --------------------------------------------------------------------------------------------
@@ -133,6 +133,8 @@ class Vault:
         try:
             yield
         finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
             sys.stdout, sys.stderr = before
             _in_use.remove(self)
 
@@ -160,21 +162,14 @@ class _Cleaning:
             encoding = self._stream.encoding or "ascii"
             self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
-            self._gone(error)
+            give_up(self._stream, error)
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            self._gone(error)
-
-    def _gone(self, error: OSError) -> None:
-        """Go on where the reader or the terminal has gone: the results of a run do not depend on them."""
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise error
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            give_up(self._stream, error)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -327,11 +322,11 @@ class _Words:
         while match := _pair().search(text, place):
             # The value of a name that is not secret may have a name of its own: https://host/?token=X
             end, shown = match.end("name"), match["name"]
-            if self._is_secret(shown) and (found := _value().match(text, match.end())):
-                value = found[str(found.lastgroup)]
+            if self._is_secret(shown) and (behind := _value().match(text, match.end())):
+                value = behind[str(behind.lastgroup)]
                 if not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
-                    end = found.end(str(found.lastgroup))
-                    shown = text[match.start() : found.start(str(found.lastgroup))] + self._hidden(shown, value)
+                    end = behind.end(str(behind.lastgroup))
+                    shown = text[match.start() : behind.start(str(behind.lastgroup))] + self._hidden(shown, value)
             done += [text[place : match.start()], shown]
             place = end
         return "".join([*done, text[place:]])

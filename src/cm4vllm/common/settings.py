@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +14,7 @@ import msgspec
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 
-__all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero"]
+__all__ = ["GREATEST", "Key", "Settings", "env_keys", "require_above_zero", "require_share"]
 
 #: The greatest whole number that every program behind a setting takes.
 GREATEST = 2**31 - 1
@@ -63,7 +64,7 @@ class Settings(Record, frozen=True, kw_only=True):
                 raise UsageError(
                     f"{keys[field]}={value!r} is not usable",
                     cause=_expected(hints[field]) or str(error),
-                    remedy="give a value that fits, or leave it out",
+                    remedy=_plain_number(keys[field], value) or "give a value that fits, or leave it out",
                 ) from error
         try:
             return msgspec.convert(values, cls, strict=False)
@@ -80,6 +81,31 @@ def require_above_zero(name: str, value: float | None, most: float = GREATEST) -
             cause=f"it must be above zero, and {most:,.0f} at most",
             remedy="give a value in this range, or leave it out",
         )
+
+
+def require_share(name: str, value: float | None, of: str, *, zero: bool = False) -> None:
+    """Raise UsageError for a part of something that is not above 0, or 0 where `zero` allows it, and 1 at most.
+
+    A number up to 100 may be a percentage: the remedy has it as a part. None is a value that is not given.
+    """
+    if value is None or 0 < value <= 1 or (zero and value == 0):
+        return
+    percent = f"a percentage is divided by 100: give {name}={value / 100:.15g}"
+    raise UsageError(
+        f"{name}={value:.15g} is not usable",
+        cause=f"it is a part of {of}: {'0 or' if zero else 'above 0, and'} {'more, and ' if zero else ''}1 at most",
+        remedy=percent if 1 < value <= _PERCENT else "give a value in this range, or leave it out",
+    )
+
+
+def _plain_number(name: str, value: Any) -> str:
+    """Return the remedy for a percentage with its sign; empty for another value."""
+    number = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", str(value))
+    return f"give a number without a unit: {name}={float(number[1]) / _PERCENT:.15g}" if number else ""
+
+
+#: The greatest number that may be a percentage of a whole.
+_PERCENT = 100
 
 
 def _expected(hint: Any) -> str:

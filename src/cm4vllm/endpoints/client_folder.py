@@ -15,6 +15,7 @@ from cm4vllm.assets.model_links import model_links
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import warn
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.rules import ClientDataset
@@ -56,7 +57,7 @@ def prepare_folder(
 def _copy_tokenizer(model: Path, folder: Path) -> None:
     """Copy a model's small files, those of its tokenizer among them: a results folder holds no links."""
     if folder.is_symlink():
-        folder.unlink()
+        make_way(folder)
     writable_folder(folder)
     linked = model_links(model)
     if linked.others:

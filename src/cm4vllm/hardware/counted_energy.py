@@ -19,7 +19,8 @@ __all__ = ["CountedEnergy", "Counter", "Reading", "RunEnergy", "Scope", "energy_
 
 #: A time as time.time() gives it, and the value of a counter then.
 Reading = tuple[float, int]
-#: No GPU board and no CPU package draws as many W: a counter that went back by a wrap would have to have counted less.
+#: No GPU board and no CPU package draws as many W: what a counter states to have counted since a wrap or a reset, and
+#: through a whole run, is less.
 _MOST_W = 5000.0
 
 
@@ -94,29 +95,36 @@ def energy_of_run(
     counted, missing = [], list(not_measured)
     for counter, readings in counters:
         energy = energy_between(counter, readings, first, last)
-        if energy is None:
-            missing.append(f"{counter.name}: its counter was not read before and after the run")
+        if isinstance(energy, str):
+            missing.append(f"{counter.name}: {energy}")
             continue
         serves = counter.scope is not Scope.GPU or not used or counter.device in used
         counted.append(replace(energy, serves=serves))
     return RunEnergy(seconds=round(last - first, 3), counters=counted, not_measured=missing)
 
 
-def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, end: float) -> CountedEnergy | None:
-    """Return the energy of a counter between two times; None where the readings do not reach over them."""
+def energy_between(counter: Counter, readings: Sequence[Reading], begin: float, end: float) -> CountedEnergy | str:
+    """Return the energy of a counter between two times, or why its readings do not state it."""
     before = [place for place, (at, _) in enumerate(readings) if at <= begin]
     after = [place for place, (at, _) in enumerate(readings) if at >= end]
     if not before or not after:
-        return None
+        return "its counter was not read before and after the run"
     inside = readings[before[-1] : after[0] + 1]
     counted, wraps, resets = [0], 0, 0
     for (earlier, low), (later, high) in pairwise(inside):
-        step = high - low
+        step, most = high - low, _MOST_W * (later - earlier) / counter.unit_j
         if step < 0:
             over = counter.wraps_at - low + high
-            wrapped = 0 <= over * counter.unit_j <= _MOST_W * (later - earlier)
+            wrapped = 0 <= over <= most
             step, wraps, resets = (over, wraps + 1, resets) if wrapped else (high, wraps, resets + 1)
+            if step > most:
+                return f"its counter went back from {low:,} to {high:,}, which is neither its end nor a new begin"
         counted.append(counted[-1] + step)
+    seconds = inside[-1][0] - inside[0][0]
+    if counted[-1] == 0:
+        return f"its counter stayed at {inside[0][1]:,} for {seconds:.3g} s"
+    if counted[-1] * counter.unit_j > _MOST_W * seconds:
+        return f"its counter states {counted[-1] * counter.unit_j:,.0f} J in {seconds:.3g} s, which it cannot draw"
     points = [(at, count * counter.unit_j) for (at, _), count in zip(inside, counted, strict=True)]
     at_begin, begin_within = _interpolated(points[:2], begin)
     at_end, end_within = _interpolated(points[-2:], end)

@@ -1,14 +1,17 @@
-"""The operating system, from os-release and the kernel. Standard library only: detect-os needs no package."""
+"""The operating system, from os-release and the kernel. No package is needed."""
 
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import text
+from cm4vllm.common.processes import run
 
-__all__ = ["os_env", "os_line", "read_os_release"]
+__all__ = ["os_env", "os_line", "public_env", "read_os_release"]
 
 _PACKAGE_MANAGERS = (
     (("debian", "ubuntu"), "apt"),
@@ -17,6 +20,15 @@ _PACKAGE_MANAGERS = (
     (("arch",), "pacman"),
     (("alpine",), "apk"),
 )
+#: The commands of each package manager that install a package and renew its lists, as cm4mlops' detect-os gives them.
+_COMMANDS = {
+    "apt": ("DEBIAN_FRONTEND=noninteractive apt-get install -y", "apt-get update -y"),
+    "dnf": ("dnf install -y", "dnf update -y"),
+    "zypper": ("zypper install -y", "zypper update -y"),
+    "pacman": ("pacman -Sy --noconfirm", "pacman -Syu"),
+    "apk": ("apk add", "apk update"),
+    "brew": ("brew install", "brew update"),
+}
 
 
 def read_os_release(root: Path = Path("/")) -> dict[str, str]:
@@ -31,7 +43,7 @@ def read_os_release(root: Path = Path("/")) -> dict[str, str]:
 
 
 def os_env(root: Path = Path("/")) -> dict[str, str]:
-    """Return what the recipe detect-os gives, under the public names. The host's name is left out on purpose."""
+    """Return the operating system under the public names, as it is published: without the host's name."""
     release = read_os_release(root)
     family = platform.system().lower()
     flavor = release.get("ID", "macos" if family == "darwin" else family).lower()
@@ -48,7 +60,48 @@ def os_env(root: Path = Path("/")) -> dict[str, str]:
         "CM_HOST_OS_PACKAGE_MANAGER": _package_manager(family, {flavor, *like.split()}),
         "CM_HOST_PLATFORM_FLAVOR": platform.machine(),
         "CM_HOST_PYTHON_BITS": "64" if sys.maxsize > 2**32 else "32",
+        **_libc(),
     }
+
+
+def public_env(root: Path = Path("/")) -> tuple[dict[str, str | list[str]], dict[str, str]]:
+    """Return the environment keys and the state of the recipe detect-os: those of the recipe of cm4mlops.
+
+    Recipes of other repositories read them. They hold the host's name, which `os_env` does not: no record takes it
+    from here.
+    """
+    known = os_env(root)
+    env: dict[str, str | list[str]] = {key: value for key, value in known.items() if value or key in _MAY_BE_EMPTY}
+    for name, command in zip(
+        ("INSTALL", "UPDATE"), _COMMANDS.get(known["CM_HOST_OS_PACKAGE_MANAGER"], ()), strict=False
+    ):
+        env[f"CM_HOST_OS_PACKAGE_MANAGER_{name}_CMD"] = command
+    if folders := _library_folders():
+        env["+CM_HOST_OS_DEFAULT_LIBRARY_PATH"] = folders
+    if Path("/.dockerenv").exists():
+        env["CM_RUN_INSIDE_DOCKER"] = "yes"
+    env["CM_HOST_SYSTEM_NAME"] = platform.node()
+    kernel = platform.uname()
+    every = f"{kernel.system} {kernel.node} {kernel.release} {kernel.version} {kernel.machine}"
+    return env, {"os_uname_machine": kernel.machine, "os_uname_all": every}
+
+
+#: Empty where a distribution is derived from no other.
+_MAY_BE_EMPTY = ("CM_HOST_OS_FLAVOR_LIKE",)
+
+
+def _libc() -> dict[str, str]:
+    name, version = platform.libc_ver()
+    return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
+
+
+def _library_folders() -> list[str]:
+    """Return the folders that the linker searches for libraries; none without a linker of GNU."""
+    try:
+        said = run(["ld", "--verbose"], timeout_s=10).output
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return list(dict.fromkeys(re.findall(r'SEARCH_DIR\("=?([^"]+)"\)', said)))
 
 
 def os_line(root: Path = Path("/")) -> str:

@@ -13,10 +13,12 @@ from datetime import datetime
 
 from cm4vllm.loadgen.logs.detail_log import time_of
 
-__all__ = ["SAMPLES", "SIMULATED", "Sample", "Samples", "mean_watts", "samples_of"]
+__all__ = ["MOST_W", "SAMPLES", "SIMULATED", "Sample", "Samples", "mean_watts", "samples_of"]
 
 #: Stands in everything that the simulated PTDaemon says. No setting changes it: it tells rehearsals from measurements.
 SIMULATED = "SIMULATED"
+#: No measured system draws as many W: such a reading is an analyzer's value for "none", or an overflow.
+MOST_W = 1e8
 #: The name of the file of samples in the folder of a run.
 SAMPLES = "spl.txt"
 #: A sample begins here; the time of a single analyzer, after its name, is part of the sample before it.
@@ -47,6 +49,11 @@ class Sample:
         """True if the official checkers count the power: it is above zero."""
         return self.watts > 0
 
+    @property
+    def impossible(self) -> bool:
+        """True if the official checkers count the power, and no system draws it."""
+        return self.watts >= MOST_W
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -61,12 +68,14 @@ class Samples:
 
 
 def mean_watts(samples: Iterable[Sample]) -> float | None:
-    """Return the mean power in W of the samples above zero; None where there is none.
+    """Return the mean power in W of the samples above zero; None where there is none, or a power that is not possible.
 
     Computed as in tools/submission/submission_checker/checks/power_check.py.
     """
-    watts = [sample.watts for sample in samples if sample.usable]
-    return sum(watts) / len(watts) if watts else None
+    usable = [sample for sample in samples if sample.usable]
+    if not usable or any(sample.impossible for sample in usable):
+        return None
+    return sum(sample.watts for sample in usable) / len(usable)
 
 
 def samples_of(text: str) -> Samples:

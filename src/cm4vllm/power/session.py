@@ -50,6 +50,8 @@ _POWER = tuple(f"power/{name}" for name in ("client.json", "client.log", "ptd_lo
 _RUN = (DETAIL_LOG, "mlperf_log_summary.txt", SAMPLES)
 #: The files of a session that a submission holds (compliance/check.py of mlcommons/power-dev, RESULT_PATHS).
 FILES = (*_POWER, *(f"{phase}/{name}" for phase in Phase for name in _RUN))
+#: The parts of client.json and server.json that are in both (ptd_client_server/lib/summary.py of mlcommons/power-dev).
+_STATED = ("messages", "phases", "results", "session_name", "sources", "timezone", "uuid", "version")
 #: The folder of a session beside that of the performance run, in our own results.
 SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
@@ -119,6 +121,18 @@ class PowerSession:
         return tuple(analyzer for analyzer in listed if isinstance(analyzer, dict))
 
     @property
+    def unstated(self) -> Mapping[str, tuple[str, ...]]:
+        """The parts that client.json and server.json lack, by file: without them checks have nothing to compare."""
+        return {
+            name: lacking
+            for name, part, keys in (
+                ("power/client.json", self.client, _STATED),
+                ("power/server.json", self.server, (*_STATED, "ptd_messages", "ptd_config")),
+            )
+            if (lacking := tuple(key for key in keys if part.get(key) in (None, "", [], {})))
+        }
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The files of a submission that the session lacks."""
         return tuple(name for name in FILES if not (self.folder / name).is_file())
@@ -151,8 +165,8 @@ class PowerSession:
             if mark.endswith(f"_{phase.key}"):
                 try:
                     local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
-                    return local + timedelta(seconds=float(self.server.get("timezone") or 0))
-                except (ValueError, TypeError, OverflowError):
+                    return local + timedelta(seconds=float(self.server["timezone"]))
+                except (KeyError, ValueError, TypeError, OverflowError):
                     return None
         return None
 
@@ -195,6 +209,10 @@ def unmeasured(session: PowerSession) -> tuple[str, ...]:
         window, samples = session.window(phase), session.samples(phase)
         if window is None:
             reasons.append(f"LoadGen's log in {phase}/ states no power_begin and power_end")
-        elif not any(sample.usable for sample in samples.within(window.begin, window.end)):
+            continue
+        inside = samples.within(window.begin, window.end)
+        if not any(sample.usable for sample in inside):
             reasons.append(f"no sample above zero lies in the measured window of {phase}/")
+        if wrong := next((sample for sample in inside if sample.impossible), None):
+            reasons.append(f"a sample of {phase}/ states {wrong.watts:g} W")
     return tuple(reasons)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.files import typed_paths, write_text
+from cm4vllm.common.files import typed_paths
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report import formatting
@@ -56,7 +57,7 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     if all(curves := [curves_at(path.absolute()) for path in paths]):
         return compare_curves([curve for part in curves for curve in part], page)
     comparison = compare_paths(paths)
-    write_text(page, as_page(comparison))
+    write_noted(page, as_page(comparison))
     for line in as_text(comparison):
         say_text(line)
     say_text(f"page: {page}")
@@ -107,6 +108,7 @@ def verdict(row: Row, moved: Shift | None) -> str:
         Verdict.LIKELY: f"{side}: likely",
         Verdict.WITHIN: "no difference shown",
         Verdict.UNKNOWN: "not known",
+        Verdict.DOUBTFUL: f"{side}: doubtful",
     }[moved.verdict]
 
 
@@ -123,13 +125,10 @@ def as_text(comparison: Comparison) -> Iterator[str]:
         )
         yield from aligned([_head([side.name for side in block.sides]), *(_line(row) for row in block.rows)])
         yield from answer_lines(block)
-        unknown = dict.fromkeys(
-            cell.shift.why
-            for row in block.rows
-            for cell in row.cells
-            if cell.shift and cell.shift.verdict is Verdict.UNKNOWN
-        )
-        yield from (f"not known: {why}" for why in unknown if why)
+        for meaning, words in ((Verdict.UNKNOWN, "not known"), (Verdict.DOUBTFUL, "doubtful")):
+            shifts = (cell.shift for row in block.rows for cell in row.cells if cell.shift)
+            whys = dict.fromkeys(shift.why for shift in shifts if shift.verdict is meaning)
+            yield from (f"{words}: {why}" for why in whys if why)
     yield ""
     yield from NOTES
     yield from _settings(comparison)
@@ -274,7 +273,7 @@ def as_page(comparison: Comparison) -> str:
         verdict=verdict,
         w=formatting,
         answers=answer_lines,
-        kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open"},
+        kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open", Verdict.DOUBTFUL: "is-open"},
         level=uncertainty.LEVEL,
         whys=lambda block: list(
             dict.fromkeys(cell.shift.why for row in block.rows for cell in row.cells if cell.shift and cell.shift.why)

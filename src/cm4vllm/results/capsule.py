@@ -14,6 +14,7 @@ import msgspec
 
 from cm4vllm.common.records import Record
 from cm4vllm.results.model import Accuracy, Performance, Result
+from cm4vllm.serving.given_options import OptionValue
 
 __all__ = ["CURVE", "RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
 
@@ -32,8 +33,14 @@ class CapsuleScript(Record, frozen=True, kw_only=True):
     version: str = ""
 
 
+#: An option of vLLM's scheduler, which its whole configuration has, and its metrics do not.
+_OF_SCHEDULER = "max-num-seqs"
+
+
 class CapsuleServer(Record, frozen=True, kw_only=True):
     """The server, and how it was started if that is known. `packages` are those of its environment.
+
+    `options` are those that a server at --api_server states, but for names of files.
 
     `container` has the image that it ran from, its digest, and the engine with its version; empty where there was none.
     """
@@ -41,12 +48,18 @@ class CapsuleServer(Record, frozen=True, kw_only=True):
     software: str = ""
     version: str = ""
     command: list[str] = []
+    options: dict[str, OptionValue] = {}
     env: dict[str, str] = {}
     endpoints: int = 1
     max_model_len: int | None = None
     packages: dict[str, str] = {}
     contents: dict[str, str] = {}
     container: dict[str, str] = {}
+
+    @property
+    def states_no_options(self) -> bool:
+        """True for a vLLM at --api_server whose configuration is not known: it states at most the part of its cache."""
+        return self.software == "vLLM" and not self.command and _OF_SCHEDULER not in self.options
 
 
 class Capsule(Record, frozen=True, kw_only=True):

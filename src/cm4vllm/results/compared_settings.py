@@ -159,7 +159,7 @@ def _server(capsule: Capsule) -> Iterator[tuple[Group, str, Any]]:
     if server.command:
         program = itertools.takewhile(lambda word: not word.startswith("--"), server.command)
         yield Group.OPTIONS, "command", " ".join(program)
-    for name, given in given_options(server.command).items():
+    for name, given in (given_options(server.command) | server.options).items():
         if name not in _ADDRESS:
             yield Group.OPTIONS, f"--{name}", value_text(given)
 

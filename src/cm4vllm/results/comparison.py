@@ -13,14 +13,14 @@ from pathlib import Path
 
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results import uncertainty
-from cm4vllm.results.capsule import Capsule
+from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.checks.system_files import accelerator_count
 from cm4vllm.results.compared_settings import ComparedSetting, Setting, compare_settings, settings_of
 from cm4vllm.results.energy_figures import ENERGY_LABELS
 from cm4vllm.results.figures import Figure, Interval
 from cm4vllm.results.model import Accuracy, Performance, Result
 from cm4vllm.results.recorded_power import POWER_FIGURES
-from cm4vllm.results.uncertainty import COMPARED, Shift
+from cm4vllm.results.uncertainty import COMPARED, Shift, Verdict
 
 __all__ = ["ANSWER_BYTES", "Answers", "Block", "Cell", "Comparison", "Row", "Side", "compare"]
 
@@ -165,6 +165,17 @@ class Comparison:
                 for side, reasons in zip(block.sides, block.reasons, strict=True)
                 for reason in reasons[:3]
             ]
+            texts += [
+                f"{side.name}: {block.scenario} is DOUBTFUL: {doubt}"
+                for side, doubts in zip(block.sides, block.doubts, strict=True)
+                for doubt in doubts[:3]
+            ]
+        ours = [side for side in self.sides if side.capsule.made_from == RUN_RECORDS]
+        if silent := [side.name for side in ours if side.capsule.server.states_no_options]:
+            texts.append(
+                f"The options of the servers of {', '.join(silent)} are not known. Started with "
+                "VLLM_SERVER_DEV_MODE=1, vLLM states them to --api_server."
+            )
         return tuple(texts)
 
 
@@ -206,13 +217,29 @@ def _block(sides: Sequence[Side], key: Key) -> Block:
         key[0],
         key[1],
         having,
-        (*_performance_rows(parts, [side.accelerators for side in having]), *_accuracy_rows(scored)),
+        (
+            *(_doubted(row, parts) for row in _performance_rows(parts, [side.accelerators for side in having])),
+            *_accuracy_rows(scored),
+        ),
         tuple(part.valid if part else None for part in parts),
         tuple(part.reasons if part else () for part in parts),
         tuple(part.client_doubts if part else () for part in parts),
         tuple(_answers(scored[0], part) if place else None for place, part in enumerate(scored)),
         _other_loads(parts),
     )
+
+
+def _doubted(row: Row, parts: Sequence[Performance | None]) -> Row:
+    """Return a row in which no difference is called real where the client of either run is doubted."""
+    why = [f"DOUBTFUL: {part.client_doubts[0]}" if part and part.client_doubts else "" for part in parts]
+    base = next(place for place, cell in enumerate(row.cells) if cell.figure is not None)
+    cells = [
+        replace(cell, shift=replace(cell.shift, verdict=Verdict.DOUBTFUL, why=why[place] or why[base]))
+        if cell.shift and cell.shift.verdict in (Verdict.REAL, Verdict.LIKELY) and (why[place] or why[base])
+        else cell
+        for place, cell in enumerate(row.cells)
+    ]
+    return replace(row, cells=tuple(cells))
 
 
 def _answers(first: Accuracy | None, other: Accuracy | None) -> Answers | None:

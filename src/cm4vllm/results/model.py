@@ -23,7 +23,7 @@ from cm4vllm.results.campaign_record import CampaignRecord
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding
-from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, terms_of_test
+from cm4vllm.rules import Audit, Mode, Terms, audit, benchmark_of, loadgen_scenario, terms_of_test
 
 __all__ = [
     "Accuracy",
@@ -299,6 +299,16 @@ class Result:
     tests: tuple[ComplianceTest, ...] = ()
     test_runs: Mapping[str, Performance] = field(default_factory=dict)
     uncovered: str = ""
+
+    @property
+    def inferred_from(self) -> str:
+        """LoadGen's scenario of the performance log where that is another scenario than the result's; else empty.
+
+        The log's figures are then those of that scenario. What the official checkers publish is computed from them, for
+        edge systems alone (get_inferred_result).
+        """
+        ran = self.performance.loadgen_scenario if self.performance else ""
+        return ran if ran and loadgen_scenario(self.scenario) not in ("", ran) else ""
 
     def file(self, name: str) -> str:
         """Return the path by which a finding names a file of the result: the result's folder if `files` lacks it."""

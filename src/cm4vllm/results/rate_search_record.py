@@ -65,9 +65,9 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     `queries` are those that count: issued after the warm-up. `planned_s` is how long queries were to be issued,
     `took_s` how long the probe took to the last answer or to its early end. `sure` probes are full-length runs: they
     pass only at their end. `growing` says that the time to first token rose so steadily that a full-length run would
-    pass its limit. `server` names what bound it, with the numbers of the server's metrics, where it has any.
-    `speed` is that of the server in the probe. `projected` is for each limit the rate at which a full-length run would
-    just keep it by this probe, in the record of its search.
+    pass its limit. `failed_by` names the limits by which it failed. `server` names what bound it, with the numbers of
+    the metrics, where it has any. `speed` is that of the server in the probe. `projected` is for each limit the
+    rate at which a full-length run would just keep it by this probe, in the record of its search.
     """
 
     number: int
@@ -81,6 +81,7 @@ class ProbeRecord(Record, frozen=True, kw_only=True):
     ended_early: bool
     sure: bool = False
     growing: bool = False
+    failed_by: str = ""
     answer_ms: float = 0.0
     folder: str = ""
     server: str = ""

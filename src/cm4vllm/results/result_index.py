@@ -54,6 +54,8 @@ OUTLIER, OF_AT_LEAST = 2.0, 4
 class IndexRow(Record, frozen=True, kw_only=True):
     """One published result. `value` is the figure by which results of the scenario are compared, None where it is lost.
 
+    None also where the log is that of another scenario, `inferred_from`: the official figure is computed from it.
+
     `accelerators` counts those of all nodes; `accelerator` is one name for what is the same product. `power_w` is the
     mean of the run where an analyzer recorded it, read from `power_field` of `power_file`; `energy_mj` is the energy of
     a query, which is published in its place where results are compared by a latency. `codes` counts the findings of the
@@ -91,6 +93,7 @@ class IndexRow(Record, frozen=True, kw_only=True):
     folder: str = ""
     samples_per_second: float | None = None
     tokens_per_sample: float | None = None
+    inferred_from: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -287,7 +290,7 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
     """Return the row of a result; `findings` are the findings of its submission, of which its own are counted."""
     described = submission.system(result.system)
     description: Mapping[str, Any] = described.description if described else {}
-    part = result.performance
+    part = None if result.inferred_from else result.performance
     metric, unit, value, file, field = cell_of(part.metric if part else None)
     power = recorded_power(part) if part else None
     _, _, power_w, power_file, power_field = cell_of(power.mean if power else None)
@@ -307,7 +310,8 @@ def row_of(submission: Submission, result: Result, findings: Iterable[Finding] =
         metric=metric,
         unit=unit,
         value=value,
-        valid=part.valid if part else None,
+        valid=result.performance.valid if result.performance else None,
+        inferred_from=result.inferred_from,
         ttft_p99_ms=cell_of(part.figures.get("ttft_p99") if part else None)[2],
         tpot_p99_ms=cell_of(part.figures.get("tpot_p99") if part else None)[2],
         weights=str(result.measurements.get("weight_data_types", "")),

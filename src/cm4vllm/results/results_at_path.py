@@ -26,7 +26,9 @@ def open_results(path: Path) -> tuple[Submission, ...]:
     """
     path = path.resolve()
     if not path.is_dir():
-        raise UsageError(f"{path} is no folder", remedy=f"give {_PLACES}")
+        raise UsageError(
+            f"{path} is a file, not a folder" if path.exists() else f"{path} does not exist", remedy=f"give {_PLACES}"
+        )
     base, system, model = _root(path)
     submissions = [read_runs(base, folder) for folder in model_folders(base)] or _tree(base, path)
     chosen = [

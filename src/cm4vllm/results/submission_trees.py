@@ -46,7 +46,7 @@ def submission_folders(root: Path) -> tuple[Path, list[Path]]:
     """
     if not root.is_dir():
         raise UsageError(
-            f"{root} is no folder" if root.exists() else f"the folder {root} does not exist",
+            f"{root} is a file, not a folder" if root.exists() else f"the folder {root} does not exist",
             remedy="give the folder of a submission, which holds open/, closed/ or network/",
         )
     base, homes = _homes(root.resolve())

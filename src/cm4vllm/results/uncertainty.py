@@ -68,20 +68,24 @@ Values = npt.NDArray[np.float64]
 
 
 class Verdict(StrEnum):
-    """The meaning of a change: the same figure, a real difference, within the uncertainty, likely, or not known."""
+    """The meaning of a change: the same figure, a real difference, within the uncertainty, likely, or not known.
+
+    A difference is doubtful where the client of one of the runs is.
+    """
 
     SAME = "same"
     REAL = "real"
     WITHIN = "within"
     LIKELY = "likely"
     UNKNOWN = "unknown"
+    DOUBTFUL = "doubtful"
 
 
 @dataclass(frozen=True)
 class Shift:
     """The relative change from one figure to another, its interval where it has one, and its meaning.
 
-    `why` says what is missing where the verdict is unknown.
+    `why` says what is missing where the verdict is unknown, and why it is doubtful.
     """
 
     change: float | None

@@ -8,24 +8,47 @@ wide that most runs lie in it, do not confirm each other: they are called doubtf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from cm4vllm.common.errors import ResultsDiffer
 from cm4vllm.common.records import Record
+from cm4vllm.common.settings import Key, Settings, require_share
 from cm4vllm.results.compared_settings import NOT_STATED, ComparedSetting
 from cm4vllm.results.comparison import Answers, Block, Cell, Comparison, Row
 from cm4vllm.results.uncertainty import LEVEL, Verdict
 
-__all__ = ["ACCURACY_TOLERANCE", "Judged", "Judgement", "judge_settings", "refuse_differences", "short", "verify"]
+__all__ = [
+    "ACCURACY_TOLERANCE",
+    "Judged",
+    "Judgement",
+    "accuracy_tolerance",
+    "judge_settings",
+    "refuse_differences",
+    "short",
+    "verify",
+]
 
 #: The part of a score by which the same model may miss it: that which the 99 % variants of benchmarks allow.
 ACCURACY_TOLERANCE = 0.01
 #: An interval whose end is more than this times its beginning holds almost any other run, too.
 _WIDE = 2.0
+
+
+class Tolerance(Settings, frozen=True, kw_only=True):
+    """The part of a score by which the second may differ."""
+
+    accuracy: Annotated[float, Key("CM_MLPERF_VERIFY_ACCURACY")] = ACCURACY_TOLERANCE
+
+
+def accuracy_tolerance(env: Mapping[str, Any]) -> float:
+    """Return the part of a score by which the second may differ, 0 to 1. Raises UsageError for what is no such part."""
+    given = Tolerance.of(env).accuracy
+    require_share("--accuracy_tolerance", given, "a score", zero=True)
+    return given
 
 
 class Judgement(StrEnum):
@@ -49,6 +72,7 @@ _OF_A_CHANGE = {
     Verdict.REAL: Judgement.DIFFERS,
     Verdict.LIKELY: Judgement.SHOWN,
     Verdict.UNKNOWN: Judgement.UNKNOWN,
+    Verdict.DOUBTFUL: Judgement.DIFFERS,
 }
 
 
@@ -62,7 +86,7 @@ class Judged(Record, frozen=True, kw_only=True):
     tolerance: str = ""
 
 
-def verify(comparison: Comparison, accuracy_tolerance: float = ACCURACY_TOLERANCE) -> list[Judged]:
+def verify(comparison: Comparison, tolerance: float = ACCURACY_TOLERANCE) -> list[Judged]:
     """Judge the comparison of two results: all fields that either states."""
     rows = judge_settings(comparison.settings)
     for name, measured in comparison.missing.items():
@@ -70,7 +94,7 @@ def verify(comparison: Comparison, accuracy_tolerance: float = ACCURACY_TOLERANC
         rows.append(Judged(field=name, first=first, second=second, judgement=Judgement.DIFFERS))
     rehearsal = any(side.capsule.rehearsal for side in comparison.sides)
     for block in comparison.blocks:
-        rows += _block(block, accuracy_tolerance, rehearsal=rehearsal)
+        rows += _block(block, tolerance, rehearsal=rehearsal)
     return rows
 
 

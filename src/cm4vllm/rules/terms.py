@@ -52,6 +52,7 @@ __all__ = [
     "if_known",
     "issues_equally",
     "language_models",
+    "loadgen_scenario",
     "require_text",
     "round_names",
     "round_terms",
@@ -267,6 +268,11 @@ def _mean_tokens(family: Family, targets: Sequence[AccuracyTarget], cell: _Cell)
             both = target.lower is not None and target.upper is not None
             return ((target.lower or 0) + (target.upper or 0)) / 2 if both else target.reference
     return next((entry.mean_tokens for entry in matching(family.answers, *cell)), 0.0)
+
+
+def loadgen_scenario(scenario: str) -> str:
+    """Return LoadGen's own scenario for one of MLPerf (Server for Interactive); empty for a word that is none."""
+    return next((entry.loadgen for name, entry in scenario_entries().items() if name == scenario), "")
 
 
 def issues_equally(round_name: str, benchmark: str) -> bool:

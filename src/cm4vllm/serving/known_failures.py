@@ -24,6 +24,11 @@ class KnownFailure:
         return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
 
 
+def _ended_by(signal: int) -> str:
+    """Return the pattern of vLLM's line about engines of which one was ended by a signal."""
+    return rf"Failed core proc\(s\): \{{[^}}]*: -{signal}\b"
+
+
 KNOWN_FAILURES = (
     KnownFailure("disk", (r"No space left on device",), "free space on the disk, or set TMPDIR to another one"),
     KnownFailure(
@@ -42,6 +47,12 @@ KNOWN_FAILURES = (
         "container-gpu",
         (r"unresolvable CDI devices", r"could not select device driver"),
         "install NVIDIA's Container Toolkit and configure the engine with nvidia-ctk; doctor,mlperf shows the command",
+    ),
+    KnownFailure(
+        "port-variable",
+        (r"VLLM_PORT '.*' (?:appears to be a URI|must be a valid integer)",),
+        "unset VLLM_PORT: vLLM takes it for a port of its own, and Kubernetes sets it to a URI in every pod beside a "
+        "service named vllm; in a pod, rename that service or set enableServiceLinks: false",
     ),
     KnownFailure("port", (r"address already in use",), "leave --port out to have a free one chosen"),
     KnownFailure(
@@ -125,6 +136,41 @@ KNOWN_FAILURES = (
     ),
     KnownFailure("dtype", (r"is not supported for quantization method",), "give --dtype=bfloat16"),
     KnownFailure(
+        "bfloat16",
+        (r"Bfloat16 is only supported on GPUs with compute capability",),
+        "give --dtype=float16: this GPU does not compute in bfloat16",
+    ),
+    KnownFailure(
+        "kernel-image",
+        (r"no kernel image is available", r"invalid device function", r"GPUs with compute capability below"),
+        "take a vLLM that is built for this GPU's architecture: another release, --adr.vllm.tags=_version.<release>, or"
+        " one of your own, --vllm_python",
+    ),
+    KnownFailure(
+        "ptxas",
+        (r"Value 'sm_\w+' is not defined for option", r"PTXAS error"),
+        "set TRITON_PTXAS_PATH to the ptxas of a CUDA toolkit that knows this GPU, as "
+        "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas before the command: the one that Triton brings does not",
+    ),
+    KnownFailure(
+        "gfx",
+        (
+            r"requires gfx\d+",
+            r"gfx\w+-only",
+            r"GPU archs? .*gfx\w+.* (?:invalid|not supported)",
+            r"Unknown GPU architecture: gfx",
+            r"(?:AssertionError|assert) .*gfx\d+",
+        ),
+        "set VLLM_ROCM_USE_AITER=0 before the command: a kernel of AITER does not exist for this GPU; otherwise take "
+        "another release, --adr.vllm.tags=_version.<release>",
+    ),
+    KnownFailure(
+        "compiler",
+        (r"Failed to find C compiler", r"Python\.h: No such file", r"cannot find -lcuda"),
+        "install a C compiler and Python's headers where the server runs, as gcc and python3-dev: Triton compiles "
+        "kernels when the server starts",
+    ),
+    KnownFailure(
         "operator",
         (
             r"'_OpNamespace' '_C\w*' object has no attribute",
@@ -161,6 +207,12 @@ KNOWN_FAILURES = (
         "leave --distributed_executor_backend out, or use a build that has Ray",
     ),
     KnownFailure(
+        "device-uuid",
+        (r"invalid literal for int\(\) with base 10: '(?:GPU|MIG)-",),
+        "name the GPUs by their numbers, as CUDA_VISIBLE_DEVICES=0,1 (`nvidia-smi -L` lists both): this vLLM does not "
+        "read UUIDs; a MIG device, which has no number, is visible alone in a container that is given only that device",
+    ),
+    KnownFailure(
         "devices",
         (
             r"not enough (?:GPUs|devices)",
@@ -171,9 +223,32 @@ KNOWN_FAILURES = (
         "lower --tp_size to the number of GPUs that are visible",
     ),
     KnownFailure(
+        "driver-updated",
+        (r"Driver/library version mismatch", r"NVMLError_LibRmVersionMismatch"),
+        "restart the machine: the NVIDIA driver was updated, and the kernel still has the earlier one loaded",
+    ),
+    KnownFailure(
+        "fabric-manager",
+        (r"Error 802: system not yet initialized", r"cudaErrorSystemNotReady"),
+        "start NVIDIA's Fabric Manager, in the version of the driver: systemctl start nvidia-fabricmanager",
+    ),
+    KnownFailure(
         "driver",
-        (r"driver on your system is too old", r"no CUDA-capable device", r"Failed to infer device type"),
+        (
+            r"driver on your system is too old",
+            r"no CUDA-capable device",
+            r"Failed to infer device type",
+            r"Device string must not be empty",
+            r"Failed to initialize NVML",
+        ),
         "update the GPU's driver, or take the build for this machine: --adr.vllm.tags=_cpu",
+    ),
+    KnownFailure(
+        "gloo",
+        (r"Gloo connectFullMesh failed", r"gloo.*Connection refused"),
+        "the processes do not reach each other at the address of this host's name: set GLOO_SOCKET_IFNAME and "
+        "NCCL_SOCKET_IFNAME to the network interface that they share (`ip -br address` lists them; lo on one machine), "
+        "and correct /etc/hosts where it maps the name to 127.0.0.1 or 127.0.1.1 and there are several nodes",
     ),
     KnownFailure(
         "nccl",
@@ -188,15 +263,40 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "instruction",
-        (r"Illegal instruction", r"killed by SIGILL", r"died unexpectedly \(exit code: -4\)"),
+        (r"Illegal instruction", r"killed by SIGILL", r"died unexpectedly \(exit code: -4\)", _ended_by(4)),
         "give --dtype=float32 if the model is served as bfloat16: this processor, or the virtual machine, lacks an "
         "instruction (AMX, AVX-512) that this vLLM uses for it; otherwise use another machine",
     ),
     KnownFailure(
         "killed",
-        (r"killed by SIGKILL", r"died unexpectedly \(exit code: -9\)"),
+        (r"killed by SIGKILL", r"died unexpectedly \(exit code: -9\)", _ended_by(9)),
         "check whether the kernel ended it for lack of memory (`dmesg`); if so, serve a smaller model or lower "
         "--kv_cache_space",
+    ),
+    KnownFailure(
+        "bus-error",
+        (r"Bus error", r"killed by SIGBUS", r"died unexpectedly \(exit code: -7\)", _ended_by(7)),
+        "check the room in /dev/shm (`df -h /dev/shm`), which a container gets by docker run --shm-size=16g or "
+        "--ipc=host; where there is enough, a file of the model is damaged or its disk fails (`dmesg`)",
+    ),
+    KnownFailure(
+        "crash",
+        (
+            r"illegal memory access",
+            r"Memory access fault by GPU",
+            r"Segmentation fault",
+            r"killed by SIGSEGV",
+            r"died unexpectedly \(exit code: -11\)",
+            _ended_by(11),
+        ),
+        "a kernel of this vLLM fails on this GPU or model: start it with --extra_args=--enforce-eager, then another "
+        "release, --adr.vllm.tags=_version.<release>; if other models fail, too, `dmesg` shows faults of the GPU (Xid)",
+    ),
+    KnownFailure(
+        "unexplained",
+        (r"Engine core initialization failed",),
+        "start it once more with VLLM_LOGGING_LEVEL=DEBUG set before the command: its engine ended without a reason in "
+        "the log; `dmesg` shows whether the kernel ended it for lack of memory",
     ),
 )
 

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from cm4vllm.common import input_types
 from cm4vllm.common.containers import engine_for
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero
+from cm4vllm.common.settings import Key, Settings, env_keys, require_above_zero, require_share
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.serving import arguments
 from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
+from cm4vllm.serving.connection_errors import trusted
 from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
 from cm4vllm.serving.containers.server_container import published_run, server_container
 from cm4vllm.serving.given_options import OptionValue, given_options
@@ -28,7 +29,7 @@ from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 from cm4vllm.serving.server_access import Access, chosen_access, own_access
 from cm4vllm.serving.server_needs import local_workers
-from cm4vllm.serving.server_requests import base_urls, trusted
+from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = [
@@ -255,13 +256,13 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
     }
     for flag, number in numbers.items():
         require_above_zero(f"--{flag}", number)
-    if (share := chosen.gpu_memory_utilization) is not None and not 0 < share <= 1:
+    require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
+    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
         raise UsageError(
-            f"--gpu_memory_utilization={share} is not usable",
-            cause="it is a part of the GPU's memory: above 0, and 1 at most",
+            f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
+            cause="it is a number of GiB",
+            remedy="give 0 or more, or leave it out",
         )
-    if chosen.kv_cache_gib < 0:
-        raise UsageError(f"--kv_cache_space={chosen.kv_cache_gib} is not usable", cause="it is a number of GiB")
 
 
 def require_no_replicas(settings: LaunchSettings) -> None:

@@ -17,8 +17,16 @@ _SHOWN = 6
 #: Characters of a line on how far a start is.
 _PROGRESS = 80
 #: (EngineCore pid=12) ERROR 11-21 01:22:33 [core.py:1] what is said
-_PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
-_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
+_PREFIX = re.compile(
+    r"^(?:\([^)]*pid=\d+[^)]*\)\s*)?(?:\[rank\d+\]:\s?(?:\[[^\]]*\]\s*)?)?"
+    r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[\w./]+:\d+\])\s*)?"
+)
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)(?:_\w+)?(?::|$)")
+#: Lines of programs below Python, which no exception repeats: the C library's and ptxas' own words, and Gloo's.
+_NATIVE = re.compile(
+    r"^(?:Fatal Python error: )?(?:Bus error|Segmentation fault|Illegal instruction|Aborted)\b|ptxas\S*\s+fatal|"
+    r"Gloo connectFullMesh failed|Memory access fault by GPU"
+)
 _USAGE = re.compile(r"error: (?:unrecognized arguments|argument|the following)")
 _DIED = re.compile(r"died unexpectedly \(exit code")
 #: The long steps of a start: bars of tqdm, and the lines that vLLM writes before and after.
@@ -46,7 +54,7 @@ def telling_lines(log: Path) -> str:
     telling = [
         _whole(lines, index)
         for index, line in enumerate(lines)
-        if _EXCEPTION.match(line) or _USAGE.search(line) or _DIED.search(line)
+        if _EXCEPTION.match(line) or any(form.search(line) for form in (_USAGE, _DIED, _NATIVE))
     ]
     root = [line for line in telling if not any(phrase in line for phrase in _REPEATED)] or telling
     rest = [line for line in lines if line.strip() and not line.startswith(_NOISE)]

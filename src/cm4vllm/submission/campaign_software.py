@@ -124,7 +124,7 @@ def detect_software(server: ServerRecord | None = None) -> SoftwareRecord:
         commit=commit_of_this_repository(),
         url=url_of_this_repository(),
         packages=packages,
-        os=os_env() | _libc(),
+        os=os_env(),
         server_python=python,
         server_packages=server_packages,
         contents=contents,
@@ -180,11 +180,6 @@ def published_facts(out: Path) -> dict[str, str]:
 
 def _published(value: Any) -> Any:
     return published_words([value])[0] if isinstance(value, str) else value
-
-
-def _libc() -> dict[str, str]:
-    name, version = platform.libc_ver()
-    return {f"CM_HOST_OS_{name.upper()}_VERSION": version} if name and version else {}
 
 
 def _environment(python: Path) -> tuple[str, dict[str, str], dict[str, str]]:

@@ -340,6 +340,28 @@ def test_queries_without_a_first_token_beyond_the_limit_are_late():
     assert judged(answers(600, seconds=30.0), elapsed_s=40.0, issued=800, overdue=150, oldest=30.0)[1] is Verdict.FAILS
 
 
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        (
+            lambda: judged(answers(600, seconds=30.0), elapsed_s=40.0, issued=800, overdue=150, oldest=30.0)[0],
+            "TTFT, which 150 of 600 queries exceed, 150 of them unanswered",
+        ),
+        (
+            lambda: judged(answers(1200, lambda number: 5000.0 if number % 20 == 0 else 50.0), elapsed_s=60.5)[0],
+            "TTFT, which 50 of 1,000 queries exceed",
+        ),
+        (
+            lambda: judged(answers(1200, lambda number: 20.0 + number))[0],
+            "TTFT, which rises steadily and would exceed it in a full-length run",
+        ),
+        (lambda: judged(answers(1200), elapsed_s=60.5)[0], ""),
+    ],
+)
+def test_the_limits_that_a_probe_fails_by_are_named_with_the_queries_that_wait(judge, words):
+    assert judge().exceeded == words
+
+
 def test_a_growing_queue_does_not_pass_though_it_is_within_the_limit_so_far():
     judge, verdict = judged(answers(1200, lambda number: 20.0 + number))
     assert judge.growing

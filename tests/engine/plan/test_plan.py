@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from tests.engine.plan.planning import HOOK, chain, find, nodes, planned, told
 
+from cm4vllm.engine.format.meta import load_script
+from cm4vllm.engine.format.versions import ANY
+from cm4vllm.engine.plan.node import brought_by
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -277,3 +281,26 @@ def test_a_dependency_of_nearly_every_script_is_shown_once_and_counted(home):
         "",
         "met again: base (2x)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "brought"),
+    [({}, ["the model"]), ({"source": "/data/model.zip"}, []), ({"wanted": "1.5"}, ["the model", "release 1.5"])],
+)
+def test_what_is_brought_follows_the_environment(home, flags, brought):
+    meta = {
+        "input_mapping": {"source": "CM_SOURCE", "wanted": "CM_WANTED"},
+        "brings": [
+            {"how": "download", "what": "the model", "skip_if_env": {"CM_SOURCE": ["on"]}},
+            {"how": "install", "what": "release <<<CM_WANTED>>>", "enable_if_env": {"CM_WANTED": ["on"]}},
+        ],
+    }
+    home.script("top", meta)
+    assert [bring["what"] for bring in planned(home, "top", **flags)["plan"]["brings"]] == brought
+
+
+@pytest.mark.parametrize("given", ["", "/data/punkt_tab.zip"])
+def test_a_sentence_model_that_is_given_is_not_downloaded(given):
+    script = load_script(str(ROOT / "script" / "get-nltk-data"), "cm4vllm")
+    brought = brought_by(script, script.layer.brings, ANY, lambda path: [], {"CM_NLTK_DATA_SOURCE": given})
+    assert len(brought) == (not given)

@@ -117,3 +117,25 @@ def test_code_can_ask_what_an_amendment_reaches(home):
     for flags in ((), ("--plan",)):
         done = home.cli("run", "script", "--tags=top", *flags)
         assert str({"return": 0, "inputs": {"speed": "CM_SPEED"}, "names": ["d", "e"]}) in done.stdout
+
+
+READS = 'def preprocess(i):\n    print(i["env"].get("CM_KNOWN_KEY", ""))\n    return {"return": 0}\n'
+
+
+@pytest.mark.parametrize("key", ["CM_KNOWN_KYE", "LLAMA2_CHECKPOINT_PATH", "CUDA_VISIBLE_DEVICES"])
+def test_an_environment_key_that_nothing_reads_is_a_warning_in_plan_and_run(home, key):
+    home.script("dep", customize=READS)
+    home.script("top", {"deps": [{"tags": "dep"}], "input_mapping": {"known": "CM_KNOWN_KEY"}})
+    for flags in ((), ("--plan",)):
+        wrong = home.cli("run", "script", "--tags=top", f"--env.{key}=x", *flags)
+        said = f"WARNING: --env.{key} has no effect: nothing below top reads it"
+        assert (wrong.returncode, (wrong.stdout + wrong.stderr).count(said)) == (0, 1), wrong
+        right = home.cli("run", "script", "--tags=top", "--env.CM_KNOWN_KEY=x", "--env.HF_TOKEN=y", *flags)
+        assert "WARNING" not in right.stdout + right.stderr
+
+
+def test_a_shell_file_and_the_programs_that_it_starts_may_read_every_key(home):
+    home.script("dep", run="env > /dev/null\n")
+    home.script("top", {"deps": [{"tags": "dep"}]})
+    done = home.cli("run", "script", "--tags=top", "--env.ANY_KEY=x")
+    assert "WARNING" not in done.stdout + done.stderr

@@ -74,7 +74,7 @@ def test_the_plan_shows_the_whole_command_and_what_is_pulled(engine, monkeypatch
     assert pulled == "vllm/vllm-openai:v0.32.0: not on this machine: pulled"
     assert run == "run by podman 4.3.1 (tried podman 4.3.1 of Debian 12 with runc, on processors), for cpu:"
     assert command.startswith("podman run --rm --network=host --shm-size=16g --cap-add=SYS_NICE ")
-    assert "--ulimit=memlock=-1 --entrypoint=python3 vllm/vllm-openai:v0.32.0 -m vllm" in command
+    assert "--ulimit=memlock=-1 --entrypoint=python3 vllm/vllm-openai:v0.32.0 -P -m vllm" in command
     assert "--max-num-seqs=64" in command.replace(" ", "=")
     assert "--env HF_TOKEN" in command
     assert "s3cret" not in command

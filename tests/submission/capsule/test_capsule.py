@@ -166,7 +166,7 @@ def test_figures_are_judged_by_the_spread_of_the_runs_and_not_in_a_rehearsal(res
 
     def with_rate(value, low, high, of=capsule):
         made = figures(("tokens_per_second", value, "tokens/s", low, high, "" if low else "too few samples"))
-        return changed(of, "Offline", "performance", figures=made)
+        return changed(of, "Offline", "performance", figures=made, doubts=())
 
     first, field = with_rate(100.0, 95.0, 105.0), "Offline: tokens per second"
     assert not differing(first, with_rate(104.0, 99.0, 109.0))

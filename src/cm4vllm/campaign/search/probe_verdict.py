@@ -83,15 +83,32 @@ class Judge:
         while self._ahead and self._ahead[0][0] < until:
             self._count(heapq.heappop(self._ahead)[2])
         if self._plan.sure:
-            return Verdict.FAILS if any(late > self._plan.most_late for _, late in self._late()) else None
+            return Verdict.FAILS if any(late > self._plan.most_late for _, _, late in self._late()) else None
         return self._early_verdict(news, until)
 
     def verdict(self) -> Verdict:
         """Return the verdict at the probe's end."""
         if self._is_passing():
             return Verdict.PASSES
-        fails = self._plan.sure or any(failing(queries, late) for queries, late in self._late())
+        fails = self._plan.sure or any(failing(queries, late) for _, queries, late in self._late())
         return Verdict.FAILS if fails else Verdict.UNDECIDED
+
+    @property
+    def exceeded(self) -> str:
+        """The limits that more queries are over than a valid run may have, in words; empty where there is none.
+
+        Queries that wait for their answer count, too: of those that count in `limits`, all may be within.
+        """
+        words = [
+            f"{name}, which {late:,} of {queries:,} queries exceed, {late - self._over[name]:,} of them unanswered"
+            if late > self._over[name]
+            else f"{name}, which {late:,} of {self.queries:,} queries exceed"
+            for name, queries, late in self._late()
+            if late and not passes(queries, late)
+        ]
+        if self.growing and self._waiting is not None:
+            words.append(f"{self._waiting[0]}, which rises steadily and would exceed it in a full-length run")
+        return "; ".join(words)
 
     @property
     def answer_ms(self) -> float:
@@ -172,9 +189,9 @@ class Judge:
         """Return the verdict of a probe that may end now: it is certain, or all that was issued in time is answered."""
         half = self._plan.warm_up_s + _LEAST_PART * (self._plan.seconds - self._plan.warm_up_s)
         counts = list(self._late())
-        hopeless = any(late > _HOPELESS * queries for queries, late in counts)
+        hopeless = any(late > _HOPELESS * queries for _, queries, late in counts)
         if (hopeless or news.elapsed_s >= half) and any(
-            failing(queries, late, confidence=_EARLY_CONFIDENCE) for queries, late in counts
+            failing(queries, late, confidence=_EARLY_CONFIDENCE) for _, queries, late in counts
         ):
             return Verdict.FAILS
         if min(until, news.elapsed_s) >= half and self._is_passing(_EARLY_CONFIDENCE):
@@ -202,8 +219,8 @@ class Judge:
             self._plan.sure or not self.growing
         )
 
-    def _late(self) -> Iterator[tuple[int, int]]:
-        """Give for each limit the queries after the warm-up, and how many of them are over it for certain.
+    def _late(self) -> Iterator[tuple[str, int, int]]:
+        """Give for each limit its name, the queries after the warm-up, and how many of them are over it for certain.
 
         Those that are open count as within it unless what they wait for is overdue.
         """
@@ -216,7 +233,7 @@ class Judge:
             values = (_value(query, name) or 0.0 for query in waiting)
             late = over + sum(value > self._limits[name] for value in values)
             overdue = last.overdue if self._waiting and name == self._waiting[0] else 0
-            yield queries, min(queries, late + overdue)
+            yield name, queries, min(queries, late + overdue)
 
 
 def _value(answer: Timed, name: str) -> float | None:
@@ -248,5 +265,6 @@ def probe_record(
         ended_early=ended_early,
         sure=plan.sure,
         growing=judge.growing,
+        failed_by=judge.exceeded if (verdict or judge.verdict()) is Verdict.FAILS else "",
         answer_ms=round(judge.answer_ms, 3),
     )

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cm4vllm.common.errors import RecipeError
-from cm4vllm.engine.format.conditions import Conditions
+from cm4vllm.engine.format.conditions import CONDITION_KEYS, Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, Raw, amendments_of, split_tags, texts
 from cm4vllm.engine.format.documents import read_meta, with_texts
 from cm4vllm.engine.format.inputs import with_inputs, with_variations
@@ -43,7 +43,8 @@ class Bring(Value):
 
     `how` is download, install or make. `requirements` (a file in the script's folder, or above it) and `package` say
     which Python packages; with `shared`, only those that the Python that runs cm lacks. `disk_bytes` is what was
-    measured, 0 where it was not measured; `measured` says on what.
+    measured, 0 where it was not measured; `measured` says on what. `conditions` decide by the script's environment
+    whether it is brought; `<<<KEY>>>` in `what` stands for a key of it.
     """
 
     what: str
@@ -53,6 +54,7 @@ class Bring(Value):
     shared: bool
     disk_bytes: int
     measured: str
+    conditions: Conditions = Conditions()
 
     @classmethod
     def of(cls, raw: Raw) -> Bring:
@@ -64,10 +66,11 @@ class Bring(Value):
             bool(raw.get("shared")),
             int(raw.get("disk_bytes") or 0),
             str(raw.get("measured") or ""),
+            Conditions.of(raw),
         )
 
 
-BRING_KEYS = frozenset(Bring._fields)
+BRING_KEYS = frozenset({*Bring._fields, *CONDITION_KEYS} - {"conditions"})
 
 
 class Layer(Value):

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import CmError, nearest
+from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.engine.format.dependency import PHASES, Dependency, Raw
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.meta_shapes import Place
 from cm4vllm.engine.format.script_catalogue import Catalogue
-from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts
+from cm4vllm.engine.plan.recipe_code import code_of, runs_scripts, unread_words
 from cm4vllm.engine.run.request import Request, parse_tags
-from cm4vllm.engine.run.script_selection import select
+from cm4vllm.engine.run.script_selection import choice_note, select
 
-__all__ = ["Chain", "dependencies_of", "layers_of", "plain_tags", "reach", "unmatched_names"]
+__all__ = ["Chain", "dependencies_of", "layers_of", "plain_tags", "reach", "warnings_of"]
 
 
 def plain_tags(dependency: Dependency) -> list[str]:
@@ -83,14 +84,25 @@ class Chain:
         )
 
 
-def unmatched_names(catalogue: Catalogue, request: Request, near: str) -> list[str]:
+def warnings_of(catalogue: Catalogue, request: Request, near: str) -> list[str]:
+    """Return a line for each name of the request's adr and each of its environment keys that has no effect.
+
+    And one where scripts of several repositories may be meant. Raises what `select` does.
+    """
+    script = select(catalogue, request, near)
+    lines = choice_note(catalogue, request, near)
+    if request.adr:
+        lines += _unmatched_names(catalogue, request, script)
+    if request.explicit:
+        lines += _unread_keys(catalogue, request, script)
+    return lines
+
+
+def _unmatched_names(catalogue: Catalogue, request: Request, script: ScriptMeta) -> list[str]:
     """Return a warning for each name of the request's adr that no dependency below its script has.
 
-    None where the script's own code runs further scripts: it knows their names. Raises what `select` does.
+    None where the script's own code runs further scripts: it knows their names.
     """
-    if not request.adr:
-        return []
-    script = select(catalogue, request, near)
     names = Chain(catalogue).names_below([script])
     unmatched = dict.fromkeys(
         amendment.name for amendment in request.adr if names is not None and amendment.name not in names
@@ -99,6 +111,30 @@ def unmatched_names(catalogue: Catalogue, request: Request, near: str) -> list[s
         f"WARNING: --adr.{name} has no effect: no dependency of {script.title()} has that name; "
         f"{nearest(name, names or ()) or 'none has a name'}"
         for name in unmatched
+    ]
+
+
+def _unread_keys(catalogue: Catalogue, request: Request, script: ScriptMeta) -> list[str]:
+    """Return a warning for each environment key of the command line that nothing reads.
+
+    None where a shell file is below the script: all keys reach it, and the programs that it starts. Secrets reach every
+    program, too.
+    """
+    given = [key for key in sorted(request.explicit) if not is_secret_name(key)]
+    chain = Chain(catalogue)
+    below = chain.below([script])
+    if any(runs_scripts(code_of(other)) for other in below):
+        below += [other for other in catalogue.all() if other.repo == script.repo]
+    folders = list(dict.fromkeys(other.path for other in below if other.repo == script.repo))
+    if not given or any(any(folder.glob("*.sh")) for folder in folders):
+        return []
+    unread = unread_words(given, folders, with_package=any("cm4vllm" in code_of(other) for other in below))
+    keys = {key: f"--{flag}" for flag, key in script.input_mapping.items()}
+    hints = {key: nearest(key, keys, f"its inputs: cm show script {script.alias}") for key in unread}
+    return [
+        f"WARNING: --env.{key} has no effect: nothing below {script.title()} reads it; {hints[key]}; a variable that a "
+        f"program reads is set before the command: {key}=... cm run script ..."
+        for key in unread
     ]
 
 

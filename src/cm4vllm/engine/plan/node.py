@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from cm4vllm.engine.cache.entries import Entry
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.versions import Wanted
 from cm4vllm.engine.plan.run_facts import in_words
+from cm4vllm.engine.run.environment import substitute
 from cm4vllm.engine.run.python_packages import listed, needs
 
 __all__ = ["Brought", "Node", "Status", "brought_by"]
@@ -87,13 +88,19 @@ class Node:
 
 
 def brought_by(
-    script: ScriptMeta, brings: Iterable[Bring], wanted: Wanted, missing: Callable[[Path], list[str]]
+    script: ScriptMeta,
+    brings: Iterable[Bring],
+    wanted: Wanted,
+    missing: Callable[[Path], list[str]],
+    env: Mapping[str, Any],
 ) -> tuple[Brought, ...]:
     """Return the things that a run of the script would bring; none for Python packages that are installed already.
 
-    `missing` gives the requirements of a file that the running Python does not fulfil.
+    `missing` gives the requirements of a file that the running Python does not fulfil. `env` is the environment of the
+    script as far as it is known.
     """
-    return tuple(brought for bring in brings if (brought := _brought(script, bring, wanted, missing)))
+    brought = (_brought(script, bring, wanted, missing) for bring in brings if bring.conditions.hold(env))
+    return tuple(replace(thing, what=in_words(substitute(thing.what, env))) for thing in brought if thing)
 
 
 def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable[[Path], list[str]]) -> Brought | None:
@@ -109,4 +116,4 @@ def _brought(script: ScriptMeta, bring: Bring, wanted: Wanted, missing: Callable
         if not packages:
             return None
         title = f"{title}: {len(packages)} package{'s' if len(packages) > 1 else ''} of {path.name}"
-    return Brought(bring.how, in_words(title), size, bring.measured)
+    return Brought(bring.how, title, size, bring.measured)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import require_writable
 from cm4vllm.engine.cache.entries import Cache, Damaged, stored
 from cm4vllm.engine.cache.entry_key import identity_of
 from cm4vllm.engine.format.conditions import both
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of
 from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.variations import known
-from cm4vllm.engine.plan.chain import unmatched_names
+from cm4vllm.engine.plan.chain import warnings_of
 from cm4vllm.engine.plan.node import Brought, Node, Status, brought_by
 from cm4vllm.engine.plan.planned_task import Exports, PlannedTask, vocabulary_of
 from cm4vllm.engine.plan.recipe_code import PlannedStep, code_of, has_hook, may_end_early, runs_scripts
@@ -63,7 +64,7 @@ def plan(session: Session, request: Request) -> Node:
     planner.fill(root, lambda: request, certain=True)
     if root.error is not None:
         raise root.error
-    root.notes += unmatched_names(session.catalogue, request, session.near)
+    root.notes += warnings_of(session.catalogue, request, session.near)
     return root
 
 
@@ -139,7 +140,7 @@ class _Planner:
         for script in candidates(self.session.catalogue, request):
             layers = [script.layer, *(Layer.of(raw) for name, raw in script.variations.items() if "#" not in name)]
             for layer in layers:
-                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing))
+                brought |= dict.fromkeys(brought_by(script, layer.brings, request.wanted, self.missing, request.env))
         return tuple(brought)
 
     def filled(self, node: Node, asked: Callable[[], Request], *, certain: bool) -> Exports:
@@ -239,7 +240,9 @@ class _Planner:
         if not facts_in(str(frame.wanted)):
             node.version = in_words(frame.settle_version())
         brings = [bring for layer in frame.task.layers for bring in layer.brings]
-        node.brings = brought_by(frame.script, brings, frame.wanted, self.missing)
+        node.brings = brought_by(frame.script, brings, frame.wanted, self.missing, frame.env)
+        if node.status is Status.MAKE:
+            require_writable(Path(self.cache.root), "CM_REPOS")
         certain = certain and node.status is not Status.OPEN
         source = code_of(frame.script)
         if has_hook(source, "before_deps"):
@@ -318,7 +321,7 @@ class _Planner:
         node.children.append(child)
         exports = self.fill(child, lambda: self.asked_by_code(frame, entry), certain=certain and not conditions)
         if child.script is not None and child.status not in (Status.CACHED, Status.REUSED):
-            child.brings += brought_by(child.script, step.brings, frame.wanted, self.missing)
+            child.brings += brought_by(child.script, step.brings, frame.wanted, self.missing, frame.env)
         frame.take(exports, certain=certain and not conditions)
 
     def asked_by_code(self, frame: PlannedTask, entry: Dependency) -> Request:

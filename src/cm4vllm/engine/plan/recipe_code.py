@@ -23,15 +23,17 @@ A step is a script that the code runs with `i["automation"].run`: `name`, `tags`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import cm4vllm
 from cm4vllm.common.errors import RecipeError
 from cm4vllm.engine.format.dependency import Dependency
 from cm4vllm.engine.format.meta import Bring, ScriptMeta
 from cm4vllm.engine.format.value import Value
 
-__all__ = ["PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts"]
+__all__ = ["PlannedStep", "code_of", "has_hook", "may_end_early", "runs_scripts", "unread_words"]
 
 _KEYS = frozenset({"name", "tags", "names", "env", "unknown", "only_if", "notes", "brings", "data"})
 
@@ -90,3 +92,38 @@ def runs_scripts(code: str) -> bool:
 def may_end_early(code: str) -> bool:
     """Tell whether preprocess may return `skip`, which ends the script before run.sh and the later dependencies."""
     return "skip" in code
+
+
+#: The files in which a recipe or the package names the environment keys that it reads.
+_SOURCES = ("*.py", "*.yaml", "*.json")
+_PACKAGE = Path(cm4vllm.__file__).parent
+#: The beginning of a key whose end the code fills in: `CM_HOST_CPU_{name}`.
+_BEGINNING = re.compile(r"(\w+_\w*)\{")
+_OWN = "CM_"
+
+
+def unread_words(words: Sequence[str], folders: Iterable[Path], *, with_package: bool) -> list[str]:
+    """Return those of the words, names of environment keys, that no file in these folders of recipes names.
+
+    `with_package`: nor any file of this package. Its functions read the keys of its recipes; a name that does not begin
+    with `CM_` is there one of the process environment, where the keys of recipes are not.
+    """
+    recipes = [path for folder in folders for pattern in _SOURCES for path in folder.glob(pattern)]
+    left = _unnamed(words, recipes)
+    if with_package and left:
+        package = [path for pattern in _SOURCES for path in _PACKAGE.rglob(pattern)]
+        left = _unnamed([word for word in left if word.startswith(_OWN)], package) | {
+            word for word in left if not word.startswith(_OWN)
+        }
+    return [word for word in words if word in left]
+
+
+def _unnamed(words: Iterable[str], files: Iterable[Path]) -> set[str]:
+    left = set(words)
+    for path in files:
+        if not left:
+            break
+        text = path.read_text(encoding="utf-8", errors="replace")
+        begun = tuple(start for start in _BEGINNING.findall(text) if len(start) > len(_OWN))
+        left -= {word for word in left if re.search(rf"\b{re.escape(word)}\b", text) or word.startswith(begun)}
+    return left

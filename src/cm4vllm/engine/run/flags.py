@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = [
     "flag",
     "mapped_inputs",
     "require_inputs",
+    "require_joined_values",
+    "unknown_flags",
     "with_usable_flags",
 ]
 
@@ -146,6 +149,35 @@ NOT_DONE = {
 PROVENANCE_FLAGS = ("save_env", "shell", "repro", "dump_version_info", "print_versions", "print_readme")
 
 
+#: The flags of the engine that are followed by a value; the others may stand before the name of a script.
+_VALUED = frozenset(
+    {
+        *("tags", "artifact", "out", "path", "input", "output", "outdirname", "outbasename", "name", "gh_token"),
+        *("extra_cache_tags", "save_to_json", "save_to_yaml", "repro_prefix", "repro_dir", "debug_script_tags"),
+        *("docker_folder", "docker_base_image", "docker_image", *VERSION_KEYS),
+    }
+)
+
+
+def require_joined_values(words: Sequence[str]) -> None:
+    """Refuse `--flag value` among the typed words, which CM reads as a flag without a value and the name of a script.
+
+    Raises UsageError.
+    """
+    for typed, word in itertools.pairwise(words):
+        if typed == "--":
+            return
+        name = typed.removeprefix("--").replace("-", "_")
+        if not typed.startswith("--") or "=" in typed or word.startswith(("-", "@")):
+            continue
+        if name not in ENGINE_FLAGS or name in _VALUED:
+            raise UsageError(
+                f"{typed} {word}: the value of a flag is joined to it by =",
+                cause=f"CM reads {word!r} as the name of a script",
+                remedy=f"type {typed}={word}; the name of a script comes before its flags",
+            )
+
+
 def flag(inputs: Mapping[str, Any], *names: str) -> bool:
     """Tell whether one of these flags is given and does not say no."""
     return any(name in inputs and not is_no(as_text(inputs[name])) for name in names)
@@ -156,24 +188,47 @@ def check_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
 
     Raises UsageError for the first of them where the script has strict_input.
     """
-    own = {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
-    unknown = [
-        key
-        for key in inputs
-        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")
-    ]
+    unknown = unknown_flags(script, inputs)
     sentences = [f"{script.title()} has no input --{key}" for key in unknown]
-    hints = [_near_flag(key, own, script) for key in unknown]
+    hints = [_near_flag(key, _own_flags(script), script) for key in unknown]
     if unknown and script.strict_input:
         raise UsageError(sentences[0], remedy=hints[0])
     return [f"{sentence}; {hint}" for sentence, hint in zip(sentences, hints, strict=True)]
 
 
+def unknown_flags(script: ScriptMeta, inputs: Mapping[str, Any]) -> list[str]:
+    """Return the flags that neither the engine nor the script knows, in their order."""
+    own = _own_flags(script)
+    return [
+        key
+        for key in inputs
+        if key.replace("-", "_") not in own and key not in ENGINE_FLAGS and not key.startswith("_")
+    ]
+
+
+def _own_flags(script: ScriptMeta) -> set[str]:
+    return {key.replace("-", "_") for key in (*script.input_mapping, *script.input_description)}
+
+
 def _near_flag(key: str, own: Collection[str], script: ScriptMeta) -> str:
+    if variations := _variations_for(key, script):
+        return f"it is given among the tags: {', '.join(f'_{name}' for name in variations)}"
     hint = nearest(key, own, f"list them with: cm show script {script.alias}")
     if not hint.startswith("did you mean") and (close := nearest(key, ENGINE_FLAGS)).startswith("did you mean"):
         return close
     return hint or "it has no inputs"
+
+
+def _variations_for(key: str, script: ScriptMeta) -> list[str]:
+    """Return the variations that a flag stands for: that of its name, or those that set an environment key of it."""
+    word = key.replace("-", "_").lower()
+    named = [name for name in script.variations if name.replace("-", "_").lower() == word]
+    suffix = f"_{word.upper()}"
+    return named or [
+        name
+        for name, raw in script.variations.items()
+        if "#" not in name and "," not in name and any(str(each).endswith(suffix) for each in raw.get("env") or {})
+    ]
 
 
 def mapped_inputs(script: ScriptMeta, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

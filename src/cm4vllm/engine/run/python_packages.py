@@ -111,9 +111,14 @@ def require_file(requirements: Path, options: Sequence[str]) -> None:
         raise InstallError(f"{requirements} does not exist", remedy="use a complete checkout, or pip install cm4vllm")
     missing = missing_of(requirements)
     if missing or FORCE in options:
-        _install(["-r", str(requirements)], f"install what {requirements} lists ({', '.join(missing)})", options)
+        number = f"{len(missing)} packages" if missing else "the packages"
+        _install(["-r", str(requirements)], f"install {number} of {requirements}", options)
         if still := missing_of(requirements):
-            raise InstallError(f"pip succeeded, but {', '.join(still)} is missing in {sys.executable}")
+            raise InstallError(
+                f"pip succeeded, but {len(still)} packages of {requirements} are missing in {sys.executable}",
+                cause=", ".join(still),
+                remedy=f"install them by hand: {sys.executable} -m pip install -r {requirements}",
+            )
 
 
 def missing_of(requirements: Path) -> list[str]:

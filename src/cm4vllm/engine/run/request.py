@@ -12,7 +12,7 @@ from cm4vllm.engine.format.meta import Layer, ScriptMeta
 from cm4vllm.engine.format.value import Value
 from cm4vllm.engine.format.variations import Resolution, resolve
 from cm4vllm.engine.format.versions import ANY, Wanted
-from cm4vllm.engine.run.flags import check_flags, flag
+from cm4vllm.engine.run.flags import check_flags, flag, require_joined_values
 
 __all__ = ["Request", "Task", "parse_tags"]
 
@@ -69,6 +69,8 @@ class Request(Value):
     @classmethod
     def of(cls, given: Mapping[str, Any], folder: str, *, from_person: bool = False) -> Request:
         """Read the input dictionary of an action. Raises UsageError when it names no script."""
+        if from_person:
+            require_joined_values([str(word) for word in given.get("cmd") or ()])
         tags, name, repo = _named(given)
         if not isinstance(tags, (str, list, tuple, bool, type(None))):
             raise UsageError(f"{tags!r} are not tags", remedy="tags are words separated by commas, or a list of words")

@@ -10,15 +10,17 @@ from cm4vllm.engine.format.meta import ScriptMeta
 from cm4vllm.engine.format.meta_store import Summary
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.format.variations import as_typed, known, replaced
+from cm4vllm.engine.run.flags import unknown_flags
 from cm4vllm.engine.run.request import Request
 
-__all__ = ["candidates", "no_script", "no_variation", "select", "settled"]
+__all__ = ["candidates", "choice_note", "no_script", "no_variation", "select", "settled"]
 
 
 def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     """Return the script that a request means: of several, one in the folder `near`, then the first by (sort, path).
 
-    `near` holds the scripts beside the one that asks: a recipe is made for those of its own repository.
+    `near` holds the scripts beside the one that asks: a recipe is made for those of its own repository. A person's
+    flags decide first: a script that knows all of them is meant before one that does not.
     Raises NotFoundError when no script has the tags, UsageError when none of those that have them has the variations,
     or when several share all tags of the request as those that mean none of them alone (`shared_tags` of a meta).
     """
@@ -26,8 +28,41 @@ def select(catalogue: Catalogue, request: Request, near: str) -> ScriptMeta:
     fitting = [script for script in scripts if known(script, request.variations)]
     if fitting:
         _require_choice(fitting, request)
-        return next((script for script in fitting if os.path.dirname(script.folder) == near), fitting[0])
+        fitting.sort(key=lambda script: os.path.dirname(script.folder) != near)
+        knowing = (s for s in fitting if not request.from_person or not unknown_flags(s, request.inputs))
+        return next(knowing, fitting[0])
     raise no_variation(scripts, request)
+
+
+def choice_note(catalogue: Catalogue, request: Request, near: str) -> list[str]:
+    """Return a line on the repository whose script is run, where scripts of several fit a request.
+
+    Raises what `select` does.
+    """
+    scripts = [] if request.name else candidates(catalogue, request)
+    if len({script.repo for script in scripts}) < _SEVERAL:
+        return []
+    chosen = select(catalogue, request, near)
+    own = [script for script in scripts if os.path.dirname(script.folder) == near and script.repo != chosen.repo]
+    others = [script for script in scripts if script.repo != chosen.repo and not _lacking(script, request)]
+    if not (rivals := own or others):
+        return []
+    rival = min(rivals, key=lambda script: script.alias != chosen.alias)
+    lacking = _lacking(rival, request)
+    reason = f", because {rival.alias} of {rival.repo} has no {' and no '.join(lacking)}" if lacking else ""
+    words = ",".join(f"_{name}" for name in request.variations if known(rival, [name]))
+    command = f"cm run script {rival.repo}:{rival.alias}" + (f" --tags={words}" if words else "")
+    return [f"note: {chosen.alias} of {chosen.repo} is run{reason}; that of {rival.repo}: {command}"]
+
+
+#: From this number of repositories on there is a choice.
+_SEVERAL = 2
+
+
+def _lacking(script: ScriptMeta, request: Request) -> list[str]:
+    """Return what a script does not know of a request's variations and flags, in words."""
+    variations = [f"variation _{name}" for name in request.variations if not known(script, [name])]
+    return variations + [f"input --{flag}" for flag in unknown_flags(script, request.inputs)]
 
 
 def _require_choice(scripts: Sequence[ScriptMeta], request: Request) -> None:

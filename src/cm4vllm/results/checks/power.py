@@ -13,15 +13,15 @@ from pathlib import Path
 
 from cm4vllm.loadgen.logs.detail_log import Window
 from cm4vllm.power.protocol import totals_of, uncertainty_of
-from cm4vllm.power.samples import SAMPLES, Sample, Samples, mean_watts
+from cm4vllm.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
 from cm4vllm.power.session import FETCHED_ONLY, Phase, PowerSession, is_power_session
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import with_submission
-from cm4vllm.results.findings import Severity
+from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
 
-__all__: list[str] = []
+__all__ = ["session_findings"]
 
 _CHECKER = "mlcommons/power-dev, compliance/check.py"
 _OWN = "a design rule of cm4vllm"
@@ -81,7 +81,8 @@ def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
 
 @check(
     "POWER-FILES",
-    "a power session has all of its files, and none that only the client needs",
+    "a power session has all of its files and all that client.json and server.json state, and no file that only the "
+    "client needs",
     source=f"{_CHECKER}, RESULT_PATHS; tools/submission/submission_checker/checks/power_check.py",
     remedy=f"{_AS_WRITTEN}, without {FETCHED_ONLY}",
     stage=Stage.TREE,
@@ -90,6 +91,9 @@ def simulated(_: Result, measured: _Measured) -> Iterator[Fault]:
 def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
+    for file, keys in measured.session.unstated.items():
+        if file not in measured.session.missing:
+            yield Fault("a file of the power session lacks parts", f"{measured.place}/{file}", ", ".join(keys))
     if (measured.session.folder / FETCHED_ONLY).exists():
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
@@ -133,6 +137,27 @@ def window(_: Result, measured: _Measured) -> Iterator[Fault]:
                     f"{late:.1f} s",
                     f"{_EDGE_S:g} s or less",
                 )
+
+
+@check(
+    "POWER-IMPOSSIBLE",
+    f"no sample of a run states a power that no system draws: {MOST_W:g} W and more, or no finite number",
+    source=f"{_OWN}; the official checkers average any number above zero",
+    remedy="look for errors in PTDaemon's log, choose other ranges, and measure again",
+    stage=Stage.TREE,
+    each=_measured,
+)
+def impossible(_: Result, measured: _Measured) -> Iterator[Fault]:
+    for phase, span, samples in measured.phases:
+        wrong = [sample for sample in samples.within(span.begin, span.end) if sample.impossible]
+        if wrong:
+            yield Fault(
+                f"{len(wrong)} samples of the run are not a power",
+                measured.file(phase),
+                "Watts",
+                f"{wrong[0].watts:g}",
+                f"less than {MOST_W:g}",
+            )
 
 
 @check(
@@ -338,3 +363,13 @@ def analyzers(_: Result, measured: _Measured) -> Iterator[Fault]:
         yield Fault(
             "power was measured with several analyzers", f"{measured.place}/power/server.json", "ptd_config", count
         )
+
+
+#: The checks that need no tree: what they find is known when the session has ended.
+_OF_A_SESSION = (files, digests, window, impossible, coverage, clock, uncertainty, channels, mean, ranging, ptd_log)
+
+
+def session_findings(session: PowerSession) -> list[Finding]:
+    """Return what the checks of a tree will find in a session that has just ended. Files are named from its folder."""
+    measured = _Measured(session, ".")
+    return [each.finding(fault) for each in _OF_A_SESSION for fault in each.function(None, measured)]

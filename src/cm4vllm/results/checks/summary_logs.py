@@ -66,7 +66,7 @@ class _Stated(NamedTuple):
 
     @property
     def same(self) -> bool:
-        if isinstance(self.logged, str) or (isinstance(self.logged, int) and self.text.isdigit()):
+        if isinstance(self.logged, str) or (isinstance(self.logged, int) and self.text.isdecimal()):
             return self.text == str(self.logged)
         if not (number := _NUMBER.fullmatch(self.text)):
             return True  # LoadGen could compute no value

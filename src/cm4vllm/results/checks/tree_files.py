@@ -231,7 +231,7 @@ def spelled(result: Result) -> Iterator[Fault]:
         fault = "the folder of a scenario is spelled in another way"
         checkers = rules.round_terms(result.round).checkers if result.round else ()
         if marking := next((checker for checker in checkers if checker.respelled_is_inferred), None):
-            fault += f"; the official {marking.name} at {marking.commit} marks such a result as inferred"
+            fault += f"; the official {marking.name} at {marking.commit[:8]} marks such a result as inferred"
         yield Fault(fault, result.folder, "", name, result.scenario)
 
 

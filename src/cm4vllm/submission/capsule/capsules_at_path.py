@@ -26,6 +26,12 @@ def capsules_at(place: Path) -> list[Capsule]:
     """
     if place.is_file():
         return [read_capsule(place)]
+    if not place.exists():
+        raise UsageError(
+            f"{place} does not exist",
+            remedy=f"give the file of a capsule ({CAPSULE_FILE} of a result), or a folder with results: a job's output "
+            "folder or a submission tree",
+        )
     if curves := curves_at(place):
         return [capsule_of_curve(place, curve) for curve in curves]
     if (place / CAPSULE_FILE).is_file() and not (place / "runs").is_dir():

@@ -31,6 +31,7 @@ from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.results.uncertainty import with_intervals
+from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.published_server import server_words
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.submission.campaign_software import SCRIPTS_FILE, SoftwareRecord, read_software
@@ -142,6 +143,7 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
         software=server.software,
         version=server.version,
         command=command,
+        options={} if command else _without_paths(server.options),
         env=env,
         endpoints=len(server.endpoints),
         max_model_len=server.max_model_len,
@@ -155,6 +157,10 @@ def served_by(server: ServerRecord, model_path: str, software: SoftwareRecord | 
         if server.container
         else {},
     )
+
+
+def _without_paths(options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    return {name: value for name, value in options.items() if not (isinstance(value, str) and "/" in value)}
 
 
 def description_of(submission: Submission, system: str) -> dict[str, Any]:
@@ -178,21 +184,22 @@ def publishable(result: Result) -> Result:
         benchmark=result.benchmark,
         scenario=result.scenario,
         folder=result.folder,
-        performance=result.performance and _performance(result.performance),
+        performance=result.performance and _performance(result.performance, result.inferred_from),
         accuracy=result.accuracy and _accuracy(result.accuracy),
         measurements=result.measurements,
         user_conf=result.user_conf,
     )
 
 
-def _performance(part: Performance) -> Performance:
+def _performance(part: Performance, inferred_from: str) -> Performance:
+    figures = () if inferred_from else (*with_intervals(part).values(), *power_figures(part), *energy_figures(part))
     return Performance(
         log=part.log,
         loadgen_scenario=part.loadgen_scenario,
         loadgen_version=part.loadgen_version,
         loadgen_valid=part.valid,
         loadgen_reasons=part.reasons,
-        figures=Figures([*with_intervals(part).values(), *power_figures(part), *energy_figures(part)]),
+        figures=Figures(figures),
         settings=_plain_settings(part.settings),
         conditions=replace(_conditions(part.run), doubts=part.client_doubts),
         terms=part.terms,
