@@ -173,7 +173,8 @@ def _require_few_values(events: Iterator[Any]) -> None:
             name, size = event.anchor, 1
             may_be_number = not event.implicit[1] and (event.tag or event.value[:1] in (*"+-.0123456789",))
             if may_be_number and len(event.value) > _LONGEST_NUMBER:
-                raise ValueError(f"line {event.start_mark.line + 1} has a number of {len(event.value):,} characters")
+                line = event.start_mark.line + 1 if event.start_mark else 0
+                raise ValueError(f"line {line} has a number of {len(event.value):,} characters")
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
                 raise ValueError(f"it refers to a part of itself, or to none: *{event.anchor}")

@@ -15,9 +15,6 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["chosen_launcher", "launcher_of", "node_count"]
 
-#: A name or an address of a host, also with a user for ssh.
-_NAME = re.compile(r"[A-Za-z0-9_.@:\[\]%-]+")
-
 
 def chosen_launcher(launcher: str, nodes: str, environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher of `nodes`, a number or names with commas between; None where no other node is asked for.
@@ -64,7 +61,7 @@ def _asked(nodes: str) -> tuple[tuple[str, ...], int]:
     if not text:
         return (), 1
     names = tuple(name.strip() for name in text.split(","))
-    if not all(_NAME.fullmatch(name) for name in names if name) or re.fullmatch(r"[+-]?[\d.]+", text):
+    if not text.isascii() or re.fullmatch(r"[+-]?[\d.]+", text):
         count = whole_number(text)
         if count is None or not 1 <= count <= 4096:
             raise UsageError(f"--nodes={text} is not usable", remedy="give a number from 1 to 4096, or HOST,HOST")
