@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
-from cm4vllm.common.bounded_documents import lines_of
+from cm4vllm.common.bounded_documents import lines_of, require_bounded
 from cm4vllm.common.errors import CmError
+from cm4vllm.serving.answers.stated import FinishReason
 
-__all__ = ["SampleTimes", "read_events"]
+__all__ = ["SampleTimes", "failed_samples", "read_events"]
 
 _START, _STOP = "session.start_performance_tracking", "session.stop_performance_tracking"
 _ISSUED, _FIRST, _COMPLETE = "sample.issued", "sample.recv_first", "sample.complete"
+_ERRORS = "error."
+_CUT_OFF = "the answer ended without a finish reason"
+#: Errors of requests are quoted up to this length.
+_SHOWN = 80
 
 
 @dataclass(slots=True)
@@ -48,6 +53,7 @@ class _Event(msgspec.Struct):
     event_type: str
     timestamp_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sample_uuid: str = ""
+    finish_reason: str | None = None
     data: msgspec.Raw = msgspec.Raw()
 
 
@@ -58,7 +64,7 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
     CmError for a log that cannot be read, or whose other lines are no events.
     """
     samples, measured = dict[str, SampleTimes](), False
-    for event, chunks in _events(path):
+    for event, content in _events(path):
         sample = samples.get(event.sample_uuid)
         if event.event_type in (_START, _STOP):
             measured = event.event_type == _START
@@ -66,16 +72,45 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
             samples[event.sample_uuid] = SampleTimes(event.timestamp_ns)
         elif sample and event.event_type == _FIRST:
             sample.first_ns = event.timestamp_ns
-        elif sample and chunks is not None:
+        elif sample and event.event_type == _COMPLETE and (chunks := _answer(content)) is not None:
             sample.complete_ns = event.timestamp_ns
             sample.tokens = count_tokens("".join(chunks))
             sample.tokens_after_first = count_tokens("".join(chunks[1:]))
     return list(samples.values())
 
 
-def _answer(data: msgspec.Raw) -> list[str] | None:
+def failed_samples(path: Path) -> dict[str, str]:
+    """Return the samples of a run whose requests failed, each with the reason in words.
+
+    The client counts them as completed: it logs the error, then an empty answer (load_generator/session.py). An answer
+    that was cut off has no finish reason, or another one than that of a whole answer; of a server that states none,
+    only one without text is known to be such. Raises CmError as read_events.
+    """
+    failed, unfinished, states_reasons = dict[str, str](), dict[str, bool](), False
+    for event, content in _events(path):
+        sample = event.sample_uuid
+        if event.event_type.startswith(_ERRORS) and sample:
+            failed[sample] = _error(content)
+        elif event.event_type == _COMPLETE and sample not in failed:
+            if not event.finish_reason:
+                unfinished[sample] = any(_answer(content) or ())
+                continue
+            states_reasons = True
+            if event.finish_reason not in get_args(FinishReason):
+                failed[sample] = f"the answer was cut off with the finish reason {event.finish_reason[:_SHOWN]}"
+    cut_off = (sample for sample, has_text in unfinished.items() if states_reasons or not has_text)
+    return failed | dict.fromkeys(cut_off, _CUT_OFF)
+
+
+def _error(content: Any) -> str:
+    """Return the words of an error, which the client writes as [ErrorData, its kind, its message], on one line."""
+    words = content[1:] if isinstance(content, list) else [content]
+    text = " ".join(str(words[-1] if words else "").split()) or "an error without a message"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _answer(content: Any) -> list[str] | None:
     """Return the chunks of an answer, its reasoning first; None for an event without an answer."""
-    content: Any = msgspec.json.decode(data) if data else None
     if not isinstance(content, list) or len(content) < 2 or content[0] != "TextModelOutput":
         return None
     output, reasoning = (_chunks(part) for part in (*content[1:3], None)[:2])
@@ -89,14 +124,15 @@ def _chunks(part: object) -> list[str]:
     return [str(part)] if part else []
 
 
-def _events(path: Path) -> Iterator[tuple[_Event, list[str] | None]]:
-    """Give each event with the chunks of its answer, None for one without an answer."""
+def _events(path: Path) -> Iterator[tuple[_Event, Any]]:
+    """Give each event, with its content where it has an answer or an error."""
     decoder = msgspec.json.Decoder(_Event)
     try:
         for number, line in enumerate(lines_of(path), 1):
             try:
                 event = decoder.decode(line)
-                yield event, _answer(event.data) if event.event_type == _COMPLETE else None
+                has_content = event.data and event.event_type.startswith((_COMPLETE, _ERRORS))
+                yield event, require_bounded(msgspec.json.decode(event.data)) if has_content else None
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return

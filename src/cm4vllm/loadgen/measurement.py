@@ -12,7 +12,7 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import sha256_of, writable_folder
+from cm4vllm.common.files import altered_files, writable_folder
 from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
@@ -317,12 +317,7 @@ def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
             if changed
             else ("its record was made by a version that compared other settings")
         )
-    changed = [
-        name
-        for name, digest in record.files.items()
-        if not (folder / name).is_file() or sha256_of(folder / name) != digest
-    ]
-    if changed:
+    if changed := altered_files(folder, record.files):
         return f"files of it have been changed or removed: {', '.join(changed)}"
     if record.faults:
         return "; ".join(record.faults)
