@@ -32,7 +32,7 @@ import numpy
 import pandas
 
 from clients.real_vllm import await_health
-from cm4vllm.common.files import json_of
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.processes import die_with_parent
 from figures import CM, arguments, figure, report
 

@@ -34,6 +34,27 @@ def test_the_options_of_sbatch_are_those_that_are_asked_for():
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "gone", "stays"),
+    [
+        ("--mem-per-cpu=3900M", "--mem=", "--exclusive"),
+        ("--mem=200G", "--mem=0", "--exclusive"),
+        ("--mem-per-gpu=64G", "--mem=", "--gpus-per-node=8"),
+        ("--exclusive=user", "--exclusive\n", "--mem=0"),
+        ("--oversubscribe", "--exclusive", "--mem=0"),
+        ("-s", "--exclusive", "--mem=0"),
+        ("--gres=gpu:h100:8", "--gpus-per-node", "--mem=0"),
+        ("-t02:00:00", "--time=08:00:00", "--mem=0"),
+        ("--output=mine.log", "--output=cm4vllm", "--mem=0"),
+    ],
+)
+def test_an_option_that_is_given_takes_the_place_of_ours(given, gone, stays):
+    text = text_of(nodes="2", gpus=8, time="08:00:00", options=given)
+    assert f"#SBATCH {given}\n" in text
+    assert gone not in text.replace(f"#SBATCH {given}\n", "")
+    assert stays in text
+
+
 def test_the_shell_runs_the_main_job_with_the_words_that_were_given(tmp_path):
     job = """--tp_size=2 --extra_args='--hf-overrides {"a": 1} --dtype float32' --output_dir='/data/my results'"""
     settings = SlurmJobSettings(nodes="2", job=job)
@@ -75,6 +96,14 @@ def test_named_nodes_are_the_job_and_those_of_the_server():
     [
         ({"job": "--nodes=3"}, "given in --job"),
         ({"job": "--launcher=ssh"}, "given in --job"),
+        ({"job": "--nodes,=5"}, "given in --job"),
+        ({"job": "--env.CM_VLLM_SERVER_NODES=5"}, "given in --job"),
+        ({"nodes": "²"}, "not usable"),
+        ({"nodes": "٣"}, "not usable"),
+        ({"nodes": "9" * 5000}, "not usable"),
+        ({"nodes": "-1"}, "not usable"),
+        ({"options": "--nodes=7"}, "cannot be given in --slurm_options"),
+        ({"options": "-N7"}, "cannot be given in --slurm_options"),
         ({"job": "Offline"}, "not a flag"),
         ({"job": "--a='"}, "--job cannot be read"),
         ({"nodes": "0"}, "not usable"),

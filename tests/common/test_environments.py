@@ -1,11 +1,15 @@
 """The messages of failed installations: each names the cause."""
 
+import os
 import subprocess
 import sys
+import time
+import zipfile
 
 import pytest
 
-from cm4vllm.common.environments import checked
+from cm4vllm.common import environments
+from cm4vllm.common.environments import checked, make_environment, require_resolved, site_packages
 from cm4vllm.common.errors import InstallError
 from cm4vllm.common.processes import Completed
 
@@ -50,3 +54,72 @@ def test_another_users_python_is_answered_with_a_virtual_environment(said):
         checked(Completed(("pip",), 1, said), "it cannot be installed")
     assert "use a virtual environment" in failed.value.remedy
     assert said.splitlines()[0] in failed.value.cause
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wheel") / "demo0-1-py3-none-any.whl"
+    files = {
+        "demo0/__init__.py": "",
+        "demo0-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: demo0\nVersion: 1\n",
+        "demo0-1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "demo0-1.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("environment"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PIP_USER", "1"),
+        ("PIP_TARGET", "{elsewhere}"),
+        ("PIP_PREFIX", "{elsewhere}"),
+        ("PIP_ROOT", "{elsewhere}"),
+        ("PIP_CONSTRAINT", "{elsewhere}/none.txt"),
+        ("PIP_REQUIREMENT", "{elsewhere}/none.txt"),
+        ("PIP_DRY_RUN", "1"),
+        ("PIP_CONFIG_FILE", "{file}"),
+    ],
+)
+def test_packages_get_into_the_environment_whatever_the_users_settings_of_pip(
+    wheel, environment, tmp_path, monkeypatch, name, value
+):
+    elsewhere, file = tmp_path / "elsewhere", tmp_path / "pip.conf"
+    file.write_text(f"[global]\nconstraint = {elsewhere}/none.txt\n[install]\nuser = true\ntarget = {elsewhere}\n")
+    monkeypatch.setenv(name, value.format(elsewhere=elsewhere, file=file))
+    done = environments.pip(environment, ["--no-index", "--force-reinstall", str(wheel)])
+    assert done.ok, done.output
+    assert (site_packages(environment.parents[1]) / "demo0" / "__init__.py").exists()
+    assert not elsewhere.exists()
+    assert environments.pip(environment, ["demo0"], action="uninstall").ok
+
+
+def test_the_users_indexes_and_proxies_stay(environment, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", INDEX)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    done = environments.pip(environment, ["cm4vllm-none==1"])
+    assert not done.ok
+    assert INDEX.removeprefix("http://") in done.output.replace("'", "") or "port=9" in done.output
+
+
+@pytest.mark.parametrize("index", ["https://index.invalid/simple", "https://wheels.invalid", "http://a..b/"])
+def test_an_index_without_an_address_is_an_error_at_once(index, monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    began = time.monotonic()
+    with pytest.raises(InstallError, match="cannot be reached") as failed:
+        require_resolved(index, "--my_index")
+    assert time.monotonic() - began < 30
+    assert "--my_index or `pip config`" in failed.value.remedy
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    require_resolved(index)
+    require_resolved(INDEX)

@@ -1,12 +1,14 @@
 """Text of other programs on its way to a terminal."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cm4vllm.common.errors import ServerDied
 from cm4vllm.common.progress import say, say_text
-from cm4vllm.common.terminal_text import columns, first_of, one_line, printable, spelled_out
+from cm4vllm.common.terminal_text import columns, first_of, one_line, printable, spelled_out, whole_number
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,16 @@ def test_what_is_said_and_an_errors_text_are_cleaned(capsys):
 def test_columns_are_aligned_and_numbers_to_the_right() -> None:
     rows = [("name", "n", "why"), ("a", "1,000", ""), ("long name", "2", "so")]
     assert columns(rows, numbers=(1,)) == ["name           n  why", "a          1,000", "long name      2  so"]
+
+
+def test_no_digits_beyond_ascii_are_taken_for_a_number():
+    """`²`.isdigit() is true, and int() refuses it; a number from a user or a file is read by whole_number()."""
+    sources = Path(__file__).resolve().parents[2] / "src"
+    places = [
+        f"{path.relative_to(sources)}:{number}"
+        for path in sorted(sources.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "isdigit" in line and "isascii" not in line
+    ]
+    assert places == []
+    assert [whole_number(text) for text in ("²", "٣", "5", " 7 ", "1_0", "9" * 5000)] == [None, None, 5, 7, None, None]

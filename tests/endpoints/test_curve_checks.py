@@ -3,6 +3,7 @@
 import pytest
 from made_points import BENCHMARK, PASSES, change_json, change_yaml
 
+from cm4vllm.common.errors import SubmissionError
 from cm4vllm.endpoints.curve_checks import CURVE_CHECKS, curve_findings
 from cm4vllm.endpoints.inspection import EndpointsCheckSettings, report_endpoints_checks
 from cm4vllm.results.curves import read_curves
@@ -178,3 +179,41 @@ def test_the_reason_why_the_official_checker_was_not_run_is_the_true_one(points,
     (points[8].parent / "results").mkdir()
     report_endpoints_checks(settings)
     assert "not run, as it was switched off" in capsys.readouterr().out
+
+
+DOUBLED = "p0: &p0 [x, x]\n" + "".join(f"p{n}: &p{n} [*p{n - 1}, *p{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("point.yaml", DOUBLED, "stands for more than 250,000 values"),
+        ("config.yaml", "a: " + "[" * 10**5, "nested too deep"),
+        ("config.yaml", f"settings: {{load_pattern: {{target_concurrency: {10**400}}}}}", "beyond 64 bits"),
+        (
+            "performance/result_summary.json",
+            f'{{"n_samples_issued": {10**400}}}',
+            "n_samples_issued is a number beyond",
+        ),
+        ("system_desc.json", "[" * 10**5, "system_desc.json"),
+    ],
+)
+def test_a_file_that_costs_more_than_it_weighs_is_a_finding_of_one_line(points, name, text, why, capsys):
+    (points[14] / name).write_text(text)
+    with pytest.raises(SubmissionError, match="has errors"):
+        report_endpoints_checks(EndpointsCheckSettings(folder=str(points[8].parent)))
+    _, problems = read_curves(points[8].parent)
+    (problem,) = [problem for problem in problems if problem.code == "FILE-UNREADABLE"]
+    assert why in problem.what and "\n" not in problem.what
+    assert "official checker: not run, as a file above cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [[256], {"a": 1}, "256", True, -256, None], ids=str)
+def test_a_concurrency_that_is_no_number_is_none(points, value):
+    for concurrency in points:
+        declared(points, concurrency, max_supported_concurrency=value)
+    change_yaml(points[14] / "point.yaml", lambda content: content.update(concurrency=value))
+    (curve,), _ = read_curves(points[8].parent)
+    assert curve.c_max is None
+    assert [point.concurrency for point in curve.points].count(None) == 1
+    assert curve_findings(curve)

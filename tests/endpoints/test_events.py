@@ -1,6 +1,7 @@
 """The client's event log, and the steady state of runs whose logs were made for it: steady, drifting, step, short."""
 
 import json
+import os
 
 import pytest
 
@@ -91,3 +92,35 @@ def test_a_line_that_was_cut_off_is_left_out_and_another_one_is_refused(tmp_path
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(CmError, match="line 1 of .* is no event"):
         read_events(path, words)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            '{"event_type": "sample.complete", "timestamp_ns": 1, "data": ' + "[" * 10**5 + "]" * 10**5 + "}",
+            "nested too deep",
+        ),
+        (f'{{"event_type": "sample.issued", "timestamp_ns": {10**400}}}', "timestamp_ns"),
+        ('{"event_type": "sample.issued", "timestamp_ns": -1}', "timestamp_ns"),
+        ('{"event_type": "sample.issued", "timestamp_ns": "1"}', "timestamp_ns"),
+        ('{"event_type": ["sample.issued"], "timestamp_ns": 1}', "event_type"),
+        ('["sample.issued", 1]', "object"),
+        ("\udcff".encode(errors="surrogateescape"), "malformed"),
+    ],
+    ids=["deep", "large", "negative", "text", "list", "array", "bytes"],
+)
+def test_an_odd_line_is_named_with_its_number_and_the_field(tmp_path, line, why):
+    path = write_log(tmp_path / "events.jsonl", [10])
+    odd = line if isinstance(line, bytes) else line.encode()
+    path.write_bytes(path.read_bytes() + odd + b"\n")
+    with pytest.raises(CmError, match=r"line \d+ of .*events.jsonl is no event of the client") as refused:
+        read_events(path, words)
+    assert why in refused.value.cause
+    assert "\n" not in refused.value.cause
+
+
+def test_a_pipe_in_the_place_of_the_log_is_no_log(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(CmError, match="cannot be read"):
+        read_events(tmp_path / "events.jsonl", words)

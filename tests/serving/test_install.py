@@ -313,3 +313,20 @@ def test_what_cannot_be_installed_is_refused_by_the_plan_as_by_the_run(tmp_path,
         install(settings, tmp_path / "there", tmp_path / "lock.txt")
     assert str(of_run.value) == str(of_plan.value)
     assert not (tmp_path / "there").exists()
+
+
+def test_an_index_without_an_address_is_asked_once(tmp_path, index, lock, monkeypatch, capsys):
+    """For CPUs it is left out and named with the size that follows; ROCm's is its only source."""
+    reason = "the name is not known"
+    monkeypatch.setattr(environments, "unresolved", lambda index: reason if "127.0.0.1" not in index else "")
+    assert module._own_index(VARIANTS["cpu"], tmp_path) == ""
+    said = capsys.readouterr().out
+    assert environments.TORCH_CPU_INDEX in said and reason in said and "up to 10 GiB more" in said
+    with pytest.raises(InstallError, match=r"wheels\.vllm\.ai/rocm.* cannot be reached"):
+        module._own_index(VARIANTS["rocm"], tmp_path)
+    assert module._own_index(VARIANTS["cuda"], tmp_path) == ""
+    for name in ("index_url", "extra_index_url"):
+        wanted = InstallSettings(variant="cpu", **{name: "https://mine.example/simple"})
+        with pytest.raises(InstallError, match=r"mine\.example/simple cannot be reached"):
+            install(wanted, tmp_path / "vllm", lock)
+        assert not (tmp_path / "vllm" / "venv").exists()

@@ -1,5 +1,8 @@
 """Servers of ours on this machine: seen from outside, and stopped by name alone."""
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,3 +100,35 @@ def test_nothing_else_is_stopped_and_what_runs_is_listed(server, tmp_path):
         stop_one(str(tmp_path / "other"))
     assert server.endpoint in caught.value.cause
     assert len(ours(server)) == 1
+
+
+def looks_like_ours(spec, user):
+    """Start a process of a user whose command line has the supervisor's name and a specification."""
+    words = ["python3", "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    words += ["cm4vllm.serving.supervisor", str(spec)]
+    return subprocess.Popen(words, user=user, stdout=subprocess.PIPE, cwd="/")
+
+
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _foreign_folder(path):
+    path.write_text(json.dumps({"state": str(path.with_name("state.json"))}))
+
+
+@pytest.mark.parametrize("made", [_pipe, _foreign_folder, lambda path: path.write_text('{"state": 5}')])
+@pytest.mark.parametrize("user", [os.geteuid(), 65534] if os.geteuid() == 0 else [os.geteuid()])
+def test_a_command_line_alone_makes_no_server(made, user, tmp_path):
+    """The specification of another user, and what is no plain file with a text in it, are not read."""
+    made(tmp_path / "spec.json")
+    with looks_like_ours(tmp_path / "spec.json", user) as process:
+        try:
+            assert process.stdout.readline() == b"up\n"
+            seen = [running for running in running_servers() if running.supervisor == process.pid]
+            assert bool(seen) == (made is _foreign_folder and user == os.geteuid())
+            with pytest.raises(UsageError, match="no server started by cm4vllm runs"):
+                stop_one(str(tmp_path / "other"))
+            assert process.poll() is None
+        finally:
+            process.kill()

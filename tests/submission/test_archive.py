@@ -251,3 +251,19 @@ def test_private_ids_are_those_of_the_official_checker_and_lie_in_the_archive_al
         stated = tar.extractfile("open/Nobody/results/sys/privateid.json").read()
     assert stated == f'{{\n    "sys": "{ids["sys"]}"\n}}'.encode()
     assert digests(tree) == before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cause"),
+    [((5 * 2**30,), "large0.txt has 5.0 GiB"), ((2**40,), "1024.0 GiB"), ((2**30,) * 5, "have 5.0 GiB altogether")],
+)
+def test_a_tree_that_takes_hours_to_read_is_refused_at_once(tree, tmp_path, sizes, cause):
+    for number, size in enumerate(sizes):
+        with (tree / f"open/Nobody/large{number}.txt").open("wb") as file:
+            file.truncate(size)
+    began = time.process_time()
+    with pytest.raises(SubmissionError, match="too large for an archive") as refused:
+        pack(tree, tmp_path / "submission.tar.gz")
+    assert cause in refused.value.cause
+    assert time.process_time() - began < 5
+    assert not (tmp_path / "submission.tar.gz").exists()

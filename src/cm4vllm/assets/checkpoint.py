@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,8 @@ from typing import Any
 from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
 from cm4vllm.assets.lfs_pointers import FETCH, is_pointer
 from cm4vllm.assets.model_size import read_architecture
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
-from cm4vllm.common.files import json_of
 
 __all__ = [
     "DUMMY_MARK",
@@ -128,7 +129,7 @@ def read_weights(folder: Path) -> Weights:
             elif data_type not in _NOT_PARAMETERS and not name.endswith(_BESIDE_WEIGHTS):
                 count[data_type] += math.prod(shape)
     quantised = quantised_to(folder)
-    bits = int("".join(filter(str.isdigit, quantised)) or 0)
+    bits = int("".join(re.findall("[0-9]", quantised))[:9] or 0)
     known = not packed or bool(bits)
     return Weights(
         files=tuple(files),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
-from cm4vllm.common.files import json_of
 
 __all__ = ["json_object", "section", "text_config", "whole", "words"]
 

@@ -17,8 +17,9 @@ from urllib.parse import quote, urlsplit
 
 from cm4vllm.assets.resumed_download import RefusedError, answer_of, fetch, part_of, present
 from cm4vllm.assets.verified_digests import VerifiedDigests
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, object_of, require_space, user_cache, write_json
+from cm4vllm.common.files import locked, require_space, user_cache, write_json
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import Answer, AnswerError
 from cm4vllm.common.owned_folders import make_way

@@ -21,6 +21,7 @@ from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.given_datasets import other_prompts
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
@@ -302,7 +303,7 @@ def _networking(facts: _Facts) -> _Breaches:
     stated = facts.stated
     cards = [] if facts.elsewhere else detect_network(facts.root)
     detected = [card for card in cards if card.kind != "virtual" and card.megabits]
-    counted = stated.get("host_network_card_count", "0").isdigit() and int(stated.get("host_network_card_count", "0"))
+    counted = whole_number(stated.get("host_network_card_count", "0"))
     if not detected and not (stated.get("host_networking") and counted):
         yield (
             "no network card with a known rate was detected, and none is stated",

@@ -15,6 +15,7 @@ from cm4vllm.common.files import typed_path, writable_folder
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.serving.clusters.launchers.choice import node_count
 
 __all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_batch_file"]
 
@@ -22,6 +23,29 @@ __all__ = ["MAIN_JOB", "SlurmJobSettings", "batch_text", "job_words", "write_bat
 MAIN_JOB = "run-mlperf,inference,_vllm"
 #: Slurm ends a job at its time limit. So long before, in s, `cm` gets SIGTERM and ends in order.
 _WARNING_S = 60
+#: The nodes and the launcher of a main job, as CM reads them: a comma ends the name of a flag with a list.
+_NODES = re.compile(r"--?(nodes|launcher|env\.CM_VLLM_SERVER_(NODES|LAUNCHER)),?(=|$)")
+#: The sets of options of sbatch of which it takes one at most (sbatch(1): --mem, --exclusive and --oversubscribe,
+#: --gpus-per-node and --gpus-per-task beside --gpus), by which a given option takes the place of ours; each as long.
+_EXCLUSIVE = (
+    frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
+    frozenset({"exclusive", "oversubscribe", "share"}),
+    frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres"}),
+)
+#: The short names of the options that are ours.
+_SHORT = {
+    "J": "job-name",
+    "N": "nodes",
+    "w": "nodelist",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "o": "output",
+    "G": "gpus",
+    "s": "oversubscribe",
+}
+#: What the batch file and the launcher rest on: the nodes are those of --nodes, with one task on each.
+_OURS = frozenset({"nodes", "nodelist", "ntasks-per-node", "signal"})
 #: Variables of the environment that the job needs as they are here.
 _KEPT = ("CM_REPOS",)
 
@@ -48,7 +72,7 @@ def job_words(settings: SlurmJobSettings) -> list[str]:
             f"--job has {alone[0]!r}, which is not a flag",
             remedy="put all flags of the main job into --job, each as --NAME=VALUE",
         )
-    if given := [word for word in words if re.match(r"--(nodes|launcher)(=|$)", word)]:
+    if given := [word for word in words if _NODES.match(word)]:
         raise UsageError(
             f"{given[0]} is given in --job",
             cause="the nodes of the job are those of its allocation, which srun starts the server on",
@@ -105,11 +129,20 @@ def _options(settings: SlurmJobSettings) -> list[str]:
         "output": f"{settings.name}-%j.log",
         "signal": f"B:TERM@{_WARNING_S}",
     }
-    words = [f"--{option}={value}" for option, value in own.items() if value]
+    further = _further(settings.options)
+    given = {_option_of(word) for word in further}
+    given |= {name for group in _EXCLUSIVE if group & given for name in group}
+    words = [f"--{option}={value}" for option, value in own.items() if value and option not in given]
     for word in words:
         if re.search(r"\s", word):
             raise UsageError(f"{word!r} cannot be an option of sbatch", cause="it has a space in it")
-    return [*words, "--exclusive", "--mem=0", *_further(settings.options)]
+    words += [word for word in ("--exclusive", "--mem=0") if _option_of(word) not in given]
+    return [*words, *map(shlex.quote, further)]
+
+
+def _option_of(word: str) -> str:
+    """Return the long name of an option of sbatch."""
+    return word.removeprefix("--").partition("=")[0] if word.startswith("--") else _SHORT.get(word[1:2], word)
 
 
 def _further(text: str) -> Sequence[str]:
@@ -119,22 +152,24 @@ def _further(text: str) -> Sequence[str]:
             f"{wrong[0]!r} in --slurm_options is not an option of sbatch",
             remedy="put further options of sbatch into --slurm_options, each as --NAME=VALUE",
         )
-    return [shlex.quote(word) for word in words]
+    if ours := [word for word in words if _option_of(word) in _OURS]:
+        raise UsageError(
+            f"{ours[0]!r} cannot be given in --slurm_options",
+            cause="the batch file and the servers on the nodes rest on cm4vllm's own value",
+            remedy="leave it out; --nodes chooses the nodes",
+        )
+    return words
 
 
 def _names(settings: SlurmJobSettings) -> list[str]:
     text = settings.nodes.strip()
-    return [] if not text or text.isdigit() else [name.strip() for name in text.split(",")]
+    return [] if not text or re.fullmatch(r"[+-]?\d+", text) else [name.strip() for name in text.split(",")]
 
 
 def _count(settings: SlurmJobSettings) -> int:
-    names = _names(settings)
-    if names and not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+    if not all(re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in _names(settings)):
         raise UsageError(f"--nodes={settings.nodes} is not usable", remedy="give a number, or NODE,NODE")
-    count = len(names) or int(settings.nodes or 1)
-    if count < 1:
-        raise UsageError(f"--nodes={settings.nodes} is not usable", remedy="give 1 or more")
-    return count
+    return node_count(settings.nodes)
 
 
 def _split(text: str, flag: str) -> list[str]:

@@ -30,7 +30,7 @@ _PATH = re.compile(r"(?:(?<=^)|(?<=[=,:;\s\"'(\[{@])|(?<=://)|(?<=[A-Za-z0-9]\.)
 _LONE_PATH = re.compile(r"~?/(?!/)(?:(?!,| -|:/).)*", re.DOTALL)
 #: A URL up to its path.
 _URL = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[^\]]*\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)", re.IGNORECASE
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,31})://(?P<host>\[[^\]]{0,64}\]|[^\s/:,?#\"']*)(?P<rest>[^\s,\"']*)", re.IGNORECASE
 )
 #: Variables that have a meaning in every shell, and variables that a reader has already set.
 _TAKEN = frozenset({"PATH", "HOME", "USER", "PWD", "OLDPWD", "SHELL", "TMPDIR", "LANG", "IFS", "UID", "TAGS", "INPUT"})
@@ -122,7 +122,7 @@ class _Namer:
         for folder, stands in self._folders:
             if path == folder or path.startswith(f"{folder}/"):
                 return stands + path[len(folder) :]
-        variation = re.search(r"_(\w+)\.$", before)
+        variation = re.search(r"(?<!\w)_(\w+)\.$", before)
         return self._variable(variation[1] if variation else flag or "FILE", path)
 
     def _variable(self, name: str, value: str) -> str:

@@ -156,7 +156,7 @@ def engine_version(engine: Engine) -> str:
     """Return the version that an engine reports; empty where it reports none."""
     done = ask_engine(engine, "--version")
     words = [word.strip(",") for word in done.output.split()] if done.ok else []
-    return next((word for word in words if word[:1].isdigit()), "")
+    return next((word for word in words if word[:1].isdecimal()), "")
 
 
 def require_ready(engine: Engine, remedy: str = "") -> None:

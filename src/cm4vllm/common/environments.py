@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from cm4vllm.common.errors import DiskFull, InstallError
 from cm4vllm.common.files import write_text
@@ -24,7 +27,9 @@ __all__ = [
     "make_environment",
     "pinned_requirements",
     "pip",
+    "require_resolved",
     "site_packages",
+    "unresolved",
 ]
 
 #: Where the PyTorch project keeps its CPU builds; PyPI has only those for GPUs.
@@ -45,6 +50,16 @@ def site_packages(environment: Path) -> Path:
     return next((environment / "lib").glob("python3*/site-packages"))
 
 
+#: Settings of pip by which a package would get elsewhere than into the environment, none, or another one; those of
+#: indexes, proxies and certificates stay. A variable holds before pip's configuration, where it is not empty.
+_OFF = {
+    **dict.fromkeys(("PIP_USER", "PIP_DRY_RUN", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED"), "0"),
+    **dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_REQUIREMENT"), os.devnull),
+    **dict.fromkeys(("PIP_EDITABLE", "PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_IMPLEMENTATION", "PIP_ABI"), ""),
+    **dict.fromkeys(("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV"), ""),
+}
+
+
 def pip(
     python: Path,
     words: Sequence[str],
@@ -56,7 +71,9 @@ def pip(
     The environment's own commands come first on PATH: a build backend that is installed there may be one.
     """
     # Not compiled: of thousands of modules few are ever imported.
-    more = {"install": ["--no-compile", "--progress-bar=off"], "uninstall": ["--yes"], "freeze": []}[action]
+    more = {"install": ["--no-compile", "--progress-bar=off", "--target="], "uninstall": ["--yes"], "freeze": []}[
+        action
+    ]
     return run(
         [
             sys.executable,
@@ -71,7 +88,11 @@ def pip(
             *words,
         ],
         log=log,
-        env={"PYTHONPATH": "", "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])},
+        env={
+            **_OFF,
+            "PYTHONPATH": "",
+            "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
+        },
     )
 
 
@@ -93,6 +114,35 @@ def index_options(index_url: str, extra_index_url: str) -> list[str]:
     return [word for option, url in urls.items() if url for word in (option, url)]
 
 
+def unresolved(index: str) -> str:
+    """Return why the host of a package index has no address, after one question; empty where it has one.
+
+    It is empty too where a proxy is asked for the host.
+    """
+    address = urlsplit(index)
+    if not address.hostname or getproxies().get(address.scheme) or os.environ.get("PIP_PROXY"):
+        return ""
+    try:
+        socket.getaddrinfo(address.hostname, address.port or 443)
+    except (OSError, UnicodeError) as error:
+        settings = run([sys.executable, "-P", "-m", "pip", "config", "list"])
+        proxy = re.search(r"^[\w:.-]+\.proxy=", settings.output, re.MULTILINE)
+        return "" if proxy else f"{address.hostname}: {getattr(error, 'strerror', '') or error}"
+    return ""
+
+
+def require_resolved(index: str, own_index: str = "") -> None:
+    """Raise InstallError where the host of a package index has no address: pip would ask again for each package."""
+    if reason := unresolved(index):
+        given = " or ".join(filter(None, (own_index, "`pip config`")))
+        raise InstallError(
+            f"the package index {index} cannot be reached",
+            cause=reason,
+            remedy=f"run the same command again where the machine has a network: what is installed once is used "
+            f"without it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
+        )
+
+
 def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str] = (), own_index: str = "") -> None:
     """Install the PyTorch that `lock` pins from where the user's own pip looks, else from the PyTorch project's index.
 
@@ -103,6 +153,7 @@ def install_torch(python: Path, lock: Path, log: Path, index_words: Sequence[str
     alone = log.with_suffix(".txt")
     write_text(alone, torch + "\n")
     if not install_pinned(python, alone, log, index_words).ok:
+        require_resolved(TORCH_CPU_INDEX, own_index)
         words = [*index_words, "--extra-index-url", TORCH_CPU_INDEX]
         checked(install_pinned(python, alone, log, words), f"{torch.split()[0]} cannot be installed", own_index)
 
@@ -158,7 +209,7 @@ _REMEDIES = {
 }
 
 #: The lines of pip about its last attempt to reach an index: the reason ends the exception's text.
-_BROKEN = re.compile(r"Retry\(total=0,.*after connection broken by '\w+\((.*)\)': \S+$", re.MULTILINE)
+_BROKEN = re.compile(r"Retry\(total=0,.{0,200}after connection broken by '\w{1,80}\((.{0,2000})\)': \S+$", re.MULTILINE)
 
 
 def _no_connection(said: str) -> str:

@@ -28,9 +28,7 @@ __all__ = [
     "digests_of",
     "free_bytes",
     "given_path",
-    "json_of",
     "locked",
-    "object_of",
     "opened",
     "require_space",
     "require_writable",
@@ -158,28 +156,6 @@ def bytes_of(path: Path, most: int = -1) -> bytes:
 def text_of(path: Path, most: int = -1) -> str:
     """Return the text of the bytes that `bytes_of` reads, in UTF-8; invalid ones become U+FFFD. Raises OSError."""
     return bytes_of(path, most).decode(errors="replace")
-
-
-def json_of(data: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow.
-
-    Halves of UTF-16 pairs, which JSON can escape and no UTF-8 file can hold, become question marks.
-    """
-    try:
-        value = json.loads(data)
-        halves = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
-        return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if halves else value
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
-
-
-def object_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty where the file is missing or unreadable, or holds anything else."""
-    try:
-        value = json_of(text_of(path))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -23,8 +23,9 @@ from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import NotWritable, UsageError, translated_os_errors
-from cm4vllm.common.files import object_of, write_json, write_text
+from cm4vllm.common.files import write_json, write_text
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
 

@@ -11,12 +11,13 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
+from cm4vllm.common.bounded_documents import object_of, read_object
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, object_of, write_bytes
+from cm4vllm.common.files import bytes_of, write_bytes
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.redaction import vault
 
@@ -82,10 +83,10 @@ def read_record(path: Path, cls: type[R]) -> R:
     Raises OtherSchema when another version of cm4vllm wrote it, CmError when the file is missing or is no such record.
     """
     try:
-        fields = msgspec.json.decode(bytes_of(path), type=dict[str, Any])
+        fields = read_object(path)
     except OSError as error:
         raise CmError(f"cannot read the {cls.__name__} {path}", cause=str(error.strerror)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _unreadable(path, cls, str(error)) from error
     schema = fields.pop(_SCHEMA, None)
     if schema not in (None, cls.SCHEMA):

@@ -30,7 +30,7 @@ _SHORTEST = 6
 def variable(name: str) -> str:
     """Return the placeholder for the value that is given under `name`: ${HF_TOKEN:?}, as a shell reads it."""
     plain = variable_name(name).strip("_") or "VALUE"
-    return f"${{{f'_{plain}' if plain[0].isdigit() else plain}:?}}"
+    return f"${{{f'_{plain}' if plain[0].isdecimal() else plain}:?}}"
 
 
 # --- the secrets of a run --------------------------------------------------------------------------------------------
@@ -236,22 +236,31 @@ def secret_flags(words: Iterable[str], secrets: Vault) -> dict[str, str]:
 
 
 _SCHEMES = ("bearer", "basic", "token")
+#: Commands in commands, each quoted for the one around it.
+_DEEPEST = 12
 
 
 @cache
 def _pair() -> re.Pattern[str]:
-    """Match a name with its value in a word that holds JSON or an assignment: "hf_token": "X", hf_token=X."""
-    return re.compile(
-        r"(?<![\w$.-])(?<!\$\{)(?P<name>[A-Za-z_][\w.-]*)(?P<between>[\"']?\s*[:=]\s*)"
-        r"(?:\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+))"
-    )
+    """Match a name before its value in a word that holds JSON or an assignment: "hf_token": "X", hf_token=X."""
+    return re.compile(r"(?<![\w$.-])(?<!\$\{)(?P<name>[A-Za-z_][\w.-]*+)[\"']?\s*[:=]\s*")
+
+
+@cache
+def _value() -> re.Pattern[str]:
+    """Match the value behind a name; its only group is what may be secret of it."""
+    return re.compile(r"\"(?P<double>[^\"]+)\"|'(?P<single>[^']+)'|(?P<bare>(?!\$\{)[^\s,;&}\]\"']+)")
 
 
 class _Words:
-    """A walk over the words of a command. `named_secrets` collects (name, value) of each secret in them."""
+    """A walk over the words of a command. `named_secrets` collects (name, value) of each secret in them.
+
+    A word that is a command in a command, and so on, is secret as a whole where this has no end soon.
+    """
 
     def __init__(self, secrets: Vault) -> None:
         self._vault = secrets
+        self._depth = 0
         self.named_secrets: list[tuple[str, str]] = []
 
     def redacted(self, words: Iterable[str]) -> list[str]:
@@ -289,10 +298,16 @@ class _Words:
 
     def _text(self, name: str, text: str) -> str:
         """Redact a text that may be a command itself, JSON, a header or a URL; `name` is the flag it was given with."""
-        if (words := _command_in(text)) and (done := self.redacted(words)) != words:
-            import shlex
+        if words := _command_in(text):
+            if self._depth == _DEEPEST:
+                return self._hidden(name or "VALUE", text)
+            self._depth += 1
+            done = self.redacted(words)
+            self._depth -= 1
+            if done != words:
+                import shlex
 
-            return shlex.join(done)
+                return shlex.join(done)
         for value, known in self._vault.values.items():
             text = text.replace(value, variable(known))
         if ":" not in text and "=" not in text:
@@ -303,15 +318,18 @@ class _Words:
         return without_forms(text, variable(f"{name}_SECRET" if name else "SECRET"))
 
     def _pairs(self, text: str) -> str:
-        done, place = "", 0
+        done, place = list[str](), 0
         while match := _pair().search(text, place):
-            value = match["double"] or match["single"] or match["bare"]
-            start, end = match.span(str(match.lastgroup))
-            if self._is_secret(match["name"]) and not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
-                done, place = done + text[place:start] + self._hidden(match["name"], value), end
-            else:  # what follows may have a name of its own: https://host/?token=X
-                done, place = done + text[place : match.end("name")], match.end("name")
-        return done + text[place:]
+            # The value of a name that is not secret may have a name of its own: https://host/?token=X
+            end, shown = match.end("name"), match["name"]
+            if self._is_secret(shown) and (behind := _value().match(text, match.end())):
+                value = behind[str(behind.lastgroup)]
+                if not PLACEHOLDER.search(value) and value.lower() not in _SCHEMES:
+                    end = behind.end(str(behind.lastgroup))
+                    shown = text[match.start() : behind.start(str(behind.lastgroup))] + self._hidden(shown, value)
+            done += [text[place : match.start()], shown]
+            place = end
+        return "".join([*done, text[place:]])
 
 
 def _command_in(text: str) -> list[str]:

@@ -14,37 +14,55 @@ HIDDEN = "(secret)"
 # Each is compiled when it is first needed: all of them would take as long as many a `cm` command with a cache hit.
 
 
-@cache
-def _keys() -> re.Pattern[str]:
-    """Match keys of well-known services, each with a beginning that nothing else has, and private keys in PEM."""
-    return re.compile(
-        r"\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}|\bnvapi-[\w-]{20,}"
-        r"|\bsk-(?=[\w-]*\d)[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
-        r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{5,}"
-        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?",
-        re.DOTALL,
-    )
+# Each takes a time that grows as the text does: where a key may begin many times in one word, the whole word is read
+# once, and its group `key` says whether it is one.
 
-
-#: Each match of _keys begins with one of these.
-_BEGINNINGS = (
-    "hf_",
-    "ghp_",
-    "gho_",
-    "ghu_",
-    "ghs_",
-    "ghr_",
-    "github_pat_",
-    "glpat-",
-    "nvapi-",
-    "sk-",
-    "AKIA",
-    "ASIA",
-    "xox",
-    "AIza",
-    "eyJ",
-    "-----BEGIN ",
+#: Keys of well-known services, each kind with what its matches begin with, which nothing else has.
+_KINDS = (
+    (("sk-",), r"\bsk-(?=[\w-]{20})[A-Za-z_-]*+(?P<key>\d)?[\w-]*+"),
+    (("eyJ",), r"\beyJ[\w-]{10,}+(?P<key>\.eyJ[\w-]{10,}+\.[\w-]{5,}+)?"),
+    (
+        (
+            "hf_",
+            "ghp_",
+            "gho_",
+            "ghu_",
+            "ghs_",
+            "ghr_",
+            "github_pat_",
+            "glpat-",
+            "nvapi-",
+            "AKIA",
+            "ASIA",
+            "xox",
+            "AIza",
+        ),
+        r"(?P<key>\bhf_[A-Za-z0-9]{24,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
+        r"|\bnvapi-[\w-]{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,})",
+    ),
 )
+_PEM_BEGIN, _PEM_END = (rf"-----{word} [A-Z ]{{0,64}}PRIVATE KEY-----" for word in ("BEGIN", "END"))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII | re.DOTALL)
+
+
+def _key_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Give where keys of well-known services and private keys in PEM stand, in the order of their kinds."""
+    for beginnings, pattern in _KINDS:
+        if any(beginning in text for beginning in beginnings):
+            for match in _compiled(pattern).finditer(text):
+                if match["key"] is not None:
+                    yield match.span()
+    if "-----BEGIN " in text:
+        # Of a key whose end is missing, the first line; the end is searched for only where there is one.
+        ended = max((match.end() for match in _compiled(_PEM_END).finditer(text)), default=0)
+        for match in _compiled(f"{_PEM_BEGIN}.*?{_PEM_END}").finditer(text, 0, ended):
+            yield match.span()
+        for match in _compiled(_PEM_BEGIN).finditer(text, ended):
+            yield match.span()
 
 
 @cache
@@ -52,11 +70,11 @@ def _in_url() -> re.Pattern[str]:
     """Match the user and password, or the lone token, before the host of a URL; group 1 or 2 is the secret of it.
 
     Of http, what stands alone is a token: a name asks for a password. A password may hold `@`, and `/` where it cannot
-    be a port with a path.
+    be a port with a path: up to 1,024 characters, as the next URL is read too.
     """
     return re.compile(
         r"(?<=://)(?!(?:\$\{[A-Z0-9_]+:\?\}:?)+@|\(secret\)@)(?:"
-        r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']+)"
+        r"[^/\s:@\"']*:(?!\$\{[A-Z0-9_]+:\?\}@)([^/\s\"']+|(?!\d*[/,])[^\s@\"']{1,1024}+)"
         r"|([^/\s:@\"']{16,}|(?:(?<=http://)|(?<=https://))[^/\s:@\"']+))(?=@)",
         re.IGNORECASE,
     )
@@ -99,37 +117,25 @@ def _bearer() -> re.Pattern[str]:
     return re.compile(r"\b(bearer\s+)[\w.~+/-]{16,}=*", re.IGNORECASE)
 
 
-def _holds_key(text: str) -> bool:
-    return any(beginning in text for beginning in _BEGINNINGS) and bool(_keys().search(text))
-
-
 def holds_form(text: str) -> bool:
     """Tell whether a text holds a key of a well-known service, or a URL with a password."""
-    return _holds_key(text) or ("://" in text and bool(_in_url().search(text)))
+    return next(_key_spans(text), None) is not None or ("://" in text and bool(_in_url().search(text)))
 
 
 def without_keys(text: str, hidden: str = HIDDEN) -> str:
     """Return a text without keys of well-known services and private keys, which nothing else looks like."""
-    return _keys().sub(lambda _: hidden, text) if _holds_key(text) else text
-
-
-@cache
-def _keys_in_bytes() -> re.Pattern[bytes]:
-    return re.compile(_keys().pattern.encode(), _keys().flags & ~re.UNICODE)
+    parts, place = [], 0
+    for start, end in sorted(_key_spans(text)):
+        if end > place:
+            parts += [text[place:start], hidden] if start >= place else []
+            place = end
+    return "".join([*parts, text[place:]]) if place else text
 
 
 def keys_in(content: bytes) -> Iterator[bytes]:
-    """Give keys of well-known services and private keys in the bytes of a text.
-
-    Fast enough for the programs of a whole round: bytes are compared only where a key may begin.
-    """
-    for beginning in _BEGINNINGS:
-        sign = beginning.encode()
-        place = content.find(sign)
-        while place >= 0:
-            if match := _keys_in_bytes().match(content, place):
-                yield match[0]
-            place = content.find(sign, place + len(sign))
+    """Give keys of well-known services and private keys in the bytes of a text."""
+    text = content.decode("latin-1")
+    return (content[start:end] for start, end in _key_spans(text))
 
 
 def headers_changed(text: str, change: Callable[[str, str], str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import altered_files, typed_path, write_json, write_text
@@ -70,7 +70,7 @@ def author_and_build(inputs: BundleInputs) -> Path:
     points = read_points(folder)
     stated = read_submitter_file(typed_path(inputs.submitter_file).absolute() if inputs.submitter_file else None)
     write_text(folder / _TEMPLATE_FILE, TEMPLATE)
-    description = json.loads(Path(inputs.description).read_text(encoding="utf-8"))
+    description = read_json(Path(inputs.description))
     model = read_record(Path(inputs.model_record), ModelRecord)
     dataset = read_record(Path(inputs.dataset_record), DatasetRecord) if inputs.dataset_record else None
     runs = _runs(folder)

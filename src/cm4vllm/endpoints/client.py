@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -13,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from cm4vllm.common.bounded_documents import object_of, read_json, read_object
 from cm4vllm.common.errors import CmError, InstallError, RunFailed, RunIncomplete, ServerDied
-from cm4vllm.common.files import object_of
 from cm4vllm.common.git_objects import added_files, changed_files, objects_of
 from cm4vllm.common.owned_folders import discard, mark, write_noted
 from cm4vllm.common.processes import exit_in_words, last_lines
@@ -188,7 +187,7 @@ def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
     if issued != wanted.accuracy_samples:
         faults.append(f"{issued:,} of {wanted.accuracy_samples:,} samples of the accuracy run were issued")
     try:
-        entries = json.loads((folder / SCORES).read_text(encoding="utf-8"))["accuracy_scores"]
+        entries = read_json(folder / SCORES)["accuracy_scores"]
         own = [entry for entry in entries if entry.get("dataset_type") == "accuracy"]
         incomplete = [entry["dataset_name"] for entry in own if entry.get("complete") is not True]
         missing = sum(int(entry["response_counts"]["missing"]) for entry in own)
@@ -215,8 +214,7 @@ def _scored_samples(folder: Path, wanted: ClientRun) -> dict[str, Collection[str
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the client's own summary of the run in `folder`. Raises OSError, ValueError."""
-    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    return summary
+    return read_object(folder / SUMMARY)
 
 
 def _progress(log: Path) -> tuple[int, int]:

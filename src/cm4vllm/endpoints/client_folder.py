@@ -11,10 +11,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.accuracy.sentences import UNTRAINED
+from cm4vllm.assets.model_links import model_links
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
 from cm4vllm.common.owned_folders import forget, make_way, staged_file
+from cm4vllm.common.progress import warn
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.rules import ClientDataset
 
@@ -71,8 +73,11 @@ def _copy_tokenizer(model: Path, folder: Path) -> None:
     if folder.is_symlink():
         make_way(folder)
     writable_folder(folder)
+    linked = model_links(model)
+    if linked.others:
+        warn(f"links in {model} lead to what no model needs, which is not copied: {linked.in_words}")
     for path in sorted(model.iterdir()):
-        if path.suffix in _TOKENIZER_SUFFIXES and path.is_file():
+        if path.suffix in _TOKENIZER_SUFFIXES and path.is_file() and path not in linked.others:
             shutil.copyfile(path, folder / path.name)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
+from cm4vllm.common.bounded_documents import lines_of, require_bounded
 from cm4vllm.common.errors import CmError
 from cm4vllm.serving.answers.stated import FinishReason
 
@@ -50,7 +51,7 @@ class SampleTimes:
 
 class _Event(msgspec.Struct):
     event_type: str
-    timestamp_ns: int
+    timestamp_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     sample_uuid: str = ""
     finish_reason: str | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -63,7 +64,7 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
     CmError for a log that cannot be read, or whose other lines are no events.
     """
     samples, measured = dict[str, SampleTimes](), False
-    for event in _events(path):
+    for event, content in _events(path):
         sample = samples.get(event.sample_uuid)
         if event.event_type in (_START, _STOP):
             measured = event.event_type == _START
@@ -71,7 +72,7 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
             samples[event.sample_uuid] = SampleTimes(event.timestamp_ns)
         elif sample and event.event_type == _FIRST:
             sample.first_ns = event.timestamp_ns
-        elif sample and event.event_type == _COMPLETE and (chunks := _answer(event.data)) is not None:
+        elif sample and event.event_type == _COMPLETE and (chunks := _answer(content)) is not None:
             sample.complete_ns = event.timestamp_ns
             sample.tokens = count_tokens("".join(chunks))
             sample.tokens_after_first = count_tokens("".join(chunks[1:]))
@@ -86,13 +87,13 @@ def failed_samples(path: Path) -> dict[str, str]:
     only one without text is known to be such. Raises CmError as read_events.
     """
     failed, unfinished, states_reasons = dict[str, str](), dict[str, bool](), False
-    for event in _events(path):
+    for event, content in _events(path):
         sample = event.sample_uuid
         if event.event_type.startswith(_ERRORS) and sample:
-            failed[sample] = _error(event.data)
+            failed[sample] = _error(content)
         elif event.event_type == _COMPLETE and sample not in failed:
             if not event.finish_reason:
-                unfinished[sample] = any(_answer(event.data) or ())
+                unfinished[sample] = any(_answer(content) or ())
                 continue
             states_reasons = True
             if event.finish_reason not in get_args(FinishReason):
@@ -101,17 +102,15 @@ def failed_samples(path: Path) -> dict[str, str]:
     return failed | dict.fromkeys(cut_off, _CUT_OFF)
 
 
-def _error(data: msgspec.Raw) -> str:
+def _error(content: Any) -> str:
     """Return the words of an error, which the client writes as [ErrorData, its kind, its message], on one line."""
-    content: Any = msgspec.json.decode(data) if data else None
     words = content[1:] if isinstance(content, list) else [content]
     text = " ".join(str(words[-1] if words else "").split()) or "an error without a message"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _answer(data: msgspec.Raw) -> list[str] | None:
+def _answer(content: Any) -> list[str] | None:
     """Return the chunks of an answer, its reasoning first; None for an event without an answer."""
-    content: Any = msgspec.json.decode(data) if data else None
     if not isinstance(content, list) or len(content) < 2 or content[0] != "TextModelOutput":
         return None
     output, reasoning = (_chunks(part) for part in (*content[1:3], None)[:2])
@@ -125,16 +124,20 @@ def _chunks(part: object) -> list[str]:
     return [str(part)] if part else []
 
 
-def _events(path: Path) -> Iterator[_Event]:
+def _events(path: Path) -> Iterator[tuple[_Event, Any]]:
+    """Give each event, with its content where it has an answer or an error."""
     decoder = msgspec.json.Decoder(_Event)
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    raise CmError(f"line {number} of {path} is no event of the client", cause=str(error)) from error
-    except OSError as error:
-        raise CmError(f"{path} cannot be read", cause=str(error.strerror)) from error
+        for number, line in enumerate(lines_of(path), 1):
+            try:
+                event = decoder.decode(line)
+                has_content = event.data and event.event_type.startswith((_COMPLETE, _ERRORS))
+                yield event, require_bounded(msgspec.json.decode(event.data)) if has_content else None
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                cause = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+                raise CmError(f"line {number} of {path} is no event of the client", cause=cause) from error
+    except (OSError, ValueError) as error:
+        cause = str(error.strerror) if isinstance(error, OSError) else str(error)
+        raise CmError(f"{path} cannot be read", cause=cause) from error

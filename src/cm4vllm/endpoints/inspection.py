@@ -52,8 +52,10 @@ def report_endpoints_checks(settings: EndpointsCheckSettings) -> dict[str, Any]:
             remedy="give run folders of the reference client, or a bundle",
         )
     findings = ordered([*problems, *(finding for curve in curves for finding in curve_findings(curve))])
-    official = _official(root, settings.checker)
+    unreadable = any(problem.code == "FILE-UNREADABLE" for problem in problems)
+    official = None if unreadable else _official(root, settings.checker)
     why_not = "as it was switched off" if bundle_root(root) else _NO_BUNDLE
+    why_not = "as a file above cannot be read" if unreadable else why_not
     for line in _lines(curves, findings, official, why_not):
         say_text(line)
     if settings.sarif:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
+from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import opened
 
 __all__ = ["TEMPLATE", "SubmitterFile", "read_submitter_file"]
 
@@ -96,12 +95,10 @@ def read_submitter_file(path: Path | None) -> SubmitterFile:
     if path is None:
         return SubmitterFile()
     try:
-        with opened(path) as file:
-            content = yaml.safe_load(file.read().decode()) or {}
-        return msgspec.convert(content, SubmitterFile)
+        return msgspec.convert(read_yaml(path) or {}, SubmitterFile)
     except OSError as error:
         raise UsageError(f"cannot read the submitter file {path}", cause=str(error.strerror)) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise UsageError(
             f"the submitter file {path} cannot be used",
             cause=str(error),

@@ -113,7 +113,7 @@ def _topology(cpus: list[Path]) -> tuple[int, int, int]:
 
 def _counted(blocks: list[dict[str, str]]) -> tuple[int, int, int]:
     """Return the same from /proc/cpuinfo, or from psutil, where /sys shows no topology."""
-    shown = [block for block in blocks if block.get("processor", "").isdigit()]
+    shown = [block for block in blocks if block.get("processor", "").isdecimal()]
     logical = len(shown) or psutil.cpu_count(logical=True) or 1
     sockets = {block["physical id"] for block in shown if "physical id" in block}
     cores = {(block["physical id"], block["core id"]) for block in shown if {"physical id", "core id"} <= block.keys()}
@@ -130,7 +130,7 @@ def _mhz(cpus: list[Path], name: str) -> float | None:
 
 def _mhz_in_name(name: str) -> float | None:
     """Return the base frequency that Intel writes into the name: '... CPU @ 2.50GHz'."""
-    match = re.search(r"@ *(\d+(?:\.\d+)?) *GHz", name)
+    match = re.search(r"@ *(\d{1,9}(?:\.\d{1,9})?) *GHz", name)
     return round(float(match.group(1)) * 1000, 3) if match else None
 
 

@@ -152,7 +152,7 @@ def _other_size(said: str, row: Accelerator) -> bool:
 
 def _faster_pcie(said: str, row: Accelerator) -> bool:
     # A slot may be slower than its card, never faster.
-    stated = re.search(r"PCIe.*?Gen\s*(\d)", said, re.IGNORECASE)
+    stated = re.search(r"PCIe.{0,60}?Gen\s*(\d)", said, re.IGNORECASE)
     return stated is not None and row.pcie is not None and int(stated[1]) > row.pcie
 
 
@@ -169,7 +169,7 @@ def _more(said: str, row: Processor) -> bool:
 
 
 def _faster(said: str, row: Processor) -> bool:
-    stated = [float(value) for value in re.findall(r"(\d+(?:\.\d+)?)\s*GHz", said, re.IGNORECASE)]
+    stated = [float(value) for value in re.findall(r"(\d{1,9}(?:\.\d{1,9})?)\s{0,9}GHz", said, re.IGNORECASE)]
     return bool(row.ghz and stated) and max(stated) > row.ghz[-1] * (1 + _MEMORY_TOLERANCE)
 
 
@@ -190,7 +190,9 @@ _PROCESSOR_CHECKS: _Checks = (
 
 def _words(name: str) -> str:
     """Return a product's name in lower case, one space between its words, without marks and its kind's common words."""
-    name = re.sub(r"^\d+ ?x ?|\((?:R|TM|C)\)|\bCPU\b|\bProcessor\b|@.*|\d+-Core\b", " ", name, flags=re.IGNORECASE)
+    name = re.sub(
+        r"^\d{1,9} ?x ?|\((?:R|TM|C)\)|\bCPU\b|\bProcessor\b|@.*|\d{1,9}-Core\b", " ", name, flags=re.IGNORECASE
+    )
     return " ".join(re.sub(r"[-_,]+", " ", name).lower().removeprefix("nvidia ").split())
 
 

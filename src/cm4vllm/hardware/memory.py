@@ -89,7 +89,7 @@ def _meminfo(name: str, root: Path) -> int:
     """Return a value of the kernel's table of the memory under `root`, in bytes; this machine's if it is missing."""
     for folder in (root, Path("/")):
         words = fields(text(folder / "proc/meminfo")).get(name, "").split()
-        if words and words[0].isdigit():
+        if words and words[0].isdecimal():
             return int(words[0]) * 1024
     return 0
 

@@ -376,7 +376,7 @@ def _system_name(merged: Mapping[str, str], asked: SystemAsked) -> str:
 
 def _model(name: str) -> str:
     """Shorten a processor's name to the part that identifies it."""
-    name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\bProcessor\b|\d+-Core\b|@.*", " ", name, flags=re.IGNORECASE)
+    name = re.sub(r"\((R|TM|C)\)|\bCPU\b|\bProcessor\b|\d{1,9}-Core\b|@.*", " ", name, flags=re.IGNORECASE)
     return re.sub(r"\s+", "-", name.strip())
 
 

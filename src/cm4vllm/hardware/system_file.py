@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError, nearest
-from cm4vllm.common.files import bytes_of
 from cm4vllm.hardware.system_description import KEYS, NETWORK_KEYS, NOT_STATED, keys_of
 
 __all__ = ["STATUSES", "SystemFile", "read_system_file", "template"]
@@ -104,14 +104,14 @@ def read_system_file(path: Path) -> SystemFile:
     value of the wrong kind.
     """
     try:
-        content = yaml.safe_load(bytes_of(path).decode())
+        content = read_yaml(path)
     except OSError as error:
         raise UsageError(
             f"cannot read the system file {path}",
             cause=str(error.strerror),
             remedy="the template beside the results, system/system.template.yaml, is a start",
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"the system file {path} is not YAML", cause=str(error)) from error
     if content is None:
         return SystemFile({})

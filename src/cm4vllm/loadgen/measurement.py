@@ -10,8 +10,9 @@ from typing import Annotated
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import altered_files, object_of, writable_folder
+from cm4vllm.common.files import altered_files, writable_folder
 from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings

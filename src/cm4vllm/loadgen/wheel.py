@@ -133,7 +133,7 @@ def _earliest(*versions: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    return tuple(int(part) for part in version.split(".")[:3] if part.isascii() and part.isdigit())
 
 
 def _load(pythonpath: str, round_name: str) -> None:

@@ -15,8 +15,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, object_of, text_of
+from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of

@@ -9,10 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import bytes_of
 
 __all__ = ["SUPPLIES", "design_watts", "read_supplies"]
 
@@ -24,8 +22,8 @@ _SUPPLIES, _NEEDED, _CAPACITY = "psus", "min psus needed", "PowerCapacityWatts"
 def read_supplies(path: Path) -> float:
     """Return the W that the supplies in a file give. Raises UsageError where it states none, or is of another form."""
     try:
-        watts = design_watts(yaml.safe_load(bytes_of(path)))
-    except (OSError, yaml.YAMLError, TypeError, AttributeError, RecursionError) as error:
+        watts = design_watts(read_yaml(path))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a file of power supplies", cause=str(error), remedy="see --power_supplies in docs/power.md"
         ) from error

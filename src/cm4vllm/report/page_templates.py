@@ -13,7 +13,7 @@ __all__ = ["environment", "page_template"]
 #: A flag in a sentence, with its value.
 _FLAG = re.compile(r"(?<![^\s(])--\w[^\s<>]*")
 #: A word that a browser would break within.
-_WORD = re.compile(r"[^\s/?-]*[/?-]\S*")
+_WORD = re.compile(r"(?<!\S)[^\s/?-]*+[/?-]\S*")
 
 
 def environment(*, autoescape: bool = True) -> jinja2.Environment:

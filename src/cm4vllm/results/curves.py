@@ -44,7 +44,7 @@ POINT_FILE = "point.json"
 POWER_FILE = "power.json"
 #: The figure of the output tokens/s that a user sees: 1000 over the 90th percentile of TPOT in ms.
 PER_USER = "tokens_per_second_per_user"
-_FOLDER = re.compile(r"r(\d+)")
+_FOLDER = re.compile(r"r([0-9]{1,9})")
 _NS_OF_MS, _NS_OF_S = 1e6, 1e9
 #: Entries that the client scores on the performance run are no accuracy run.
 _INLINE = "performance"
@@ -99,7 +99,7 @@ class Point:
     @property
     def concurrency(self) -> int | None:
         """Requests in flight that the point declares, else that its folder is named by."""
-        if isinstance(value := self.declared.get("concurrency"), int):
+        if (value := count(self.declared, "concurrency")) is not None:
             return value
         match = _FOLDER.fullmatch(self.folder.name)
         return int(match[1]) if match else None
@@ -143,9 +143,8 @@ class Curve:
     @property
     def c_max(self) -> int | None:
         """The declared C_max; None where the points differ."""
-        values = {point.declared.get("max_supported_concurrency") for point in self.points}
-        value = values.pop() if len(values) == 1 else None
-        return value if isinstance(value, int) else None
+        values = {count(point.declared, "max_supported_concurrency") for point in self.points}
+        return values.pop() if len(values) == 1 else None
 
 
 def read_curves(root: Path) -> tuple[tuple[Curve, ...], tuple[Finding, ...]]:

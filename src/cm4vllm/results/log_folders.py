@@ -9,13 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-import yaml
-
 from cm4vllm import rules
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import bytes_of, opened, text_of
+from cm4vllm.common.files import opened, text_of
 from cm4vllm.common.terminal_text import one_line
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import figures
@@ -207,13 +205,11 @@ class Reader:
 
     def json(self, path: Path) -> Mapping[str, Any]:
         """Return the object in a JSON file; empty, and a problem, where it is missing or holds no object."""
-        kind = dict[str, Any]
-        read = self._content(path, "a JSON object", lambda: msgspec.json.decode(bytes_of(path), type=kind))
-        return MappingProxyType(read)
+        return MappingProxyType(self._content(path, "a JSON object", lambda: read_object(path)))
 
     def yaml(self, path: Path) -> Mapping[str, Any]:
         """Return the mapping in a YAML file; empty, and a problem where it is missing or is no YAML."""
-        content = self._content(path, "YAML", lambda: yaml.safe_load(bytes_of(path, _MAX_YAML)))
+        content = self._content(path, "YAML", lambda: read_yaml(path, _MAX_YAML))
         return content if isinstance(content, dict) else {}
 
     def _content(self, path: Path, form: str, read: Callable[[], Any]) -> Any:
@@ -224,7 +220,7 @@ class Reader:
             self.problem("FILE-MISSING", f"{path.name} is missing", path)
         except OSError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} cannot be read: {error.strerror}", path)
-        except (msgspec.DecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
+        except ValueError as error:
             self.problem("FILE-UNREADABLE", f"{path.name} is not {form}: {error}", path)
         return {}
 

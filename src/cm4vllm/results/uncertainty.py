@@ -204,7 +204,7 @@ def from_samples(figure: Figure, rows: npt.NDArray[np.void]) -> tuple[Interval |
 def _split_name(name: str) -> tuple[str, float]:
     """Return the kind of a figure and the share of its percentile, 0 where it is none: ("ttft", 0.99) of ttft_p99."""
     kind, _, pick = name.rpartition("_")
-    return kind, float(pick[1:]) / 100 if pick[1:].isdigit() else 0.0
+    return kind, float(pick[1:]) / 100 if pick[1:].isascii() and pick[1:].isdigit() else 0.0
 
 
 def shift(before: Figure, after: Figure) -> Shift:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cm4vllm.common.files import object_of
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.serving.clusters.node_processes import ended_since, node_cause
 from cm4vllm.serving.logs import telling_lines
 from cm4vllm.serving.own_supervisors import runs

@@ -20,12 +20,13 @@ from cm4vllm.common.environments import (
     make_environment,
     pinned_requirements,
     pip,
+    require_resolved,
     site_packages,
 )
 from cm4vllm.common.errors import InstallError, UsageError
 from cm4vllm.common.files import given_path, require_space, write_text
 from cm4vllm.common.processes import run
-from cm4vllm.common.progress import step
+from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.cpu import detect_cpu
@@ -187,6 +188,8 @@ def _require_token_ids(version: str) -> None:
 def _environment(settings: InstallSettings, variant: Variant, folder: Path, lock: Path) -> tuple[Path, str]:
     """Make the environment, and return its Python and where vLLM came from."""
     require_space(folder, variant.space_bytes, "vLLM and what it needs")
+    for index in filter(None, (settings.index_url, settings.extra_index_url)):
+        require_resolved(index, _OWN_INDEX)
     venv = folder / "venv"
     with step(f"environment for vLLM's {variant.device.upper()} build"):
         python = make_environment(venv)
@@ -211,13 +214,33 @@ def _install_locked(python: Path, settings: InstallSettings, lock: Path, folder:
 
 def _install_resolved(python: Path, settings: InstallSettings, variant: Variant, release: str, folder: Path) -> None:
     """Install a release and let pip's resolver say what it needs: a wheel's own metadata counts, not the registry's."""
-    cpu_index = environments.TORCH_CPU_INDEX if variant.device == "cpu" else ""
-    own = [] if settings.index_url else [variant.index or cpu_index]
-    words = [release, *settings.index_words, *(part for index in own if index for part in ("--extra-index-url", index))]
+    index = "" if settings.index_url else _own_index(variant, folder)
+    words = [release, *settings.index_words, *(["--extra-index-url", index] if index else [])]
     with step(f"{release} and what it needs"):
         checked(
             pip(python, [*words, *_BUILD_TOOLS], folder / "pip-vllm.log"), f"{release} cannot be installed", _OWN_INDEX
         )
+
+
+def _own_index(variant: Variant, folder: Path) -> str:
+    """Return the index of a variant's packages beside the user's own, where there is one.
+
+    That of ROCm is their only source. Without PyTorch's index for CPUs, that project's builds for GPUs are installed.
+    Raises InstallError for an index without an address, DiskFull.
+    """
+    if variant.device != "cpu":
+        if variant.index:
+            require_resolved(variant.index, _OWN_INDEX)
+        return variant.index
+    if not (reason := environments.unresolved(environments.TORCH_CPU_INDEX)):
+        return environments.TORCH_CPU_INDEX
+    more = VARIANTS["cuda"].space_bytes - variant.space_bytes
+    warn(
+        f"the index {environments.TORCH_CPU_INDEX} is left out, as it cannot be reached ({reason}): pip takes PyTorch "
+        f"for GPUs where its own index has nothing else, up to {more / 2**30:.0f} GiB more"
+    )
+    require_space(folder, VARIANTS["cuda"].space_bytes, "vLLM with PyTorch for GPUs")
+    return ""
 
 
 #: torch imports setuptools, which Python's venv brings no longer.

@@ -91,4 +91,7 @@ def wait_for_end(ended: Callable[[], str | None], stopping: str) -> str | None:
 
 @atexit.register
 def _end_all() -> None:
+    if _owned:  # a signal would leave servers behind that end within GRACE_S
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(signum, signal.SIG_IGN)
     end_supervisors(list(_owned))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from cm4vllm.common.bounded_documents import read_object
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
@@ -47,13 +48,16 @@ def running_servers() -> list[RunningServer]:
 
 
 def _running(pid: int) -> RunningServer | None:
-    """Return the server of a supervisor, None for any other process."""
+    """Return the server of a supervisor of this user, None for any other process: anybody can write a command line."""
     if (spec := supervisor_spec(pid)) is None:
         return None
     try:
-        age_s = time.time() - psutil.Process(pid).create_time()
-        folder = Path(json.loads(spec.read_text(encoding="utf-8"))["state"]).parent
-    except (psutil.Error, OSError, ValueError, KeyError):
+        process = psutil.Process(pid)
+        if process.uids().effective != os.geteuid():
+            return None
+        age_s = time.time() - process.create_time()
+        folder = Path(read_object(spec)["state"]).parent
+    except (psutil.Error, OSError, ValueError, KeyError, TypeError):
         return None
     try:
         record = read_record(folder / server.SERVER_FILE, ServerRecord)

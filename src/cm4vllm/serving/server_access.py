@@ -5,13 +5,13 @@ Records and settings hold the names of the variables alone. Every process that s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.common.host_addresses import is_loopback
 from cm4vllm.common.records import Record
@@ -205,8 +205,8 @@ def _headers_of(variable: str) -> dict[str, str]:
 def _pairs(text: str, variable: str) -> Iterator[tuple[str, str]]:
     if text.startswith("{"):
         try:
-            document: Mapping[str, Any] = json.loads(text)
-        except (ValueError, RecursionError):
+            document: Mapping[str, Any] = json_of(text)
+        except ValueError:
             raise _no_headers(variable, "it begins with { but is not JSON") from None
         for name, value in document.items():
             if not isinstance(value, str):

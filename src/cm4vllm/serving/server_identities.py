@@ -9,8 +9,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.common.files import json_of
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
@@ -26,7 +26,7 @@ _ASKED = 5
 _NO_CONTENT = ("created", "permission", "num_gpu_blocks", "num_cpu_blocks")
 _START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 #: The words of labels for values that are neither number nor text.
 _OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import json_of
 from cm4vllm.common.http_requests import LATER, REDIRECTS, Answer, HttpClient
 from cm4vllm.common.progress import say
 from cm4vllm.serving.connection_errors import require_plain_http, translated_errors, trusted

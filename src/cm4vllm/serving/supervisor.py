@@ -42,8 +42,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import object_of, write_json
+from cm4vllm.common.files import write_json
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
 from cm4vllm.serving.carried_variables import without_service_links
@@ -263,7 +264,7 @@ def _filled(word: str, names: Mapping[str, str]) -> str:
 
 def process_ids() -> list[int]:
     """Return the process IDs that /proc shows."""
-    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
 
 
 def descendants(pid: int) -> list[int]:

@@ -37,6 +37,8 @@ from cm4vllm.submission.source import Source, extract_checker
 __all__ = ["ENCRYPTION", "Packed", "encrypting", "pack", "private_ids", "require_encryption"]
 
 _DIVISIONS = ("open", "closed", "network")
+#: The most bytes of a file and of a whole submission: the largest file of the published rounds has a tenth of it.
+_MOST_BYTES, _MOST_ALTOGETHER = 2**30, 2**32
 #: The number of links that an error names.
 _NAMED = 10
 _PRIVATE_ID = (
@@ -157,7 +159,21 @@ def _files(tree: Path) -> list[Path]:
             cause=first_of(sorted(strange), _NAMED, "\n"),
             remedy="put a copy of the file or folder in the place of each link, or remove it",
         )
+    _require_size(tree, paths)
     return sorted(paths)
+
+
+def _require_size(tree: Path, paths: list[Path]) -> None:
+    """Raise SubmissionError for files so large that to read and to compress them takes hours: a file with holes may."""
+    sizes = {path.relative_to(tree).as_posix(): path.stat().st_size for path in paths}
+    large = [f"{name} has {size / 2**30:.1f} GiB" for name, size in sorted(sizes.items()) if size > _MOST_BYTES]
+    if large or sum(sizes.values()) > _MOST_ALTOGETHER:
+        raise SubmissionError(
+            f"{tree} is too large for an archive",
+            cause=first_of(large or [f"its files have {sum(sizes.values()) / 2**30:.1f} GiB altogether"], _NAMED, "\n"),
+            remedy="truncate its logs, or remove what the rules do not ask for; the limits are 1 GiB a file and 4 GiB "
+            "altogether",
+        )
 
 
 def _id_files(tree: Path, ids: dict[str, str]) -> dict[str, bytes]:

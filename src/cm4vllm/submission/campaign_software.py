@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm import __version__
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words
-from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.common.own_program import commit_of_this_repository, url_of_this_repository
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record, read_optional
@@ -164,7 +164,7 @@ def published_facts(out: Path) -> dict[str, str]:
     """Return the facts of a campaign's results by the names that they have in a tree; what is not known is left out."""
     facts: dict[str, Any] = {}
     if (scripts := out / "system" / SCRIPTS_FILE).is_file():
-        facts[SCRIPTS_FILE] = json_of(bytes_of(scripts))
+        facts[SCRIPTS_FILE] = read_json(scripts)
     software = read_software(out)
     if software is not None:
         theirs = {"server_pip_freeze": software.server_packages} if software.server_packages else {}

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
+from cm4vllm.common.files import bytes_of, write_json, write_text
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.owned_folders import recover
 from cm4vllm.common.progress import warn
@@ -280,7 +281,7 @@ def _require_free(writer: TreeWriter, folder: Path) -> None:
 def _system(out: Path) -> dict[str, str]:
     path = out / "system" / SYSTEM_FILE
     try:
-        system = json_of(bytes_of(path))
+        system = read_json(path)
     except (OSError, ValueError) as error:
         raise SubmissionError(f"no submission without {path}", cause=str(error), remedy=_describe(out)) from error
     keys = keys_of(str(system.get("division", ""))) if isinstance(system, dict) else keys_of("")

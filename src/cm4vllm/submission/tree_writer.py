@@ -7,15 +7,15 @@ name when it is whole.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.common.files import bytes_of, sha256_of, write_bytes, write_json, write_text
 from cm4vllm.common.own_program import MANIFEST
 from cm4vllm.common.owned_folders import Kind, foreign, recover, staged_folder
 from cm4vllm.common.terminal_text import first_of
@@ -102,8 +102,8 @@ def refuse_other(name: str, there: Mapping[str, Any], given: Mapping[str, Any]) 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises SubmissionError where it holds none."""
     try:
-        value = json_of(bytes_of(path))
-    except (OSError, json.JSONDecodeError, ValueError) as error:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
         raise SubmissionError(f"{path} cannot be read", cause=str(error), remedy="build the tree again") from error
     if not isinstance(value, dict):
         raise SubmissionError(f"{path} holds no JSON object", remedy="build the tree again")

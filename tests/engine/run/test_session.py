@@ -79,6 +79,18 @@ def cleanup(i): pathlib.Path("cleans").touch(); time.sleep(60); return {"return"
     assert "clean first" in output
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_one_after_another_end_a_run_without_a_traceback(home, signum):
+    process = start_chain(home)
+    process.send_signal(signal.SIGTERM)
+    while process.poll() is None:
+        process.send_signal(signum)
+        time.sleep(0.002)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode in (143, -signum, 128 + signum)
+    assert "Traceback" not in errors + output
+
+
 def test_an_ignored_signal_stays_ignored(home):
     home.script(
         "one",

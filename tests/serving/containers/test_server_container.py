@@ -51,11 +51,40 @@ def test_the_model_is_mounted_read_only_where_it_is(model):
 
 
 def test_files_that_links_of_the_model_lead_to_are_mounted_too(model, tmp_path):
-    blobs = tmp_path / "blobs"
-    blobs.mkdir()
-    (blobs / "weights").write_text("x")
-    (model / "model.safetensors").symlink_to(blobs / "weights")
-    assert server_container(image(), settings(model)).mounts == [f"{model}:ro", f"{blobs}:ro"]
+    (tmp_path / "model.safetensors").write_text("x")
+    (model / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
+    assert server_container(image(), settings(model)).mounts == [f"{model}:ro", f"{tmp_path}/model.safetensors:ro"]
+
+
+def test_of_a_snapshot_in_the_hubs_cache_the_contents_are_mounted(tmp_path):
+    blobs, snapshot = tmp_path / "models--a" / "blobs", tmp_path / "models--a" / "snapshots" / "1"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    (blobs / "ab12").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/ab12")
+    (snapshot / "LICENSE").symlink_to("../../blobs/ab12")
+    assert server_container(image(), settings(snapshot)).mounts == [f"{snapshot}:ro", f"{blobs}:ro"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("home", "/root"),
+        ("everything", "/"),
+        ("users.txt", "/etc/passwd"),
+        ("passwd", "/etc/passwd"),
+        ("config.json", "/none/config.json"),
+        ("weights.safetensors", "../secret.json"),
+    ],
+)
+def test_links_of_a_model_that_lead_to_what_it_does_not_need_are_named_and_not_mounted(
+    model, tmp_path, capsys, name, target
+):
+    (tmp_path / "secret.json").write_text("{}")
+    (model / "config.json").unlink()
+    (model / name).symlink_to(target)
+    assert server_container(image(), settings(model)).mounts == [f"{model}:ro"]
+    assert f"{model}/{name} -> {target}" in capsys.readouterr().out
 
 
 def test_of_a_model_of_the_hub_the_hubs_folder_is_mounted(tmp_path, monkeypatch):
@@ -122,6 +151,10 @@ def test_the_image_has_its_own_packages(model):
         (f"--env=VLLM_API_KEY={SECRET}", "a secret in --container_args"),
         ("--detach", "--detach cannot be given"),
         ("--network=bridge", "--network cannot be given"),
+        ("-id", "-d cannot be given"),
+        ("-itd", "-d cannot be given"),
+        ("-d=true", "-d cannot be given"),
+        ("-tp8000:8000", "-p cannot be given"),
         ("--volume='/a", "cannot be read"),
     ],
 )
@@ -133,6 +166,7 @@ def test_words_for_the_engine_that_cannot_be_given_are_refused(text, words):
 
 
 def test_other_words_for_the_engine_are_taken():
+    assert container_options("-it -v/data:/data -eNCCL_DEBUG") == ["-it", "-v/data:/data", "-eNCCL_DEBUG"]
     assert container_options("--env NCCL_DEBUG --ulimit memlock=-1") == [
         "--env",
         "NCCL_DEBUG",

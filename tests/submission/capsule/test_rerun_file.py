@@ -46,14 +46,19 @@ def test_a_capsule_of_the_schema_before_is_refused_by_its_number(tmp_path):
     assert "generate,mlperf,capsule" in refused.value.remedy
 
 
+def references(levels):
+    """Return YAML of some hundred bytes that stands for 2**levels values."""
+    return "p0: &p0 [x, x]\n" + "".join(f"p{n}: &p{n} [*p{n - 1}, *p{n - 1}]\n" for n in range(1, levels))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[" * 10**5, "nested deeper than"),
-        ("- " * 10**5, "nested deeper than"),
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "refers to a part of itself: *a"),
-        ("a: &a {b: *a}\n", "refers to a part of itself: *a"),
-        (f"a: {'9' * 6000}\n", "4300 digits"),
+        ("[" * 10**5, "nested too deep"),
+        ("- " * 10**5, "nested too deep"),
+        (references(30), "stands for more than 250,000 values"),
+        ("a: &a {b: *a}\n", "refers to a part of itself, or to none: *a"),
+        (f"a: {'9' * 6000}\n", "a number of 6,000 characters"),
     ],
     ids=["deep", "deep-list", "references", "loop", "number"],
 )

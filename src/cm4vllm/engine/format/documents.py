@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
+from cm4vllm.common.bounded_documents import json_of, yaml_of
 from cm4vllm.common.errors import RecipeError
 
 __all__ = [
@@ -33,11 +32,8 @@ SETTLED_S = 2.0
 AnyPath = str | os.PathLike[str]
 
 
-def _read(path: AnyPath, kind: str, parse: Callable[[bytes], Any], wrong: type[Exception] = ValueError) -> Any:
-    """Return what `parse` makes of a file. Raises RecipeError naming the file where that is not possible.
-
-    `wrong` is the error of `parse` where that is not a ValueError.
-    """
+def _read(path: AnyPath, kind: str, parse: Callable[[bytes], Any]) -> Any:
+    """Return what `parse` makes of a file. Raises RecipeError naming the file where that is not possible."""
     try:
         with open(path, "rb") as file:
             return parse(file.read())
@@ -45,21 +41,18 @@ def _read(path: AnyPath, kind: str, parse: Callable[[bytes], Any], wrong: type[E
         raise RecipeError(
             f"{path} cannot be read", cause=str(error.strerror), remedy="change its permissions"
         ) from error
-    except (ValueError, RecursionError, wrong) as error:
+    except ValueError as error:
         raise RecipeError(f"{path} is not {kind}", cause=str(error)) from error
 
 
 def read_yaml(path: AnyPath) -> Any:
     """Return the content of a YAML file. Raises RecipeError naming file and line when it is not YAML."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return _read(path, "YAML", partial(yaml.load, Loader=loader), yaml.YAMLError)
+    return _read(path, "YAML", yaml_of)
 
 
 def read_json(path: AnyPath) -> Any:
     """Return the content of a JSON file. Raises RecipeError naming the file when it is not JSON."""
-    return _read(path, "JSON", json.loads)
+    return _read(path, "JSON", json_of)
 
 
 def json_mapping(path: AnyPath) -> dict[str, Any] | None:
@@ -89,9 +82,12 @@ def lines_of(path: AnyPath) -> dict[tuple[str | int, ...], int]:
                 lines.setdefault((*place, number), item.start_mark.line + 1)
                 visit(item, (*place, number))
 
-    with contextlib.suppress(RecipeError, RecursionError):
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        visit(_read(path, "YAML", partial(yaml.compose, Loader=loader), yaml.YAMLError), ())
+    def nodes(data: bytes) -> Any:
+        yaml_of(data)  # what is refused there has nodes without end
+        return yaml.compose(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+    with contextlib.suppress(RecipeError):
+        visit(_read(path, "YAML", nodes), ())
     return lines
 
 

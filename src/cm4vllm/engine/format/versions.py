@@ -18,8 +18,8 @@ _ENV_KEYS = tuple(f"CM_{key.upper()}" for key in VERSION_KEYS)
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key: 1.0rc1 < 1.0 < 1.0.post1 < 1.0.1 < 1.10, and 1.0 equals 1.0.0 and 1.0+cpu."""
-    words = re.findall(r"\d+|[a-zA-Z]+", version.partition("+")[0].removeprefix("v"))
-    at = next((n for n, word in enumerate(words) if not word.isdigit()), len(words))
+    words = re.findall(r"[0-9]+|[a-zA-Z]+", version.partition("+")[0].removeprefix("v"))
+    at = next((n for n, word in enumerate(words) if not word.isdecimal()), len(words))
     release, rest = words[:at], words[at:]
     while release and int(release[-1]) == 0:
         release.pop()
@@ -28,7 +28,7 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
 def _part(word: str) -> tuple[int, int, str]:
     # In order: a word of a pre-release, the end of a version, a later build of it, a further number.
-    if word.isdigit():
+    if word.isdecimal():
         return (1, int(word), "")
     return (0, 1, "") if word == "post" else (-1, 0, word)
 

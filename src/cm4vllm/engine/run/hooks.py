@@ -106,7 +106,7 @@ class Hooks:
     def _explained(self, failure: str) -> Iterator[None]:
         try:
             yield
-        except (CmError, KeyboardInterrupt):
+        except (CmError, KeyboardInterrupt, GeneratorExit):  # the last: a signal came between two statements
             raise
         except ModuleNotFoundError as error:
             hidden = shadowed_packages()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import RecipeError, translated_os_errors
 from cm4vllm.engine.format.dependency import PHASES
 from cm4vllm.engine.format.documents import merged
@@ -195,8 +196,8 @@ class Run(Value):
 def _native_state(path: str, title: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            state = json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:
+            state = json_of(file.read())
+    except (OSError, ValueError) as error:
         raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not JSON", cause=str(error)) from error
     if not isinstance(state, dict):
         raise RecipeError(f"run.sh of {title} wrote a {_STATE_OUT} that is not a mapping")

@@ -237,7 +237,7 @@ class Session:
 
         Raises Interrupted when a signal or Ctrl-C ended it.
         """
-        with _signals_as_exceptions(), self.vault.guarded_output():
+        with _signals_as_exceptions() as signals, self.vault.guarded_output():
             try:
                 yield
             except KeyboardInterrupt as stop:
@@ -249,15 +249,18 @@ class Session:
                 error.exit_code = 128 + signum
                 raise error from None
             finally:
-                self._clean_up()
+                signals.end()
+                self._clean_up(signals)
                 if "guardian" in vars(self):
                     self.guardian.close()
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, signals: _Signals) -> None:
         while self._cleanups:
             title, cleanup = self._cleanups.pop()
             try:
+                signals.armed = True
                 cleanup()
+                signals.armed = False
             except KeyboardInterrupt:
                 warn(f"the cleanup of {title} was interrupted")
             except Exception as error:
@@ -274,21 +277,45 @@ def depends_on_itself(scripts: Sequence[ScriptMeta]) -> RecipeError:
     )
 
 
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
+class _Signals:
+    """The handler of signals: each is an exception, which no handler of ordinary failures catches.
 
-    def stop(signum: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signum)  # which no handler of ordinary failures catches
+    At the end of a run a signal interrupts one cleanup; what comes beside the cleanups is ignored.
+    """
 
-    # A signal that is ignored stays so: nohup means it.
-    before = {
-        signum: signal.signal(signum, stop) for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
+    def __init__(self) -> None:
+        self.armed = True
+        self._ending = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __call__(self, signum: int, _frame: object) -> None:
+        if self.armed:
+            self.armed = not self._ending
+            raise KeyboardInterrupt(signum)
+
+    def handle(self, *numbers: signal.Signals) -> None:
+        """Handle these signals. One that is ignored stays so: nohup means it."""
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            for signum in numbers:
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+                    self._before[signum] = signal.signal(signum, self)
+
+    def end(self) -> None:
+        """Begin the end of the run; from now on Ctrl-C is one of the signals."""
+        self.armed, self._ending = False, True
+        self.handle(signal.SIGINT)
+
+    def give_back(self) -> None:
+        """Set the handlers that there were before."""
+        for signum, handler in self._before.items():
             signal.signal(signum, handler)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[_Signals]:
+    signals = _Signals()
+    signals.handle(*_SIGNALS)
+    try:
+        yield signals
+    finally:
+        signals.give_back()

@@ -30,7 +30,7 @@ _MOST, _WORDS, _OF_WORDS = 100.0, "rouge1", ("rouge2", "rougeL", "rougeLsum")
 #: An answer has at least this many characters a token: of 747 published results, 1.7.
 _CHARACTERS = 0.5
 #: An answer that truncation left whole, and how many tokens it states.
-_ANSWER = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]*)"[^{}]*?"token_count"\s*:\s*(\d+)')
+_ANSWER = re.compile(rb'"data"\s*:\s*"([0-9A-Fa-f]*)"[^{}]{0,256}?"token_count"\s*:\s*(\d+)')
 #: Hexadecimal digits of a token, as its 32 or 64 bits.
 _WIDTHS = (8, 16)
 #: Bytes around the place where truncation joined two parts of a log, in which a number may be cut.

@@ -19,7 +19,7 @@ _AGAIN = "measure again with the settings of the rules, and publish that run"
 _PUBLISH = "publish the files of the run whose log is published"
 _INTERNAL = "loadgen/test_settings_internal.cc, LogRequestedTestSettings and LogEffectiveSettings"
 #: `model.scenario.setting = value`, as in user.conf and mlperf.conf.
-_SETTING = re.compile(r"^\s*([\w.*-]+?)\.(\w+|\*)\.(\w+)\s*=\s*([\d.eE+-]+)\s*(?:#.*)?$", re.MULTILINE)
+_SETTING = re.compile(r"^[^\S\n]*([\w.*-]+?)\.(\w+|\*)\.(\w+)\s*=\s*([\d.eE+-]+)\s*(?:#.*)?$", re.MULTILINE)
 #: A longer mlperf.conf is none.
 _MAX_CONF = 2**20
 _NS = 1e6

@@ -17,7 +17,9 @@ __all__ = ["BOUND", "POLICY", "WRITE", "close", "targets_of"]
 
 POLICY = "inference_policies/submission_rules.adoc, README of a result"
 WRITE = "write the README from the log: value, unit and the commands that were run"
-BOUND = re.compile(r"`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]*?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)")
+BOUND = re.compile(
+    r"(?<![A-Z0-9_])`?([A-Z][A-Z0-9_]+)`?\s*:\s*`?(\d+(?:\.\d+)?)`?[^\n]{0,200}?>=\s*`?(\d+(?:\.\d+)?)`?([^\n]*)"
+)
 #: The line in which pages of public automation name the system, and that in which ours say what was measured.
 _PLATFORM = re.compile(r"^Platform: (\S+)\s*$", re.MULTILINE)
 _OF_RESULT = re.compile(
@@ -32,7 +34,7 @@ _DIGESTS = {
 _UNFILLED = re.compile(r"\b(TBD|TODO|TO BE (?:FILLED|ADDED|DONE)[\w ]*|FIXME|lorem ipsum)\b", re.IGNORECASE)
 #: A page, a link or a folder of programs that a page names.
 _ELSEWHERE = re.compile(r"README|\.(?:md|adoc|rst|sh|py)\b|https?://|\]\(|\b(?:code|src|documentation)/")
-_FENCE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 #: Two numbers that are printed with six digits are equal up to this part.
 _SAME = 2e-3
 
@@ -234,7 +236,7 @@ def repeatable(result: Result) -> Iterator[Fault]:
             )
     if match := re.search(r"CPU version:\s*(x86_64|aarch64|arm64)\b", result.readme):
         yield Fault("the processor is not named", result.file("readme"), "CPU version", match[1], "its name")
-    if re.search(r"^\s*cm rm cache -f\s*$", result.readme, re.MULTILINE):
+    if re.search(r"^[^\S\n]*cm rm cache -f\s*$", result.readme, re.MULTILINE):
         yield Fault(
             "a command removes everything that CM has cached", result.file("readme"), "", "cm rm cache -f", "nothing"
         )

@@ -20,8 +20,7 @@ _MAX_SUMMARY = 2**20
 #: The part by which a figure may differ beside the digits that the summary has: rates in detail logs have six.
 _ROUNDING = 1e-5
 _NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e[+-]?\d+)?")
-_LINE = re.compile(r"^ *(.*?)\s*: ([^:]+?)\s*$")
-_PERCENTILE = re.compile(r"(\d+)\.(\d+) percentile")
+_PERCENTILE = re.compile(r"(\d{1,3})\.(\d{1,9}) percentile")
 #: A line's label, as a pattern, and the name of the figure or setting (loadgen/results.cc, LogSummary). Figures in ns
 #: are in ms in the model.
 _LABELS = tuple(
@@ -67,7 +66,7 @@ class _Stated(NamedTuple):
 
     @property
     def same(self) -> bool:
-        if isinstance(self.logged, str) or (isinstance(self.logged, int) and self.text.isdigit()):
+        if isinstance(self.logged, str) or (isinstance(self.logged, int) and self.text.isdecimal()):
             return self.text == str(self.logged)
         if not (number := _NUMBER.fullmatch(self.text)):
             return True  # LoadGen could compute no value
@@ -103,11 +102,17 @@ def _stated(part: Part) -> Iterator[_Stated]:
         return  # RESULT-FILES
     yield from _entries(part, lines)
     for line in lines:
-        if match := _LINE.match(line):
-            label, text = match.groups()
+        label, text = _label_and_text(line)
+        if text:
             value = _setting(part, label) if isinstance(part, Accuracy) else _logged(part, label)
             if value is not None:
                 yield _Stated(label, text, value)
+
+
+def _label_and_text(line: str) -> tuple[str, str]:
+    """Return what stands before and behind the last colon with a space behind it; two empty texts without one."""
+    label, _, text = line.rpartition(": ")
+    return ("", "") if ":" in text else (label.strip(), text.strip())
 
 
 def _entries(part: Part, lines: list[str]) -> Iterator[_Stated]:

@@ -67,7 +67,7 @@ _TEMPLATE = {"host_networking": "Gig Ethernet", "host_networking_topology": "N/A
 #: A remark on nodes that differ: a key, and the values of the nodes.
 _DIFFERENCE = re.compile(rf"{NODES_DIFFER} (\S+): (.*?)\.(?= [A-Z]|$)")
 #: Caches are listed in one text, with `,`, `;` or a line between them.
-_CORES = re.compile(r"L1d[^,;\n]*\((\d+) instances?\)")
+_CORES = re.compile(r"L1d[^,;\n]{0,80}\((\d{1,9}) instances?\)")
 
 
 @check(

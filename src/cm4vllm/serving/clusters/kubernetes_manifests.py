@@ -16,6 +16,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.serving.arguments import ServerSettings, given_settings, read_server_settings, secret_env, server_argv
 from cm4vllm.serving.clusters.node_layout import NodeLayout, node_layout
 from cm4vllm.serving.options import split_options
@@ -78,7 +79,7 @@ class PodSettings(Settings, frozen=True, kw_only=True):
     @property
     def pods(self) -> int:
         """The number of pods that one server is spread over; 0 where it is not a number."""
-        return int(self.nodes or 1) if (self.nodes or "1").isdigit() else 0
+        return whole_number(self.nodes or 1) or 0
 
     @property
     def most_start_s(self) -> float:

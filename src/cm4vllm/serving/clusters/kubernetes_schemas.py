@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cm4vllm.common.bounded_documents import yaml_of
 from cm4vllm.common.errors import SourceUnavailable, UsageError
 from cm4vllm.common.files import text_of
 from cm4vllm.common.git_objects import objects_of
@@ -119,6 +118,5 @@ def _definition(source: Path, repository: str, name: str) -> Mapping[str, Any]:
         raise SourceUnavailable(f"{source} has no {name}", remedy=remedy)
     # A chart's template: lines of Helm's own are not YAML.
     text = re.sub(r"(?m)^\s*\{\{.*\}\}\s*$", "", text)
-    # libyaml's loader where PyYAML has it: these files have some MB.
-    definition: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    definition: Mapping[str, Any] = yaml_of(text)
     return definition

@@ -200,7 +200,7 @@ def _address(settings: RaySettings) -> str:
     if settings.role == "head":
         return f"{settings.node_ip or _own_address()}:{settings.port}"
     host, colon, port = settings.address.rpartition(":")
-    if not (colon and host and port.isdigit()):
+    if not (colon and host and port.isdecimal()):
         raise UsageError(
             f"--address={settings.address!r} of run,ray-cluster is not the address of a head",
             remedy="give HOST:PORT as printed by run,ray-cluster,_head",

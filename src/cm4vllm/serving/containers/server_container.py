@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,12 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.assets.model_links import model_links
 from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.containers import Container, Mount, ask_engine, engines, run_words
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.progress import warn
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.used_gpus import VISIBLE
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
@@ -41,6 +45,8 @@ _LABEL = "cm4vllm.supervisor"
 _PROGRAM, _WATCHED = "/cm4vllm", "/cm4vllm-watched"
 #: Options of an engine on which the server's address and its end rest.
 _OURS = ("--detach", "-d", "--name", "--entrypoint", "--network", "--net", "--publish", "-p", "--pid", "--rm")
+#: The short options that take no value, and so stand before others in one word (docker-run(1), podman-run(1)).
+_WITHOUT_VALUE = "diPqt"
 
 
 def container_options(text: str) -> list[str]:
@@ -53,13 +59,21 @@ def container_options(text: str) -> list[str]:
         remedy='set it as a variable of the environment, and give its name alone: --container_args="--env NAME"',
     )
     for word in words:
-        if (name := word.partition("=")[0]) in _OURS:
+        if name := next((name for name in _options_in(word) if name in _OURS), ""):
             raise UsageError(
                 f"{name} cannot be given in --container_args",
                 cause="the address and the end of the server rest on cm4vllm's own value",
                 remedy="leave it out; --host and --port choose the address",
             )
     return words
+
+
+def _options_in(word: str) -> list[str]:
+    """Return the options that a word gives: -id are two, and -p8000 is one with its value."""
+    if word.startswith("--") or not word.startswith("-"):
+        return [word.partition("=")[0]]
+    letters = re.match(rf"-([{_WITHOUT_VALUE}]*)(.?)", word)
+    return [f"-{letter}" for letter in "".join(letters.groups())] if letters else []
 
 
 def server_container(image: ContainerRecord, settings: ServerSettings) -> ContainerRecord:
@@ -119,12 +133,13 @@ def _is_left(container: dict[str, Any]) -> bool:
     """Say whether no supervisor owns a container; one of another namespace of process IDs is not seen here."""
     label = str(((container.get("Config") or {}).get("Labels") or {}).get(_LABEL, ""))
     namespace, _, supervisor = label.partition(".")
-    return namespace == _pid_namespace() and supervisor.isdigit() and supervisor_spec(int(supervisor)) is None
+    number = whole_number(supervisor)
+    return namespace == _pid_namespace() and number is not None and supervisor_spec(number) is None
 
 
 def _pid_namespace() -> str:
     """Return the number of this process's namespace of process IDs."""
-    return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
+    return re.sub("[^0-9]", "", str(Path("/proc/self/ns/pid").readlink()))
 
 
 def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
@@ -141,11 +156,11 @@ def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
 
 
 def _mounts(settings: ServerSettings) -> list[str]:
-    """Return the model's folder and the folders that its links lead to; for a model of the hub, the hub's folder."""
+    """Return the model's folder and the files that its links lead to; for a model of the hub, the hub's folder."""
     model = Path(settings.model)
     if not model.is_dir():
         return [str(hub_folder())]
-    folder = model.resolve()
-    linked = {path.resolve().parent for path in model.rglob("*") if path.is_symlink()}
-    outside = [place for place in linked if not place.is_relative_to(folder)]
-    return [f"{place}:ro" for place in dict.fromkeys((model, folder, *sorted(outside)))]
+    linked = model_links(model)
+    if linked.others:
+        warn(f"links in {model} lead to what no model needs, which the container does not get: {linked.in_words}")
+    return [f"{place}:ro" for place in dict.fromkeys((model, model.resolve(), *linked.needed))]

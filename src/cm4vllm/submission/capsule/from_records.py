@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, json_of
 from cm4vllm.compliance.logged_answers import logged_data
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.records import RunRecord
@@ -93,7 +93,7 @@ def program_of(command: CommandRecord | None, software: SoftwareRecord | None) -
 def noted_scripts(out: Path) -> list[CapsuleScript]:
     """Return the scripts of CM that took part in a job with these results, where it has noted them."""
     path = out / "system" / SCRIPTS_FILE
-    return scripts_of(json_of(bytes_of(path))) if path.is_file() else []
+    return scripts_of(read_json(path)) if path.is_file() else []
 
 
 def scripts_of(noted: Any) -> list[CapsuleScript]:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.common.files import bytes_of, json_of, text_of
+from cm4vllm.common.bounded_documents import read_json
+from cm4vllm.common.files import text_of
 from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
@@ -21,7 +22,7 @@ from cm4vllm.submission.official_checker import is_rehearsal
 
 __all__ = ["capsule_of_part"]
 
-_BLOCK = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"(?<!`)`{3,}+[^`\n]*+\n(.*?)```", re.DOTALL)
 _PULL = re.compile(r"cm pull repo (?P<repo>\S+)(?:.*?--checkout=(?P<commit>\S+))?")
 _MODEL_FLAGS = ("--vllm_model_name", "--model")
 _EXPECTED = {
@@ -105,7 +106,7 @@ def _facts(submission: Submission, result: Result) -> dict[str, Any]:
 
 def _read(path: Path, facts: dict[str, Any]) -> None:
     try:
-        value = json_of(bytes_of(path))
+        value = read_json(path)
     except (OSError, ValueError):
         return
     if isinstance(value, dict):

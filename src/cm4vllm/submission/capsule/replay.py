@@ -93,7 +93,7 @@ def _wanted(capsule: Capsule, given: Mapping[str, str]) -> tuple[str, dict[str, 
     wanted = {name: value for name, value in wanted.items() if name in given or name not in left_out}
     if "api_server" not in wanted:
         wanted |= _found_settings(capsule.server.command, flags.get("search") or "", wanted.get("extra_args") or "")
-    if not any(part.startswith("_r") and part[2:3].isdigit() for part in tags.split(",")):
+    if not any(part.startswith("_r") and part[2:3].isdecimal() for part in tags.split(",")):
         tags += f",{round_terms(capsule.round).variation}"
     return tags, wanted
 

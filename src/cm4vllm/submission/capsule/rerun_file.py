@@ -11,8 +11,8 @@ import msgspec
 import yaml
 
 from cm4vllm import REHEARSAL_NOTICE
+from cm4vllm.common.bounded_documents import read_yaml
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import bytes_of
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.redaction import vault
 from cm4vllm.results.capsule import Capsule
@@ -26,7 +26,6 @@ __all__ = ["CAPSULE_FILE", "as_yaml", "read_capsule", "write_capsule"]
 #: The name of a capsule among a job's results.
 CAPSULE_FILE = "rerun.yaml"
 _SCHEMA = "schema"
-_DEEPEST = 32
 #: Fields of a result that the capsule states once for all results, and fields that stay on the machine.
 _SHARED = ("round", "division", "submitter", "system", "model", "benchmark")
 _NOT_WRITTEN = ("folder", "terms", "run", "record", "detail")
@@ -72,14 +71,14 @@ def read_capsule(path: Path) -> Capsule:
     """Read a capsule. Raises UsageError where the file is none of this version."""
     again = "make it again from the results or the tree: cm run script --tags=generate,mlperf,capsule --input=FOLDER"
     try:
-        fields = _value(bytes_of(path))
+        fields = read_yaml(path)
     except OSError as error:
         raise UsageError(
             f"cannot read the capsule {path}",
             cause=str(error.strerror),
             remedy=f"give a {CAPSULE_FILE}, a folder of results, or a submission tree",
         ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
     if not isinstance(fields, dict) or (schema := fields.pop(_SCHEMA, None)) != Capsule.SCHEMA:
         stated = f"schema {schema}" if isinstance(fields, dict) and schema is not None else f"no line `{_SCHEMA}:`"
@@ -92,23 +91,6 @@ def read_capsule(path: Path) -> Capsule:
         return _with_terms(msgspec.convert(_completed(fields), Capsule, dec_hook=_decoded))
     except (msgspec.ValidationError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a capsule", cause=str(error), remedy=again) from error
-
-
-def _value(data: bytes) -> Any:
-    """Return the value of a YAML text. Raises YAMLError, and ValueError for a text that no capsule has.
-
-    libyaml overflows the stack on a text that is nested deep, and a text with references may stand for one of any
-    length: neither is loaded.
-    """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    for event in yaml.parse(data, Loader=loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it refers to a part of itself: *{event.anchor}")
-    return yaml.load(data, Loader=loader)  # noqa: S506 both are safe loaders
 
 
 def _completed(fields: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.launchers.local import LocalLauncher
 from cm4vllm.serving.clusters.launchers.slurm import SlurmLauncher, slurm_launcher
@@ -58,11 +60,12 @@ def _asked(nodes: str) -> tuple[tuple[str, ...], int]:
     text = nodes.strip()
     if not text:
         return (), 1
-    if text.lstrip("+-").isdigit():
-        if not 1 <= int(text) <= 4096:
-            raise UsageError(f"--nodes={text} is not usable", remedy="give a number from 1 to 4096, or HOST,HOST")
-        return (), int(text)
     names = tuple(name.strip() for name in text.split(","))
+    if not text.isascii() or re.fullmatch(r"[+-]?[\d.]+", text):
+        count = whole_number(text)
+        if count is None or not 1 <= count <= 4096:
+            raise UsageError(f"--nodes={text} is not usable", remedy="give a number from 1 to 4096, or HOST,HOST")
+        return (), count
     if not all(names) or len(set(names)) < len(names):
         raise UsageError(f"--nodes={text} names a node twice or an empty one", remedy="give --nodes=HOST,HOST")
     return names, len(names)
