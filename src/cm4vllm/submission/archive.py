@@ -37,7 +37,7 @@ from cm4vllm.submission.source import Source, extract_checker
 __all__ = ["ENCRYPTION", "Packed", "encrypting", "pack", "private_ids", "require_encryption"]
 
 _DIVISIONS = ("open", "closed", "network")
-#: The most bytes of a file and of a whole submission: the largest file of the published rounds has a tenth of it.
+#: The most bytes of a file and of a whole submission: packing so many takes minutes.
 _MOST_BYTES, _MOST_ALTOGETHER = 2**30, 2**32
 #: The number of links that an error names.
 _NAMED = 10
