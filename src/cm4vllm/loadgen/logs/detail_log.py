@@ -123,6 +123,11 @@ class DetailLog:
             raise self._refusal(key, value, "a finite number")
         return number
 
+    def is_negative(self, key: str) -> bool:
+        """Tell whether the log has a negative number for `key`."""
+        value = self.values.get(key)
+        return isinstance(value, int | float) and value < 0
+
     def text_or_none(self, key: str) -> str | None:
         return self.text(key) if key in self.values else None
 
