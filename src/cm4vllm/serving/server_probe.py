@@ -14,11 +14,12 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.serving.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
 from cm4vllm.serving.server_access import NO_ACCESS, Access
-from cm4vllm.serving.server_identities import identity, reported_options
+from cm4vllm.serving.server_identities import identity, reported_options, require_one_server
 from cm4vllm.serving.server_requests import (
     LONG_S,
     NO_HTTP,
@@ -54,12 +55,12 @@ class Model:
     """A model that a server lists. `max_model_len` is 0 where the server does not tell it.
 
     `owner` is whom the server names as its owner: most name themselves. `root` is what it was loaded from: a folder, or
-    the name of a hub's model.
+    the name of a hub's model. An adapter (LoRA) has a `parent`, the model that it changes.
     """
 
     name: str
     max_model_len: int = 0
-    adapter: bool = False
+    parent: str = ""
     owner: str = ""
     root: str = ""
 
@@ -86,15 +87,8 @@ def probe(
         _probe(Site(url, ca_file, access), model_name, api, max_model_len, text=text) for url in base_urls(api_server)
     ]
     first = records[0]
-    for other in records[1:]:
-        for field in ("model_name", "max_model_len", "software", "version", "dialect"):
-            ours, theirs = getattr(first, field), getattr(other, field)
-            if ours != theirs:
-                raise ServerUnsuitable(
-                    "the servers differ",
-                    cause=f"{field}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
-                    remedy="start them with the same vLLM, model and options; a result is of one system",
-                )
+    require_one_system(records)
+    require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
     unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
     return replace(
         first,
@@ -108,6 +102,7 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     """Return the record of one server."""
     unchecked = []
     version, simulated = _version(site)
+    require_one_server(site)
     model, note = _model(site, model_name, text=text)
     length, media = _context(site, model, max_model_len), media_api_of(api)
     dialect = media.dialect if media else _dialect(site, model.name, api) if text else None
@@ -126,8 +121,14 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     options = reported_options(site)
     if not _prefix_caching_is_known(site, options):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
+    if model.parent:
+        unchecked.append(
+            f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
+            f"{model.parent}: the digest and the folder in the records are those of a model without it"
+        )
     return ServerRecord(
         endpoint=site.endpoint,
+        adapter_of=model.parent,
         api=api,
         dialect=dialect,
         ca_file=site.ca_file,
@@ -217,7 +218,7 @@ def served_models(site: Site) -> list[Model]:
         Model(
             str(entry["id"]),
             _length(entry),
-            bool(entry.get("parent")),
+            str(entry.get("parent") or ""),
             str(entry.get("owned_by") or ""),
             str(entry.get("root") or ""),
         )
@@ -361,7 +362,7 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             cause=f"it serves {', '.join(names)}",
             remedy=nearest(name, names) + "\n--vllm_model_name sets which model is measured",
         )
-    own = [model for model in models if not model.adapter]
+    own = [model for model in models if not model.parent]
     if len(own) != 1:
         raise ServerUnsuitable(
             f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",

@@ -17,6 +17,7 @@ from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageErro
 from cm4vllm.common.files import json_of, opened
 from cm4vllm.serving.records import ServerRecord, host_of
 from cm4vllm.serving.server_access import Access, refused
+from cm4vllm.serving.server_places import require_distinct_addresses
 
 __all__ = [
     "LONG_S",
@@ -46,11 +47,12 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 def base_urls(text: str) -> list[str]:
-    """Return the base URLs of several servers, separated by commas. Raises UsageError when one is no address."""
+    """Return the base URLs of several servers, separated by commas.
+
+    Raises UsageError when one is no address, and when two are one place.
+    """
     urls = [base_url(part) for part in text.split(",")]
-    twice = next((url for url in urls if urls.count(url) > 1), None)
-    if twice:
-        raise UsageError(f"{twice} is given twice", remedy="name each server once")
+    require_distinct_addresses(urls)
     return urls
 
 

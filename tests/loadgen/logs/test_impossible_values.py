@@ -121,11 +121,11 @@ def test_times_that_go_backwards_make_the_result_invalid(tmp_path):
 
 
 def test_the_times_of_answers_of_one_token_are_the_error_that_loadgen_logs_and_nothing_more(tmp_path):
-    one = dict.fromkeys(TPOT, -107_815)
-    result = read_performance(log(tmp_path, one | {"num_errors": 1}, errors=[ONE_TOKEN]))
+    negative = dict.fromkeys(TPOT, -107_815)
+    result = read_performance(log(tmp_path, negative | {"num_errors": 1}, errors=[ONE_TOKEN]))
     assert result.reasons == (f"LoadGen error: {ONE_TOKEN}",)
     assert not {name for name in result.figures if name.startswith("tpot")}
-    below = read_performance(log(tmp_path, one | {TTFT[0]: -1, "num_errors": 1}, errors=[ONE_TOKEN]))
+    below = read_performance(log(tmp_path, negative | {TTFT[0]: -1, "num_errors": 1}, errors=[ONE_TOKEN]))
     assert f"impossible: a figure is below 0: {TTFT[0]} is -1, where a run has 0 or more" in below.reasons
 
 

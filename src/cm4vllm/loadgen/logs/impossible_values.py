@@ -109,9 +109,9 @@ def impossible_figures(log: DetailLog) -> Iterator[ImpossibleValue]:
     for key in negative(log):
         yield ImpossibleValue("a figure is below 0", key, log.values[key], "0 or more")
     if numbers.samples > 0:
-        for key, what in _POSITIVE.items():
+        for key, wrong in _POSITIVE.items():
             if key in log.values and log.is_defined(key) and numbers[key] == 0:
-                yield ImpossibleValue(what, key, log.values[key], "more than 0")
+                yield ImpossibleValue(wrong, key, log.values[key], "more than 0")
     yield from _disorder(numbers)
     late = numbers["result_overlatency_query_count"]
     if late > numbers.samples > 0:
