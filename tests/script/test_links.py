@@ -275,29 +275,6 @@ def test_a_search_over_server_settings_alone_ends_with_its_table(cm):
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("tags", "flags", "asks"),
-    [
-        (",_hf.ORG/NAME", {"mode": "performance", "target_qps": "5"}, False),
-        (",_hf.ORG/NAME", {"model": "gpt-oss-120b"}, False),
-        (",_hf.ORG/NAME", {"model": "llama2-70b-99"}, True),
-        (",_hf.ORG/NAME", {"nltk_data": "/data/nltk"}, False),
-    ],
-)
-def test_an_accuracy_run_alone_gets_the_sentence_model_that_its_scores_need(session, tags, flags, asks):
-    assert ("get,nltk-data" in chain(session, RUN + tags, **flags)) is asks
-
-
-@pytest.mark.parametrize(("sentences", "asks"), [("punkt_tab", True), ("punkt-untrained", False)])
-def test_a_given_dataset_says_whether_its_scores_need_the_sentence_model(session, tmp_path, sentences, asks):
-    record = DatasetRecord(
-        name="x", path="/x", source="x", sha256="", samples=1, max_input_tokens=1, sentences=sentences
-    )
-    write_record(tmp_path / "dataset.json", record)
-    given = {"dataset_record": str(tmp_path / "dataset.json")}
-    assert ("get,nltk-data" in chain(session, RUN, **given)) is asks
-
-
 def test_a_search_for_a_rate_alone_ends_with_the_rate_and_is_kept_after(cm):
     words = ("run", "script", f"--tags={SEARCH}", "--scenario=Server", "--target_qps=40", "--quiet")
     started = cm.start(*words)
