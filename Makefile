@@ -5,6 +5,7 @@
 #   make test-long   the trials of the real vLLM that `make test` leaves out: several servers, Ray, INT8, GPTQ, the FP8 kernel, killed owners and engines
 #   make coverage   the tests of `make test` but those that measure time, and how much of src they run: statements and branches
 #   make setup  what both share: environment, package, CM home
+#   make clean  removes the environment and the CM home with its cache; `make clean-results` removes the results
 #   make audit  compares the pinned packages with known vulnerabilities; `make check` does it once a day
 #   make lock   writes requirements*.txt again from pyproject.toml, with hashes; ARGS=--upgrade takes newer versions
 
@@ -20,30 +21,25 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 6 ? n
 CM_REPOS ?= $(CURDIR)/.cm
 export CM_REPOS
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# They would have other modules imported than the installed ones.
+ifneq ($(PYTHONPATH)$(PYTHONHOME),)
+$(info PYTHONPATH and PYTHONHOME are not used by make)
+endif
+unexport PYTHONPATH PYTHONHOME
 
-# Install what a file pins: a package whose bytes have another hash is refused, and one that the file does not list.
-# uv takes a sixth of pip's time, but does not read pip's settings: where it reaches no index, or cannot be installed
-# itself, pip installs.
-# Without --use-pep517 pip warns of rouge-score, which is published as source without a pyproject.toml.
-TRY_UV      := $(MAKE) --no-print-directory $(VENV)/.uv > $(VENV)/uv.log 2>&1 || true
-UV_INSTALL  := $(BIN)/uv pip install --quiet --python=$(BIN)/python --require-hashes
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --require-hashes --use-pep517
-define install
-@echo "installing the packages of $(1) into $(VENV)/"
-@$(TRY_UV)
-@$(UV_INSTALL) $(2) -r $(1) 2>> $(VENV)/uv.log || $(PIP_INSTALL) -r $(1)
-endef
+# Nothing is done where all is whole. With another Python than that of the environment only if it was asked for. The first
+# folder of PATH is that of the environment, which may be half made.
+INSTALL := @PATH="$${PATH\#*:}" && $(PYTHON) -I environment.py $(if $(filter file,$(origin PYTHON)),,--this-python) $(VENV)
 # The same packages fit Python 3.11 to 3.14 on x86-64 and aarch64; the hashes are those of all their files.
 LOCK := $(BIN)/uv pip compile --quiet --no-annotate --generate-hashes --python-platform=linux --custom-compile-command='make lock'
 AUDIT = $(BIN)/python tests/audit.py $(BIN)/pip-audit requirements-test.txt
 
-.PHONY: setup run test test-long coverage check audit lock clean
+.PHONY: setup run test test-long coverage check audit lock clean clean-results $(VENV)/.installed $(VENV)/.installed-test
 
 # Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, every start would compile all anew.
 setup: $(VENV)/.installed
 	@$(BIN)/python -m compileall -q src automation script
-	@$(BIN)/python -m cm4vllm.engine.tools.register "$(CURDIR)"
+	@$(BIN)/python -m cm4vllm.engine.tools.register "$$PWD"
 
 run: setup
 	@$(BIN)/cm run script --tags=run-mlperf,inference,_vllm --quiet $(ARGS)
@@ -63,14 +59,14 @@ test-long: setup $(VENV)/.installed-test
 # A process that a test kills leaves data that cannot be read: the first command warns of it and leaves it out.
 coverage: setup $(VENV)/.installed-test
 	@data=$$(mktemp -d) && trap 'rm -rf "$$data"' EXIT && chmod 1777 "$$data" && export COVERAGE_FILE="$$data/data"; \
-	$(BIN)/coverage run --source="$(CURDIR)/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
+	$(BIN)/coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
 	tested=$$?; $(BIN)/coverage combine --quiet && rm -f "$$data"/data.* && $(BIN)/coverage report && $(BIN)/coverage json --quiet -o "$$data/json" && \
 	$(BIN)/python -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
 	exit $$tested
 
 check: $(VENV)/.installed-test
-	@$(BIN)/ruff format --no-cache --check --quiet --diff src script automation tests benchmarks docs/tools
-	@$(BIN)/ruff check --no-cache src script automation tests benchmarks docs/tools
+	@$(BIN)/ruff format --no-cache --check --quiet --diff environment.py src script automation tests benchmarks docs/tools
+	@$(BIN)/ruff check --no-cache environment.py src script automation tests benchmarks docs/tools
 	@mkdir -p $(VENV)/recipes && rm -f $(VENV)/recipes/*.py && for path in script/*/customize.py automation/*/module.py; do \
 	  folder=$${path%/*}; ln -sfn ../../$$path $(VENV)/recipes/$${folder##*/}.py; done
 	@$(BIN)/mypy
@@ -78,33 +74,24 @@ check: $(VENV)/.installed-test
 # Without network it reports that nothing was audited, and does not fail.
 	@$(AUDIT) --kept=$(VENV)/audit.json
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=python3.12")'
-	@$(PYTHON) -m venv $(VENV)
+$(VENV)/.installed:
+	$(INSTALL) requirements.txt
 
-$(VENV)/.uv: requirements-tools.txt | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --retries=1 --timeout=10 --require-hashes -r requirements-tools.txt
-	@touch $@
-
-$(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
-	$(call install,requirements.txt,--compile-bytecode)
-# Not `pip install -e`: it would copy cmr.yaml, automation/ and script/ beside the environment's packages, where cmind
-# finds them before the checkout.
-	@$(BIN)/python -c 'import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path("purelib"), "cm4vllm.pth").write_text(sys.argv[1] + "\n")' "$(CURDIR)/src"
-	@touch $@
-
-# Not compiled as a whole: the tests import a small part of it.
-$(VENV)/.installed-test: requirements-test.txt $(VENV)/.installed
-	$(call install,requirements-test.txt)
-	@touch $@
+$(VENV)/.installed-test:
+	$(INSTALL) requirements.txt requirements-test.txt
 
 audit: $(VENV)/.installed-test
 	@$(AUDIT) --strict
 
-lock: $(VENV)/.uv
+lock:
+	$(INSTALL) requirements-tools.txt
 	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --output-file=requirements.txt
 	$(LOCK) $(ARGS) --python-version=3.11 pyproject.toml --extra=test --constraints=requirements.txt --output-file=requirements-test.txt
 	$(LOCK) $(ARGS) --python-version=3.11 --group=tools --output-file=requirements-tools.txt
 
+# The results are not made again by any command: they go only where that is asked for.
 clean:
-	rm -rf $(VENV) .cm mlperf-results
+	rm -rf $(VENV) .cm
+
+clean-results:
+	rm -rf mlperf-results

@@ -6,6 +6,7 @@ import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -18,7 +19,8 @@ class Gateway:
 
     It passes requests below `prefix` on to `upstream` without it, when they carry `key` and `headers`. One that lacks
     them is answered with 401 and, as some real servers do, with what it carried instead. With `redirect` every request
-    is redirected there. From its request number `fail_from` on it takes no key any more.
+    is redirected there. What `rule` returns of a request's method, path and body is answered: a status, a body and
+    headers; None is passed on. From its request number `fail_from` on it takes no key any more.
     """
 
     upstream: str
@@ -29,6 +31,7 @@ class Gateway:
     host: str = "127.0.0.1"
     certificate: str = ""
     fail_from: int = 1 << 30
+    rule: Callable[[str, str, bytes], tuple[int, bytes, dict[str, str]] | None] = lambda method, path, body: None
     heads: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -83,7 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
         gateway.heads.append(f"{self.requestline}\n{self.headers}")
         wanted = {**gateway.headers, **({"Authorization": f"Bearer {gateway.key}"} if gateway.key else {})}
         lacking = any(self.headers.get(name) != value for name, value in wanted.items())
-        if gateway.redirect:
+        if (own := gateway.rule(self.command, self.path, body)) is not None:
+            self._answer(own[0], own[1], *own[2].items())
+        elif gateway.redirect:
             self._answer(307, b"", ("Location", gateway.redirect + self.path))
         elif lacking or len(gateway.heads) > gateway.fail_from:
             carried = " ".join(self.headers.values()).replace('"', "")

@@ -75,7 +75,8 @@ class TextServer:
     `refuses` are the parameters that it does not know, `takes_ids` and `takes_text` the prompts that it takes. With
     `counts` it has a usage, which has `extra` tokens more than the text of an answer that ends by itself, and with
     `counts_end` the token that ended it; `overcount` comes to each count. `reasoning` words of each answer come first,
-    in the channel of that name.
+    in the channel of that name. The n-th answer names `model`, and is `empty` or not; `reads` says how many tokens of a
+    prompt it counts. `usage` is more in each usage, `odd` changes each document.
     """
 
     refuses: tuple[str, ...] = ("min_tokens", "top_k", "return_token_ids", "ignore_eos")
@@ -98,6 +99,11 @@ class TextServer:
     error_event: bool = False
     fails: Callable[[int], bool] = lambda number: False
     wait_s: float = 0.0
+    model: Callable[[int], str] = lambda number: MODEL
+    reads: Callable[[int, int], int] = lambda number, tokens: tokens
+    usage: dict[str, Any] = field(default_factory=dict)
+    odd: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document
+    empty: Callable[[int], bool] = lambda number: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     port: int = 0
 
@@ -178,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         read = len(prompt) if not isinstance(prompt, str) else len(re.findall(r"[^ ]+", prompt))
         words = answer_words(text, 2 * body["max_tokens"])
         reason = asked.reason or ("length" if len(words) >= body["max_tokens"] else "stop")
-        words = words[: body["max_tokens"]]
+        words = [] if asked.empty(number) else words[: body["max_tokens"]]
+        reason = "stop" if asked.empty(number) else reason
         count = (
             len(words)
             if reason == "length"
@@ -187,10 +194,12 @@ class _Handler(BaseHTTPRequestHandler):
         count += asked.overcount
         usage = {
             "completion_tokens": count,
-            "prompt_tokens": read + asked.template_tokens,
+            "prompt_tokens": asked.reads(number, read) + asked.template_tokens,
             "total_tokens": read + count + asked.template_tokens,
             "prompt_tokens_details": {"cached_tokens": asked.cached},
+            **asked.usage,
         }
+        self.model = asked.model(number)
         (self._stream if body.get("stream") else self._whole)(words, reason, usage)
 
     def _parts(self, words: list[str]) -> list[dict[str, Any]]:
@@ -207,8 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
         begin, rest = "".join(words[: asked.reasoning]), "".join(words[asked.reasoning :])
         said: dict[str, Any] = {asked.reasoning_name: begin} if begin else {}
         choice = {"message": {**said, "content": rest}} if asked.chat else {**said, "text": rest}
-        document = {"id": "1", "choices": [{"finish_reason": reason, "index": 0, **choice}]}
-        self._answer(200, {**document, "usage": usage} if asked.counts else document)
+        document = {"id": "1", "model": self.model, "choices": [{"finish_reason": reason, "index": 0, **choice}]}
+        self._answer(200, asked.odd({**document, "usage": usage} if asked.counts else document))
 
     def _stream(self, words: list[str], reason: str, usage: dict[str, Any]) -> None:
         asked = self.server_of
@@ -233,6 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _event(self, document: dict[str, Any]) -> None:
+        document = self.server_of.odd({"model": self.model, **document})
         self._chunk(b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n")
 
     def _chunk(self, data: bytes) -> None:

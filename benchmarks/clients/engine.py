@@ -15,7 +15,7 @@ from clients.task import Task, bodies
 from cm4vllm.loadgen.client.client import Client, Completion
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.process_metrics import stop_garbage_collection
-from cm4vllm.loadgen.client.wire import AnswerLimits
+from cm4vllm.serving.answers.stated import AnswerLimits
 
 __all__ = ["Engine"]
 

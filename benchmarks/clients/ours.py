@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from clients.closed_loop import Done, First
 from clients.task import PROMPTS, Task, bodies, prompt
 from cm4vllm.common.errors import CmError
-from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.client.worker_messages import WorkerSettings
 from cm4vllm.loadgen.client.workers import Answer, WholeAnswer, Workers
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
+from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.records import Api
 
 __all__ = ["Ours"]

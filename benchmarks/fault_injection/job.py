@@ -2,8 +2,8 @@
 
 The schedule, its execution, the ledger, LoadGen, the client and the server's supervisor are the real ones; recipes are
 plain functions here, the model is a record without files, and the server is the simulated one with the times of
-small.yaml, unless CM_MLPERF_INFERENCE_API_SERVER names another. Like `cm`, it ends with the exit code of what failed,
-and a signal gives 128 + its number.
+small.yaml, or of the profile that SMALL_PROFILE names, unless CM_MLPERF_INFERENCE_API_SERVER names another. Like `cm`,
+it ends with the exit code of what failed, and a signal gives 128 + its number.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class _Recipes:
         self.server = ""
         self._folder = folder
         self._given = given
+        self._profile = given.get("SMALL_PROFILE", str(PROFILE))
         self._by_tags: dict[str, Callable[[Env], dict[str, str]]] = {
             "get,ml-model": self._model,
             "get,dataset": self._dataset,
@@ -129,7 +130,7 @@ class _Recipes:
         return {"CM_DATASET_RECORD": str(record)}
 
     def _described(self, env: Env) -> dict[str, str]:
-        return launch.act({**env, launch.PROFILE: str(PROFILE), "CM_VLLM_SERVER_ACTION": "describe"})
+        return launch.act({**env, launch.PROFILE: self._profile, "CM_VLLM_SERVER_ACTION": "describe"})
 
     def _started(self, env: Env) -> dict[str, str]:
         if given := env.get("CM_MLPERF_INFERENCE_API_SERVER"):
@@ -141,7 +142,7 @@ class _Recipes:
                 "CM_VLLM_SERVER_ENDPOINT": record.endpoint,
                 "CM_VLLM_SERVER_MODEL_FOLDER": "",
             }
-        exports = launch.act({**env, launch.PROFILE: str(PROFILE)})
+        exports = launch.act({**env, launch.PROFILE: self._profile})
         self.server = exports["CM_VLLM_SERVER_RECORD"]
         return exports
 

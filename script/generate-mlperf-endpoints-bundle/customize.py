@@ -3,6 +3,13 @@
 from typing import Any
 
 
+def before_deps(i: dict[str, Any]) -> dict[str, Any]:
+    from cm4vllm.endpoints.authoring import BundleInputs, require_target
+
+    require_target(BundleInputs.of(i["env"]))
+    return {"return": 0}
+
+
 def preprocess(i: dict[str, Any]) -> dict[str, Any]:
     from cm4vllm.common.progress import say
     from cm4vllm.endpoints.authoring import BundleInputs, author_and_build

@@ -5,9 +5,9 @@ from typing import Any
 
 
 def before_deps(i: dict[str, Any]) -> dict[str, Any]:
-    from cm4vllm.assets.quantization import QuantizationSettings, require_scheme
+    from cm4vllm.assets.quantization import QuantizationSettings
 
-    require_scheme(QuantizationSettings.of(i["env"]))
+    i["env"]["CM_ML_MODEL_QUANTIZATION_CALIBRATED"] = "yes" if QuantizationSettings.of(i["env"]).calibrated else "no"
     return {"return": 0}
 
 

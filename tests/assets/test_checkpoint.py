@@ -116,14 +116,7 @@ def test_a_shard_that_the_index_names_must_be_there(model):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data + b"x",
-        lambda data: data[:20],
-        lambda data: b"",
-        lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
-    ],
+    "damage", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:20], lambda data: b""]
 )
 def test_half_a_weights_file_is_refused(model, damage):
     path = model / "model.safetensors"
@@ -196,3 +189,29 @@ def test_a_fingerprint_changes_with_the_files(model):
     assert fingerprint(model) == before
     (model / "tokenizer.json").write_text("{}")
     assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors", "tokenizer.model"])
+def test_a_pointer_of_git_lfs_is_refused_whatever_file_it_stands_for(model, name):
+    (model / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(ModelError, match="pointers of git-lfs") as caught:
+        read_checkpoint(model)
+    assert name in caught.value.cause and "git lfs pull" in caught.value.remedy
+
+
+def test_what_is_no_model_folder_is_named_as_what_it_is(model, tmp_path):
+    folder = tmp_path / "quants"
+    folder.mkdir()
+    cases = {
+        tmp_path / "none": "the folder does not exist",
+        model / "model.safetensors": "it ends in .safetensors",
+        folder / "q4.gguf": "a GGUF file has no config.json",
+        folder: "a GGUF file has no config.json",
+        tmp_path: "its folders have one: My Model",
+    }
+    (folder / "q4.gguf").write_bytes(b"GGUF")
+    for path, cause in cases.items():
+        with pytest.raises(ModelError) as caught:
+            read_checkpoint(path)
+        assert cause in caught.value.cause, path
+        assert "give" in caught.value.remedy

@@ -117,7 +117,7 @@ def test_the_tiny_dataset_needs_a_model(tmp_path):
 
 
 def test_a_file_of_records_is_taken_as_it_is(tmp_path, model_record):
-    record = local(tmp_path, rows(), model_record)
+    record = local(tmp_path, rows(input=""), model_record)
     assert (record.name, record.samples, record.max_input_tokens) == ("cnn_eval", SAMPLES, 3)
     assert record.sentences == "punkt_tab"
 
@@ -138,7 +138,6 @@ def test_a_file_of_columns_is_read_as_pandas_does(tmp_path):
         ([1], "holds no records"),
         ({"input": {"0": "a"}}, "lacks tok_input, output"),
         ({"input": {"0": "a"}, "tok_input": {}, "output": {"0": "b"}}, "different lengths"),
-        (rows(10), "has 10 samples"),
         ([{"input": "a", "output": "b"}] * SAMPLES, "lacks tok_input"),
         ([{"input": "a", "output": "b", "tok_input": []}] * SAMPLES, "sample 0 is not usable"),
         ([{"input": "a", "output": None, "tok_input": [1]}] * SAMPLES, "sample 0 is not usable"),
@@ -153,13 +152,20 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, value, words):
     assert not (tmp_path / DATASET_FILE).exists()
 
 
-def test_token_ids_beyond_the_models_vocabulary_are_refused(tmp_path, model_record):
-    made = rows()
+def test_token_ids_beyond_the_models_vocabulary_are_refused_where_no_text_is_given(tmp_path, model_record):
+    made = rows(input="")
     made[5]["tok_input"] = [300]
     assert local(tmp_path, made).samples == SAMPLES  # nothing is known of the model
-    with pytest.raises(DatasetError, match="sample 5 has token id 300") as caught:
+    with pytest.raises(DatasetError, match="sample 0 has no text") as caught:
         local(tmp_path, made, model_record)
-    assert "vocabulary has 300" in caught.value.cause
+    assert "sample 5 has token id 300, and the model's vocabulary has 300" in caught.value.cause
+
+
+@pytest.mark.parametrize("count", [1, 10, 345, SAMPLES + 1])
+def test_a_dataset_of_the_users_own_has_any_number_of_samples(tmp_path, count):
+    record = local(tmp_path, rows(count))
+    assert record.samples == record.whole(SAMPLES) == count
+    assert record.whose == "your dataset's"
 
 
 def test_a_missing_file_and_an_unknown_benchmark_are_told(tmp_path):

@@ -1,9 +1,12 @@
 """Models of the hub: a download proved by its digests, an interrupted one that goes on, and all that goes wrong."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from cm4vllm.assets.models import MODEL_FILE, ModelSettings, provide
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import DiskFull, DownloadError
 from cm4vllm.common.files import sha256_of_tree
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
 from conftest import safetensors
 
 
@@ -182,12 +186,106 @@ def test_a_hub_that_cannot_be_reached_is_told_with_another_way(hub, entry, monke
     assert "_path." in caught.value.remedy
 
 
-def test_without_the_hub_a_model_of_its_cache_is_used(hub, entry, monkeypatch):
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+def test_a_proxy_that_refuses_the_hub_is_named_without_its_password(hub, entry, monkeypatch, name):
+    from huggingface_hub import constants
+    from huggingface_hub.utils import close_session
+
+    for other in PROXY_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    close_session()
+    with refusing_proxy() as address:
+        monkeypatch.setenv(name, f"http://user:s3cret-word@{address}")
+        with pytest.raises(DownloadError, match="cannot be downloaded") as caught:
+            from_hub(entry)
+    close_session()
+    assert "403" in caught.value.cause
+    assert f"through the proxy http://{address} (HTTPS_PROXY)" in caught.value.cause
+    assert "s3cret-word" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def refusing_proxy():
+    """Give the address of a proxy that answers 403 to every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            self.send_error(403)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("revision", ["", "main", "v1.0", COMMIT])
+@pytest.mark.parametrize("offline", [False, True])
+def test_without_the_hub_a_model_of_its_cache_is_used(hub, entry, monkeypatch, tmp_path, revision, offline):
+    from huggingface_hub import constants
+
+    before = from_hub(entry, revision=revision)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    other_home = tmp_path / "entry of another CM home"
+    other_home.mkdir()
+    assert from_hub(other_home, revision=revision) == before
+    with pytest.raises(DownloadError):
+        from_hub(entry, revision="never-downloaded")
+
+
+def test_a_model_whose_branch_is_not_noted_is_found_if_it_is_the_only_one_and_whole(hub, entry, monkeypatch):
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE) / "models--owner--some-model"
     before = from_hub(entry)
-    (cache / "refs").mkdir(exist_ok=True)
-    (cache / "refs" / "main").write_text(COMMIT)
+    (cache / "refs" / "main").unlink()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert from_hub(entry) == before
+    (cache / "blobs" / "x.incomplete").touch()
+    with pytest.raises(DownloadError):
+        from_hub(entry)
+
+
+def test_a_model_in_a_home_of_the_hub_is_found_offline_by_another_process(hub, entry, tmp_path):
+    env = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    words = [sys.executable, "-c", DOWNLOAD, entry]
+    first = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, check=True)
+    seen = len(hub.seen)
+    again = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True)
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert len(hub.seen) == seen
+
+
+@pytest.mark.parametrize("names", [["q4.gguf", "q8.gguf"], ["pytorch_model.bin"], []])
+def test_a_model_without_safetensors_is_refused_before_its_download(hub, entry, model, names):
+    (model / "model.safetensors").unlink()
+    for name in names:
+        (model / name).write_bytes(b"GGUF")
+    with pytest.raises(DownloadError, match="no weights in safetensors") as caught:
+        from_hub(entry)
+    assert all(name in caught.value.cause for name in names)
+    assert not [path for _, path, _ in hub.seen if "/resolve/" in path]
+
+
+def test_files_that_are_never_downloaded_are_not_missing_without_the_hub(hub, entry, model, monkeypatch):
+    from huggingface_hub import constants
+
+    for name in ("pytorch_model.bin", "q4.gguf"):
+        (model / name).write_bytes(b"other weights")
+    before = from_hub(entry)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert from_hub(entry) == before
+
+
+def test_a_branch_that_was_noted_by_hand_with_a_line_end_is_found(hub, entry, monkeypatch):
+    from huggingface_hub import constants
+
+    before = from_hub(entry)
+    (Path(constants.HF_HUB_CACHE) / "models--owner--some-model/refs/main").write_text(f"{COMMIT}\n")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert from_hub(entry) == before

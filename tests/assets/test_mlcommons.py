@@ -245,3 +245,22 @@ def test_a_byte_that_changed_while_size_and_time_stayed_is_found(tmp_path):
     path.write_bytes(b"fIrst")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not verified_digests.VerifiedDigests(path.parent).knows("weights", digest)
+
+
+def test_files_that_were_downloaded_are_found_without_the_storage(storage, tmp_path, monkeypatch):
+    monkeypatch.setenv("CM4VLLM_DOWNLOADS", str(tmp_path / "downloads"))
+    listed = manifest(storage)
+    before = download(listed, mlcommons.downloads_folder("some"), everything(listed))
+    monkeypatch.setattr(mlcommons, "open_url", unreachable)
+    again = manifest(storage)
+    assert again == listed
+    assert download(again, mlcommons.downloads_folder("some"), everything(again)) == before
+    before[0].unlink()
+    with pytest.raises(DownloadError, match="cannot be read"):
+        download(again, mlcommons.downloads_folder("some"), everything(again))
+    with pytest.raises(DownloadError, match="cannot be read"):  # another address of that name
+        mlcommons.read_manifest("http://127.0.0.1:9/metadata/some.uri")
+
+
+def unreachable(*_, **__):
+    raise ConnectionRefusedError(111, "Connection refused")

@@ -251,3 +251,30 @@ def test_rows_of_a_file_that_has_changed_are_refused(tmp_path):
     with pytest.raises(DatasetError, match="has changed since its record was made") as caught:
         recorded_rows(dataset, "run again")
     assert caught.value.remedy == "run again"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("README.md", "data/train-00001.parquet", "data/train-00000.parquet", "dataset_infos.json"), "train-00000"),
+        (("cnn_eval.json", "b.pkl.gz", "c.pkl", "d.json"), "b.pkl.gz"),
+        (("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "state.json", "dataset_info.json"), "format"),
+        ((), "format"),
+    ],
+)
+def test_a_folder_is_named_as_one_with_the_file_to_give(tmp_path, files, said):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(DatasetError, match="is a folder, and the dataset is one file") as caught:
+        read_published(tmp_path)
+    assert said in caught.value.remedy
+    assert "state.json" not in caught.value.cause and "infos" not in caught.value.cause
+    assert ("and 1 more" in caught.value.cause) is (len(files) == 4 and "b.pkl.gz" in files)
+
+
+@pytest.mark.parametrize("name", ["cnn_eval.json", "data.pkl.gz", "data.parquet"])
+def test_a_pointer_of_git_lfs_is_named_as_one(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(DatasetError, match="pointer of git-lfs"):
+        read_published(tmp_path / name)

@@ -10,7 +10,8 @@ import pytest
 
 from clients.programs import AT_ONCE, Pace, floor, mock, token
 from clients.task import Task, bodies, perform, prompt
-from cm4vllm.loadgen.client.wire import AnswerLimits, StreamReader, whole_answer
+from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
+from cm4vllm.serving.answers.stated import AnswerLimits
 
 RECORDED = Path(__file__).parent
 #: The request that the recorded answers of vLLM 0.32 (CPU, the tiny model) were given to.

@@ -153,3 +153,13 @@ def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():
     variations = yaml.safe_load((ROOT / "script/get-ml-model/_cm.yaml").read_text())["variations"]
     assert set(STAND_INS) <= set(variations)
     assert {benchmark.stand_in for benchmark in catalogue().benchmarks.values()} == set(STAND_INS)
+
+
+@pytest.mark.parametrize(
+    "name", ["/none", "./none", "../none/here", "q4.gguf", "models/q4.gguf", "there.bin", "~/none-of-this-name"]
+)
+def test_a_name_that_can_only_be_a_path_is_one_though_no_folder_has_it(name, tmp_path, monkeypatch):
+    (tmp_path / "there.bin").touch()
+    monkeypatch.chdir(tmp_path)
+    assert sources(BENCHMARK, name=name).model == f"_path.{Path(name).expanduser().absolute()}"
+    assert sources(BENCHMARK, name="owner/none").model == "_hf.owner/none"

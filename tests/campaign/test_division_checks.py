@@ -196,10 +196,27 @@ def test_a_rehearsal_goes_on_names_the_rules_and_makes_no_tree(root):
     assert job.no_tree == "the job does not keep these rules of the closed division: MODEL, DATASET"
 
 
-def test_a_quantised_model_is_compared_before_and_named_after():
-    names = [step.name for step in schedule(Job.of(CampaignSettings(**OWN | {"quantize": "fp8-dynamic"})))]
+@pytest.mark.parametrize(
+    ("scheme", "calibrated"),
+    [
+        ("fp8", True),
+        ("gptq-w4a16", True),
+        ("int8,kv-fp8", True),
+        ("weights-as-they-are,kv-fp8", True),
+        ("int8", False),
+        ("fp8-dynamic", False),
+    ],
+)
+def test_a_quantised_model_is_compared_before_and_named_after(scheme, calibrated):
+    names = [step.name for step in schedule(Job.of(CampaignSettings(**OWN | {"quantize": scheme})))]
     order = ["model", "model identity", "calibration set", "quantisation", "quantised model identity"]
-    assert [name for name in names if name in order] == order
+    assert [name for name in names if name in order] == [name for name in order if calibrated or "set" not in name]
+
+
+def test_a_calibration_set_that_no_scale_comes_from_breaks_no_rule(root, tmp_path):
+    given = tmp_path / "set.json"
+    given.write_text("[]")
+    assert codes(root, quantize="int8", calibration_path=str(given)) == []
 
 
 ELSEWHERE = {"division": "network", "api_server": "http://198.51.100.7:8000"}

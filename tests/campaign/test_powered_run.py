@@ -18,6 +18,7 @@ from cm4vllm.campaign.powered_run import UNDER_POWER, lacks_session, make_powere
 from cm4vllm.campaign.schedule import SESSION_S, schedule
 from cm4vllm.campaign.settings import CampaignSettings, Job
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, SubmissionError, UsageError
+from cm4vllm.common.owned_folders import note_files, staged_folder
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
@@ -109,10 +110,9 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loadgen(inputs: RunInputs) -> Path:
     """Make a short run of LoadGen in the folder of the inputs."""
-    shutil.rmtree(inputs.folder, ignore_errors=True)
-    inputs.folder.mkdir()
-    words = [sys.executable, LOADGEN, inputs.folder, "Offline", "llama3_1-8b"]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    with staged_folder(inputs.folder) as folder:
+        words = [sys.executable, LOADGEN, folder, "Offline", "llama3_1-8b"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return inputs.folder / "run.json"
 
 
@@ -133,6 +133,7 @@ def longer_loadgen(inputs: RunInputs) -> Path:
     log = made.with_name("mlperf_log_detail.txt")
     stamp = time.strftime("%m-%d-%Y %H:%M:%S.000", time.gmtime(begin + 1))
     log.write_text(re.sub(r'("key": "power_begin", "value": ")[^"]+', rf"\g<1>{stamp}", log.read_text()))
+    note_files(inputs.folder, [log.name])
     return made
 
 
@@ -145,8 +146,14 @@ def test_a_run_and_its_session_appear_together_and_what_was_there_is_replaced(
     made = []
     path = make_powered_run(inputs, environment, lambda run_inputs: made.append(longer_loadgen(run_inputs)) or made[-1])
     assert len(made) == 2 and path == tmp_path / "performance" / "run.json"
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["performance", SESSION]
-    assert not (tmp_path / "performance" / "earlier.txt").exists()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        ".performance.cm4vllm.json",
+        f".{SESSION}.cm4vllm.json",
+        "kept-performance",
+        "performance",
+        SESSION,
+    ]
+    assert [entry.name for entry in (tmp_path / "kept-performance").iterdir()] == ["earlier.txt"]
     session = PowerSession(tmp_path / SESSION)
     assert unmeasured(session) == () and list(session.changed()) == []
     assert (session.folder / "power_settings.txt").read_text() == "fans at 50 %\n"

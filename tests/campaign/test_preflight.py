@@ -8,7 +8,15 @@ import pytest
 
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files, require_results_folder
 from cm4vllm.campaign.settings import CampaignSettings, Job
-from cm4vllm.common.errors import CmError, DatasetError, DiskFull, InstallError, SourceUnavailable, UsageError
+from cm4vllm.common.errors import (
+    CmError,
+    DatasetError,
+    DiskFull,
+    InstallError,
+    ModelError,
+    SourceUnavailable,
+    UsageError,
+)
 
 DATASET, CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
 
@@ -17,7 +25,7 @@ def checked(tmp_path, env):
     """Check an environment as the entry does."""
     env = {"CM_ML_MODEL_SOURCE": "_hf.owner/name", "OUTPUT_BASE_DIR": str(tmp_path / "out"), **env}
     require_files(env)
-    preflight(env, Job.of(CampaignSettings.of(env)))
+    return preflight(env, Job.of(CampaignSettings.of(env)))
 
 
 def test_paths_mean_the_same_from_anywhere(tmp_path, monkeypatch):
@@ -87,10 +95,70 @@ def test_a_sentence_model_of_another_version_is_refused(tmp_path):
         checked(tmp_path, {"CM_NLTK_DATA_SOURCE": str(tmp_path / "punkt_tab.zip")})
 
 
-def test_a_part_of_the_dataset_is_refused_at_once(tmp_path):
-    (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [1], "output": "b"}]))
-    with pytest.raises(DatasetError, match="has 1 samples"):
-        checked(tmp_path, {DATASET: str(tmp_path / "data.json")})
+@pytest.mark.parametrize("count", [1, 345, 13369])
+def test_only_a_result_asks_for_the_benchmarks_number_of_samples(tmp_path, count):
+    (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [1], "output": "b"}] * count))
+    checked(tmp_path, {DATASET: str(tmp_path / "data.json")})
+    with pytest.raises(DatasetError, match=f"has {count} samples") as caught:
+        checked(tmp_path, {DATASET: str(tmp_path / "data.json"), "CM_MLPERF_RUN_STYLE": "valid"})
+    assert "13368" in caught.value.cause
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model folder whose tokenizer has a token for each byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    folder, alphabet = tmp_path / "My Model", sorted(pre_tokenizers.ByteLevel.alphabet())
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300}))
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(alphabet)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    return folder
+
+
+def with_model(tmp_path, model, count, **row):
+    (tmp_path / "data.json").write_text(
+        json.dumps([{"input": "a", "tok_input": [99] * count, "output": "b", **row}] * 3)
+    )
+    return {DATASET: str(tmp_path / "data.json"), "CM_ML_MODEL_SOURCE": f"_path.{model}"}
+
+
+def has_context(model, tokens):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": tokens}))
+
+
+@pytest.mark.parametrize("prompt", [9005, 8065])
+def test_a_prompt_that_does_not_fit_the_context_is_refused(tmp_path, model, prompt):
+    env = with_model(tmp_path, model, prompt, input="")
+    has_context(model, 8192)
+    with pytest.raises(ModelError, match="does not fit the model My Model") as caught:
+        checked(tmp_path, env)
+    assert f"8192 tokens, prompt and answer need {prompt + 128}" in caught.value.cause
+    has_context(model, prompt + 128)
+    checked(tmp_path, env)
+    with pytest.raises(ModelError, match="does not fit"):
+        checked(tmp_path, {**env, "CM_VLLM_SERVER_MAX_MODEL_LEN": "8192"})
+
+
+@pytest.mark.parametrize("served", ["", "http://127.0.0.1:1"])
+def test_a_context_that_is_given_is_compared_with_the_prompts_of_any_model(tmp_path, served):
+    (tmp_path / "data.json").write_text(json.dumps([{"input": "a", "tok_input": [9] * 900, "output": "b"}]))
+    env = {DATASET: str(tmp_path / "data.json"), "CM_MLPERF_INFERENCE_API_SERVER": served}
+    with pytest.raises(ModelError, match="does not fit the context"):
+        checked(tmp_path, {**env, "CM_VLLM_SERVER_MAX_MODEL_LEN": "1000"})
+    checked(tmp_path, {**env, "CM_VLLM_SERVER_MAX_MODEL_LEN": "1028"})
+
+
+def test_prompts_of_another_model_are_noted_before_the_run(tmp_path, model):
+    has_context(model, 4096)
+    (note,) = checked(tmp_path, with_model(tmp_path, model, 7))
+    assert "data.json: its prompts were tokenised for another model (sample 0 reads" in note
+    assert checked(tmp_path, with_model(tmp_path, model, 7, input="")) == ()
 
 
 def test_more_workers_than_cores_are_refused_where_a_server_is_started(tmp_path, monkeypatch):

@@ -34,7 +34,10 @@ def test_a_rehearsal_says_before_it_begins_what_is_not_scored():
 
 def test_what_a_rehearsal_cannot_have_is_said_once():
     (note,) = job().notes
-    assert note == "a rehearsal has runs of about 10 s or 256 samples; a result needs 600 s and all 13,368 samples"
+    assert note == (
+        "a rehearsal has runs of about 10 s or 256 samples, fewer where it would take more than 15 minutes; a result "
+        "needs 600 s and all 13,368 samples"
+    )
     assert job(execution_mode="valid").notes == ()
 
 
@@ -133,7 +136,8 @@ def test_the_published_v41_command_is_understood():
     assert [note.split(":")[0].split("=")[0] for note in same.notes] == [
         "--implementation",
         "_all-scenarios overrides --scenario",
-        "a rehearsal has runs of about 10 s or 256 samples; a result needs 600 s and all 24,576 samples",
+        "a rehearsal has runs of about 10 s or 256 samples, fewer where it would take more than 15 minutes; a result "
+        "needs 600 s and all 24,576 samples",
     ]
 
 

@@ -75,7 +75,11 @@ with scratch_folder("cm4vllm-test-") as folder:
 def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_stays(tmp_path, monkeypatch):
     done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     assert done.returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    mine = tmp_path / "cm4vllm-test-mine.scratch"  # the name of ours alone does not make it ours, however old it is
+    (mine / "deep").mkdir(parents=True)
+    (mine / "deep" / "notes.txt").touch()
+    os.utime(mine, (1, 1))
     (tmp_path / "cm4vllm-test-file.scratch").write_text("no folder")
     (tmp_path / "cm4vllm-test-results").mkdir()
     (tmp_path / "cm4vllm-test-results" / "mine").write_text("no folder of ours")
@@ -87,4 +91,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_st
         (used / "mine").write_text("x")
         with scratch_folder("cm4vllm-test-"):
             assert used.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"cm4vllm-test-file.scratch", "cm4vllm-test-results"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "cm4vllm-test-file.scratch",
+        "cm4vllm-test-mine.scratch",
+        "cm4vllm-test-results",
+    }
+    assert (mine / "deep" / "notes.txt").exists()

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent / "client"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_vllm import prompt
+from msgspec.structs import replace
+from word_runs import word_records
 
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of
@@ -19,7 +21,9 @@ from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.settings import run_settings
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.rules import ExecutionMode, Mode, Scenario, terms
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.records import Api, ServerRecord
+from cm4vllm.serving.server_probe import probe
+from text_server import MODEL
 
 SAMPLES = 64
 
@@ -95,5 +99,24 @@ def make_settings(dataset) -> MakeSettings:
             self_check=self_check,
             **more,
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory):
+    """The dataset and the model of runs against a server that gives text."""
+    return word_records(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture
+def settings_for(make_settings, words):
+    """Make the settings of a run against a text server, in the dialect that the probe finds."""
+    dataset, model = words
+
+    def make(server, scenario, mode="accuracy", *, api=Api.COMPLETIONS, **more):
+        record = probe(server.endpoint, MODEL, text=True, max_model_len=2048, api=api)
+        made = make_settings(server.endpoint, scenario, mode, stream_interval=1 if scenario == "Server" else 0, **more)
+        return replace(made, server=record, dataset=dataset, model=model)
 
     return make

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -55,7 +56,10 @@ class Behaviour:
     `metrics` gives the page at /metrics and at all other places: there is none where it is empty. Each connection is
     accepted (with TLS: its handshake begins) after `accept_s`. `raw` gives the bytes of the whole n-th answer, None for
     the usual one. `pages` are those at other paths. The n-th request waits while `held` is true of n and of the number
-    of events that have been sent to it.
+    of events that have been sent to it. `backlog` connections wait to be accepted, and one more.
+    A connection is closed after `answers_each` answers, 0 for never, which nothing announces. `usage` and `model` are
+    more in the usage of the n-th answer, and the name of its model. The usage comes `last_delay_s` after the last
+    token. `first_tokens` come with the first event.
     """
 
     fault: Callable[[int], Fault] = lambda number: Fault.NONE
@@ -72,6 +76,12 @@ class Behaviour:
     accept_s: float = 0.0
     raw: Callable[[int, dict[str, Any]], bytes | None] = lambda number, body: None
     held: Callable[[int, int], bool] = lambda number, events: False
+    backlog: int = 2048
+    answers_each: int = 0
+    usage: Callable[[int], dict[str, Any]] = lambda number: {}
+    model: Callable[[int], str] = lambda number: ""
+    last_delay_s: float = 0.0
+    first_tokens: int = 1
 
 
 @dataclass
@@ -158,7 +168,7 @@ class FakeVllm:
 
     def _listener(self) -> socket.socket:
         if not self.behaviour.unix:
-            return socket.create_server((self.behaviour.host, self.port), backlog=2048)
+            return socket.create_server((self.behaviour.host, self.port), backlog=self.behaviour.backlog)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.behaviour.unix)
         listener.listen(128)
@@ -175,13 +185,18 @@ class FakeVllm:
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers = count(1)
         try:
             while True:
                 await self._one(reader, writer)
+                if next(answers) == self.behaviour.answers_each:
+                    break
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         finally:
-            writer.close()
+            # Once: before Python 3.11.3 a TLS transport that is closed twice cannot be aborted.
+            if not writer.is_closing():
+                writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(5):  # as uvicorn: an idle connection is closed
@@ -232,15 +247,19 @@ class FakeVllm:
         if body.get("stream"):
             await self._stream(number, body, tokens, fault, writer)
         else:
-            await self._whole(body, tokens, fault, writer)
+            await self._whole(number, body, tokens, fault, writer)
 
-    async def _whole(self, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter) -> None:
+    async def _whole(
+        self, number: int, body: dict[str, Any], tokens: list[int], fault: Fault, writer: asyncio.StreamWriter
+    ) -> None:
         await asyncio.sleep(self.behaviour.token_delay_s * len(tokens))
         tokens, reason = _ended(body, tokens, fault)
-        choice = self._choice(body, tokens, reason, first=True)
+        choice = _choice(body, tokens, reason, self.behaviour.text, first=True)
         if fault is Fault.NO_IDS:
             choice["token_ids"] = None
-        content = _compact({"id": "cmpl-1", "choices": [choice], "usage": self._usage(body, tokens, fault)})
+        usage = {**_usage(body, tokens, fault), **self.behaviour.usage(number)}
+        model = self.behaviour.model(number) or body["model"]
+        content = _compact({"id": "cmpl-1", "model": model, "choices": [choice], "usage": usage})
         if fault is Fault.CLOSE_MIDSTREAM:
             writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content[:40])
             await writer.drain()
@@ -260,7 +279,7 @@ class FakeVllm:
                 await asyncio.sleep(0.002)
             head = head[-1:]
         await self._write(writer, head)
-        for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault)):
+        for index, event in enumerate(stream_events(body, tokens, self.behaviour, fault, number)):
             if index == 1 and fault in (Fault.CLOSE_MIDSTREAM, Fault.STALL_THEN_CLOSE, Fault.STALL):
                 await asyncio.sleep({Fault.STALL_THEN_CLOSE: self.behaviour.stall_s, Fault.STALL: 3600}.get(fault, 0))
                 writer.transport.abort()
@@ -270,6 +289,8 @@ class FakeVllm:
                 await asyncio.sleep(3600)
             if index:
                 await self._let_go(number, index)
+            if b'"usage":{' in event and self.behaviour.last_delay_s:
+                await asyncio.sleep(self.behaviour.last_delay_s)
             await self._write(writer, b"%x\r\n%s\r\n" % (len(event), event))
             if self.behaviour.token_delay_s:
                 await asyncio.sleep(self.behaviour.token_delay_s)
@@ -283,20 +304,14 @@ class FakeVllm:
             if self.behaviour.split:
                 await asyncio.sleep(0.0005)  # so that the pieces arrive apart
 
-    def _choice(self, body: dict[str, Any], ids: list[int], reason: str | None, *, first: bool) -> dict[str, Any]:
-        return _choice(body, ids, reason, self.behaviour.text, first=first)
 
-    @staticmethod
-    def _usage(body: dict[str, Any], tokens: list[int], fault: Fault) -> dict[str, int]:
-        return _usage(body, tokens, fault)
-
-
-def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour, fault: Fault) -> list[bytes]:
-    """Return the events of a streamed answer, each with its `data:` prefix and blank line."""
+def stream_events(
+    body: dict[str, Any], tokens: list[int], behaviour: Behaviour, fault: Fault, number: int = 0
+) -> list[bytes]:
+    """Return the events of the n-th answer, a streamed one, each with its `data:` prefix and blank line."""
     tokens, last_reason = _ended(body, tokens, fault)
-    groups = [tokens[:1]]
-    step = behaviour.tokens_per_chunk
-    groups += [tokens[i : i + step] for i in range(1, len(tokens), step)]
+    step, first = behaviour.tokens_per_chunk, behaviour.first_tokens
+    groups = [tokens[:first], *(tokens[i : i + step] for i in range(first, len(tokens), step))]
     events = []
     for index, group in enumerate(groups):
         reason = last_reason if index == len(groups) - 1 else None
@@ -308,7 +323,7 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
                 {
                     "id": "cmpl-1",
                     "object": "text_completion",
-                    "model": body["model"],
+                    "model": behaviour.model(number) or body["model"],
                     "choices": [choice],
                     "usage": None,
                 }
@@ -317,7 +332,8 @@ def stream_events(body: dict[str, Any], tokens: list[int], behaviour: Behaviour,
     if fault is Fault.ERROR_EVENT:
         events[1:] = [_event({"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}})]
     else:
-        events.append(_event({"id": "cmpl-1", "choices": [], "usage": _usage(body, tokens, fault)}))
+        usage = {**_usage(body, tokens, fault), **behaviour.usage(number)}
+        events.append(_event({"id": "cmpl-1", "choices": [], "usage": usage}))
     if fault is not Fault.NO_DONE:
         events.append(b"data: [DONE]\n\n")
     return events

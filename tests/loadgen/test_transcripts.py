@@ -152,7 +152,7 @@ def test_a_performance_run_counts_by_the_servers_usage(settings, clips, tmp_path
 
 
 def test_a_server_that_counts_other_tokens_than_the_tokenizer_is_refused(settings, clips, tmp_path):
-    with Peer(clips[1], counted=1) as peer, pytest.raises(ServerUnsuitable, match="counts other tokens"):
+    with Peer(clips[1], counted=20) as peer, pytest.raises(ServerUnsuitable, match="counts other tokens"):
         run(settings(peer.endpoint), tmp_path / "run")
 
 

@@ -114,3 +114,18 @@ def test_gaps_are_named_in_words(result: Report, real_runs: Path) -> None:
     gaps = missing(load(real_runs))
     assert gaps.count("Submitter") == 1 and "Cooling" in gaps and "the model's number of parameters" not in gaps
     assert missing(replace(result, system={}))[0] == "the description of the system"
+
+
+def test_a_shortened_run_is_named_on_every_page_of_a_rehearsal(real_runs: Path) -> None:
+    report = load(real_runs)
+    assert report.shortened == {}
+    words = "7 queries in place of 768; LoadGen's verdict needs 662"
+    first, *others = report.submission.results
+    assert first.performance is not None
+    settings = msgspec.structs.replace(first.performance.run.settings, shortened=words)
+    run = msgspec.structs.replace(first.performance.run, settings=settings)
+    results = replace(first, performance=replace(first.performance, run=run)), *others
+    report = replace(report, submission=replace(report.submission, results=results))
+    named = next(f for f in findings(report) if f.subject == f"{settings.title} run")
+    assert (named.kind, named.text) == (Kind.OPEN, f"shortened: {words}")
+    assert f"{settings.title} is shortened: {words}" in final_table(report, stream=io.StringIO())

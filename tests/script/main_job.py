@@ -50,7 +50,9 @@ def write_model(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "vocab_size": 300}')
     header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []})
+    )
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
 
 
@@ -137,6 +139,8 @@ def executed(monkeypatch, request, *, duration_s=700, fails="", valid=True):
         lowered=lambda times: 8.0 - times,
         words="8 pass",
         samples_per_second=SamplesPerSecond(9),
+        duration_s=28.0,
+        machine_load=None,
         settings=SimpleNamespace(mode=Mode.ACCURACY, target_qps=7.0, target_qps_source="before"),
     )
     for name, value in {

@@ -102,7 +102,7 @@ def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(
     [
         (",_hf.ORG/NAME", {"mode": "performance", "target_qps": "5"}, False),
         (",_hf.ORG/NAME", {"model": "gpt-oss-120b"}, False),
-        (",_hf.ORG/NAME", {"model": "llama2-70b-99"}, True),
+        (",_hf.ORG/NAME", {"model": "llama2-70b-99.9"}, True),
         (",_hf.ORG/NAME", {"nltk_data": "/data/nltk"}, False),
     ],
 )
@@ -159,7 +159,11 @@ def test_a_given_server_is_asked_before_anything_is_downloaded(session):
     others = [entry for entry in expected if "server" not in entry]
     assert chain(session, RUN, api_server=SERVER, env=trains) == ["run,vllm-server", *others]
     named = chain(session, RUN, api_server=SERVER, vllm_model_name="ORG/NAME")
-    assert named[0] == "run,vllm-server" and named[2:4] == ["get,ml-model,_served.ORG/NAME", "get,dataset,_mlcommons"]
+    assert named[0] == "run,vllm-server" and named[2:5] == [
+        "get,nltk-data",
+        "get,ml-model,_served.ORG/NAME",
+        "get,dataset,_mlcommons",
+    ]
 
 
 def test_what_the_main_job_gives_is_not_got_again(session):

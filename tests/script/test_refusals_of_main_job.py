@@ -62,7 +62,7 @@ REFUSED = [
     ("_vllm", {"dataset_path": "FILES/cnn_eval.json"}, "no model"),
     ("_vllm", {"quantize": "_int8", "calibration_path": "FILES/set.json"}, "no model"),
     ("_vllm", {"dataset": "mine"}, "--dataset='mine'"),
-    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/set.json"}, "has 5 samples"),
+    ("_vllm,_hf.hub/one", {"dataset_path": "FILES/set.json", "execution_mode": "valid"}, "has 5 samples"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "there is no dataset"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/gone.json"}, "--dataset_path"),
     ("_vllm,_hf.hub/one", {"dataset_path": "FILES/model/config.json"}, "config.json"),

@@ -1,7 +1,6 @@
 """A vLLM that was started by hand, shared by the tests that need no more than a server that runs."""
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -15,7 +14,10 @@ from tokenizers import Tokenizer
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
-from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling, StreamReader, completion_body, whole_answer
+from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.serving import server_requests
+from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
+from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 from cm4vllm.serving.server_probe import Site
@@ -71,15 +73,13 @@ def answers(record, api, interval, stop=()) -> list[list[int]]:
     limits = AnswerLimits(min_tokens=2, max_tokens=40, max_model_len=record.max_model_len)
     site, got = Site(record.endpoint), []
     for prompt in PROMPTS:
-        connection = site.connect(60)
-        connection.request("POST", api.path, completion_body(sampling, prompt), {"Content-Type": "application/json"})
-        with contextlib.closing(connection), connection.getresponse() as response:
-            if interval:
-                reader = StreamReader()
-                reader.feed(response.read())
-                got.append(reader.finish(len(prompt), limits).tokens.tolist())
-            else:
-                got.append(whole_answer(response.read(), len(prompt), limits).tokens.tolist())
+        answer = server_requests.request(site, "POST", api.path, completion_body(sampling, prompt), 60)
+        if interval:
+            reader = StreamReader()
+            reader.feed(answer)
+            got.append(reader.finish(len(prompt), limits).tokens.tolist())
+        else:
+            got.append(whole_answer(answer, len(prompt), limits).tokens.tolist())
     return got
 
 
@@ -127,14 +127,9 @@ class Outcome:
 
 
 def abort(record, request):
-    with contextlib.closing(Site(record.endpoint).connect(10)) as connection:
-        connection.request(
-            "POST",
-            "/inference/v1/abort_requests",
-            json.dumps({"request_ids": [request]}),
-            {"Content-Type": "application/json"},
-        )
-        assert connection.getresponse().status == 200
+    server_requests.request(
+        Site(record.endpoint), "POST", "/inference/v1/abort_requests", {"request_ids": [request]}, 10
+    )
 
 
 async def of_an_aborted_request(record, api, interval):

@@ -22,7 +22,7 @@ from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, read_label_log
 from cm4vllm.rules import Mode, Scenario, terms
 from cm4vllm.serving.media_apis import FORM, transcription_form
 from cm4vllm.serving.records import Api
-from cm4vllm.serving.server_probe import Site
+from cm4vllm.serving.server_requests import Site, ask
 from cm4vllm.submission.checker_explanations import codes_of
 
 #: Transcripts that are compared with those of transformers.
@@ -177,11 +177,8 @@ print(json.dumps([[tokenizer.decode(answer), len(answer)] for answer in answers]
 def transcript(site, model, path):
     """The text that a server gives of a clip, and the tokens that it counts."""
     form = transcription_form(model, path.read_bytes(), {"temperature": "0", "max_completion_tokens": "200"})
-    connection = site.connect(120)
-    connection.request("POST", Api.TRANSCRIPTIONS.path, form, {"Content-Type": FORM})
-    with connection.getresponse() as response:
-        lines = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: {")]
-    connection.close()
+    _, answer = ask(site, "POST", Api.TRANSCRIPTIONS.path, form, 120, content_type=FORM)
+    lines = [line[6:] for line in answer.decode().splitlines() if line.startswith("data: {")]
     events = [json.loads(line) for line in lines]
     text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
     return text, next(event["usage"]["completion_tokens"] for event in reversed(events) if event.get("usage"))

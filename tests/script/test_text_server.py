@@ -1,12 +1,13 @@
 """The main job against a server that gives text and no token ids: both scenarios, its records and its pages."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.common.errors import ServerUnsuitable, UsageError
 from cm4vllm.rules import benchmark_terms
 from gateway import Gateway
 from text_server import MODEL, TextServer, answer_words, prompt_text, save_model, tokenizer
@@ -89,3 +90,43 @@ def test_a_wrong_key_ends_the_job_with_the_variable_to_correct(cm, files, monkey
         done = job(cm, files, gateway.endpoint)
     done.refused_with(ServerUnsuitable.exit_code, "refuses the key", "VLLM_API_KEY", "--api_key_env", "remedy")
     assert "sk-another-secret-value" not in done.output
+
+
+@pytest.fixture
+def of_another_model(files, tmp_path):
+    """A dataset of the user's own, of 345 rows, whose token ids are those of another model."""
+    rows = json.loads(files[1].read_text())[:345]
+    own = tmp_path / "prompts.json"
+    own.write_text(json.dumps([{**row, "tok_input": [1 + token for token in row["tok_input"]]} for row in rows]))
+    return files[0], own
+
+
+def test_a_dataset_of_another_model_is_tokenised_again_and_every_page_says_so(cm, files, of_another_model):
+    with TextServer() as server:
+        done = job(cm, of_another_model, server.endpoint)
+    assert done.code == 0, done.output
+    records = [json.loads(path.read_text()) for path in cm.cwd.glob("results/test/runs/*/*/*/*/run.json")]
+    rows, published = (json.loads(path.read_text()) for path in (_dataset(records[0]), files[1]))
+    assert [row["tok_input"] for row in rows] == [row["tok_input"] for row in published[:345]]
+    pages = [*cm.cwd.glob("results/test/summary.html"), *cm.cwd.glob("results/test/**/README.md")]
+    for text in (done.output, *(page.read_text() for page in pages)):
+        words = " ".join(text.split())
+        assert "tokenised for another model" in words and "tokenised again for" in words
+    page = " ".join(pages[0].read_text().split())
+    assert "64 of your dataset&#39;s 345 samples" in page
+    assert "of the benchmark's" not in page and "of the benchmark&#39;s" not in page
+    assert "a result needs the 13,368 samples" in " ".join(done.output.split())
+
+
+def _dataset(record):
+    return Path(record["settings"]["dataset"]["path"])
+
+
+def test_a_result_of_the_closed_division_takes_no_prompts_of_another_model(cm, of_another_model):
+    flags = ("--division=closed", "--plan")
+    done = job(cm, of_another_model, "http://127.0.0.1:1", *flags)
+    assert done.code == 0, done.output
+    reasons = " ".join(done.output.split())
+    assert "closed division, a valid run would be refused: the prompts of prompts.json were tokenised for" in reasons
+    done = job(cm, of_another_model, "http://127.0.0.1:1", *flags, "--execution_mode=valid")
+    done.refused_with(UsageError.exit_code, "the prompts of prompts.json were tokenised for another model", "remedy")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.serving.ipc_files import IpcFiles, remove_abandoned, require_shared_memory
 from cm4vllm.serving.orphans import end_orphans
-from cm4vllm.serving.supervisor import READY, start_supervised
+from cm4vllm.serving.supervisor import READY, SUPERVISOR_PIPE, start_supervised
 
 #: As vLLM's processes: a socket named by a uuid, a segment of shared memory, and a semaphore that two processes share
 #: by its name; as the client of MLPerf Endpoints: a folder with an open file, and one with a socket. It removes none.
@@ -96,6 +97,52 @@ def test_where_the_supervisor_is_killed_too_the_next_cleaning_removes_it_and_not
     assert not any(file.exists() for file in [*files, files[0].parent])
 
 
+#: As vLLM's file of torch.distributed; and what else programs leave in the folder for temporary files.
+LEFT = """
+import os, tempfile, time, uuid
+from pathlib import Path
+place = Path(tempfile.gettempdir())
+(place / f"vllm_dist_{uuid.uuid4().hex}").write_text("store")
+(place / "pymp-left").mkdir()
+(place / "pymp-left" / "file").touch()
+print(place, os.environ["RAY_TMPDIR"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["asked", "server killed", "all killed"])
+def test_a_server_leaves_nothing_in_the_folder_for_temporary_files(tmp_path, how):
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        code = (
+            "import sys, time; from cm4vllm.serving.supervisor import start_supervised; from pathlib import Path\n"
+            "words = [sys.executable, '-c', sys.argv[1]]; at = Path(sys.argv[2])\n"
+            "begun = start_supervised(words, {}, spec=at / 'spec', log=at / 'log', state=at / 'state', grace_s=1.0)\n"
+            "print(begun.pid, flush=True); sys.stdin.read(); begun.stdin.close(); begun.wait(20)\n"
+            "from cm4vllm.serving.orphans import end_orphans; end_orphans()"
+        )
+        env = {**os.environ, "TMPDIR": folder}
+        env.pop("VLLM_RPC_BASE_PATH", None)
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code, LEFT, str(tmp_path)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        supervisor = int(owner.stdout.readline())
+        while not ((tmp_path / "log").exists() and (tmp_path / "log").read_text().endswith("\n")):
+            time.sleep(0.02)
+        place, ray = (tmp_path / "log").read_text().split()
+        assert Path(place).is_relative_to(folder) and ray == folder
+        assert [path.name for path in Path(folder).iterdir()] == [Path(place).parent.name]
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        for pid in {"asked": [], "server killed": children, "all killed": [supervisor, *children]}[how]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        owner.communicate("", timeout=60)
+        assert list(Path(folder).iterdir()) == []
+
+
 def test_a_socket_fits_where_the_temporary_folders_path_is_too_long_for_one(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / ("x" * 60)))
     ipc_files = IpcFiles.begin()
@@ -159,3 +206,76 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("no mount namespace can be made here")
     assert "nothing can be made in /dev/shm" in done.stdout and "mount -t tmpfs tmpfs /dev/shm" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["benchmark_mydata", "zmq_mine", "psm_mine"])
+def test_folders_of_others_in_shared_memory_are_left_alone_however_old(name):
+    mine = Path("/dev/shm") / f"{name}{os.getpid()}"
+    mine.mkdir()
+    try:
+        (mine / "data").write_text("mine")
+        os.utime(mine, (1, 1))
+        end_orphans()
+        assert (mine / "data").read_text() == "mine"
+    finally:
+        shutil.rmtree(mine)
+
+
+def test_shared_memory_that_another_process_made_again_under_the_same_name_is_left_alone(temporary):
+    used = Path("/dev/shm") / f"benchmark_again{os.getpid()}"
+    used.mkdir()
+    ipc_files = IpcFiles.begin()
+    try:
+        with (used / "events").open("w"):
+            ipc_files.note_memory([os.getpid()])
+        used.rename(used.with_name(f"{used.name}-moved"))  # its inode is not given to the next
+        used.mkdir()
+        (used / "data").write_text("of another process")
+        ipc_files.remove()
+        assert (used / "data").read_text() == "of another process"
+    finally:
+        shutil.rmtree(used)
+        shutil.rmtree(used.with_name(f"{used.name}-moved"), ignore_errors=True)
+
+
+def test_a_folder_named_as_those_for_sockets_without_our_note_is_left_alone(temporary):
+    mine = temporary / "cm4vllm-ipc-mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    remove_abandoned()
+    assert (mine / "notes.txt").read_text() == "mine"
+    shutil.rmtree(mine)
+
+
+@pytest.mark.parametrize("supervisor", [1, 17, 99999])
+def test_a_process_of_another_pid_namespace_is_left_alone(supervisor):
+    """A container has its own numbers: its supervisor's is that of another process here, or of none."""
+    words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "sleep", "60"]
+    env = {**os.environ, SUPERVISOR_PIPE: f"/proc/{supervisor}/fd/5"}
+    if subprocess.run([*words[:-2], "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system allows no PID namespace")
+    inside = "import subprocess, os; subprocess.Popen(['sleep', '60']).wait()"
+    outer = {name: value for name, value in env.items() if name != SUPERVISOR_PIPE}
+    words[-2:] = ["env", f"{SUPERVISOR_PIPE}={env[SUPERVISOR_PIPE]}", sys.executable, "-c", inside]
+    with subprocess.Popen(words, env=outer):
+        try:
+            deadline = time.monotonic() + 10
+            while not (sleeping := marked_as(env[SUPERVISOR_PIPE], "sleep")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert sleeping
+            end_orphans()
+            assert marked_as(env[SUPERVISOR_PIPE], "sleep") == sleeping
+        finally:
+            for pid in marked_as(env[SUPERVISOR_PIPE], "sleep"):  # the program around it ends with it
+                os.kill(pid, signal.SIGKILL)
+
+
+def marked_as(pipe, program):
+    """Return the processes of a program that have this pipe in their environment."""
+    sleeping = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            marked = f"{SUPERVISOR_PIPE}={pipe}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if marked and (folder / "comm").read_text().strip() == program:
+                sleeping.append(int(folder.name))
+    return sorted(sleeping)

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer
 
 from cm4vllm.common.errors import CmError, ServerUnsuitable, UsageError
+from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.common.redaction import Vault
 from cm4vllm.serving.launch import launch
 from cm4vllm.serving.launch_settings import LaunchSettings, require_access
-from cm4vllm.serving.records import host_header, host_of
 from cm4vllm.serving.server_access import KEY_VARIABLES, Access, chosen_access, own_access, unencrypted
 from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_vocabulary, probe
@@ -188,7 +188,7 @@ def test_an_authorization_of_the_users_own_takes_the_place_of_a_usual_key_and_no
         chosen_access("VLLM_API_KEY", "MY_HEADERS")
 
 
-def test_a_redirect_is_not_followed(upstream, monkeypatch):
+def test_a_redirect_to_another_server_is_not_followed(upstream, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", SECRET)
     with Gateway(upstream, key=SECRET) as target, Gateway(upstream, "/a", redirect=target.endpoint) as gateway:
         with pytest.raises(ServerUnsuitable, match="redirects its /v1/models") as caught:

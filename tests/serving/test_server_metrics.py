@@ -183,3 +183,112 @@ def test_a_failing_run_still_fails_with_its_own_error(serve, tmp_path):
     url, _ = serve(BEFORE.read_text())
     with pytest.raises(KeyError), sampled([Site(url)], tmp_path / "gone" / METRICS_FILE, interval_s=60):
         raise KeyError
+
+
+def watched(url, handler, tmp_path, served=4):
+    """Sample until the server was asked so often."""
+    with sampled([Site(url)], tmp_path / METRICS_FILE, interval_s=0.01) as watch:
+        deadline = time.monotonic() + 20
+        while handler.served < served and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return watch
+
+
+GENERATED = 'vllm:generation_tokens_total{engine="0",model_name="cm4vllm-tiny"} '
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{GENERATED}1.7e308", GENERATED.replace('"0"', '"1"') + "1.7e308"],
+        [f"{GENERATED}1e300"],
+        [f"{GENERATED}-1"],
+        [f"{GENERATED}{'9' * 400}"],
+        ['vllm:num_requests_running{engine="7",model_name="m"} 1e300'],
+        ['vllm:num_requests_waiting{engine="7",model_name="m"} +Inf'],
+        ['vllm:request_queue_time_seconds_sum{engine="7",model_name="m"} 1.7e308'],
+        ["process_start_time_seconds 1e300", f"{GENERATED}1e19"],
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_value_that_no_count_can_have_is_missed_and_loses_nothing(serve, tmp_path, capsys, lines, place):
+    pages = [BEFORE.read_text(), AFTER.read_text(), AFTER.read_text()]
+    pages.insert(place, "\n".join([BEFORE.read_text(), *lines, ""]))
+    url, handler = serve(*pages)
+    watch = watched(url, handler, tmp_path, served=5)
+    assert watch.summary().missed == 1
+    assert "cannot be read" in "".join(capsys.readouterr())
+    assert read_samples(tmp_path / METRICS_FILE) == watch.samples
+
+
+def test_a_busy_moment_is_missed_and_does_not_end_the_sampling_wherever_it_is(serve, tmp_path):
+    url, handler = serve("", BEFORE.read_text(), AFTER.read_text())
+    summary = watched(url, handler, tmp_path).summary()
+    assert summary.missed == 1 and summary.samples >= 3
+
+
+class Moved(Pages):
+    """Has its page at /metrics/, as a server whose metrics are mounted there."""
+
+    def do_GET(self):
+        if self.path.endswith("/"):
+            super().do_GET()
+            return
+        self.send_response(307)
+        self.send_header("Location", "/metrics/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+class Endless(Pages):
+    """Begins with a page, and goes on with `more` for ever from the second one on."""
+
+    more, pause_s = b"x" * 65536, 0.0
+
+    def do_GET(self):
+        super().do_GET()
+        while type(self).served > self.good:
+            try:
+                self.wfile.write(self.more)
+                time.sleep(self.pause_s)
+            except OSError:
+                return
+
+
+@pytest.fixture
+def serve_as():
+    servers = []
+
+    def start(kind, *pages, **more):
+        handler = type("Served", (kind,), {"pages": list(pages), **more})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}", handler
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_that_the_same_server_moved_is_read(serve_as, tmp_path):
+    url, handler = serve_as(Moved, BEFORE.read_text(), AFTER.read_text())
+    assert watched(url, handler, tmp_path).summary().missed == 0
+
+
+@pytest.mark.parametrize("endless", [{"more": b"x" * 65536}, {"more": b"x", "pause_s": 0.1}])
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_page_without_end_is_missed_in_its_time_and_loses_nothing(
+    serve_as, tmp_path, monkeypatch, capsys, endless, good
+):
+    monkeypatch.setattr("cm4vllm.serving.server_metrics._TIMEOUT_S", 0.5)
+    monkeypatch.setattr("cm4vllm.common.http_requests.MOST_BYTES", 10**6)
+    url, handler = serve_as(Endless, BEFORE.read_text(), AFTER.read_text(), good=good, **endless)
+    began = time.monotonic()
+    watch = watched(url, handler, tmp_path, served=good + 1)
+    assert time.monotonic() - began < 5
+    assert len(watch.samples) == good
+    assert watch.heartbeat.reason == ""
+    assert "cannot be read" in "".join(capsys.readouterr())

@@ -1,6 +1,7 @@
 """A server's niceness while it is measured: its processes' and threads', and its session's."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.supervisor import descendants, start_supervised
+from commands import need
 
 #: A server with a second process and a second thread, as vLLM's has many.
 SERVER = """
@@ -78,6 +80,29 @@ def test_a_member_gives_way_too_and_a_server_of_somebody_else_does_not(superviso
     first = record(supervisor, 7, owned=False, members=[record(supervisor, 5)])
     give_way(first)
     assert os.getpriority(os.PRIO_PROCESS, descendants(supervisor)[0]) == min(19, own + 5)
+
+
+#: Starts sessions of a normal user, gives each a niceness, and prints what they have.
+SESSIONS = """
+import subprocess, sys
+from pathlib import Path
+from cm4vllm.serving.server_priority import _set_session
+started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(int(sys.argv[1]))]
+for process in started:
+    _set_session(process.pid, 5)
+print(*[Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1] for process in started])
+for process in started:
+    process.kill()
+"""
+
+
+@pytest.mark.parametrize("sessions", [2, 3, 5])
+def test_every_session_of_a_normal_user_gets_it(sessions):
+    if os.geteuid() or not Path("/proc/self/autogroup").exists():
+        pytest.skip("only root may become another user; and the kernel must group sessions")
+    words = [need("setpriv"), "--reuid=65534", "--clear-groups", sys.executable, "-c", SESSIONS, str(sessions)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd="/")
+    assert said.stdout.split() == ["5"] * sessions and "WARNING" not in said.stdout
 
 
 def test_a_number_that_is_no_supervisors_any_more_is_left_alone():

@@ -51,6 +51,26 @@ def test_a_folder_that_the_server_reports_counts_where_it_holds_a_model(monkeypa
     assert folders == {"model": str(tmp_path), "hub": "", "elsewhere": "", "empty": ""}
 
 
+def test_a_server_is_taken_by_what_it_loaded_where_it_has_another_name_for_that(monkeypatch, tmp_path):
+    folder, other = tmp_path / "SmolLM2-135M", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    roots = {
+        str(folder): (str(folder), f"{folder}/", "SmolLM2-135M", "./SmolLM2-135M", str(tmp_path / "link")),
+        "HuggingFaceTB/SmolLM2-135M": ("HuggingFaceTB/SmolLM2-135M",),
+        "./SmolLM2-135M": (str(folder),),
+    }
+    for root, names in roots.items():
+        monkeypatch.setenv("PEER_ROOT", root)
+        with peer.running("two-models") as url:
+            assert {probe(url, name, text=text).model_name for name in names for text in (False, True)} == {peer.MODEL}
+            for wrong in (str(other), str(tmp_path), "owner/SmolLM2-135M"):
+                with pytest.raises(ServerUnsuitable, match="does not serve"):
+                    probe(url, wrong)
+
+
 def test_the_only_model_need_not_be_named():
     with peer.running() as url:
         assert probe(url).model_name == peer.MODEL
@@ -84,7 +104,7 @@ def test_a_wrong_name_is_told_with_the_nearest_that_is_served():
         ("key", "HTTP 401"),
         ("no-ids", "has none"),
         ("token-short", "listed 3 ids and reported 4"),
-        ("prompt-changed", "to a prompt of 4"),
+        ("prompt-changed", "it counts 145"),
         ("cut-stream", "[DONE]"),
         ("engine-dead", "EngineCore encountered an issue"),
         ("prefix-caching", "rules forbid"),
@@ -168,7 +188,7 @@ def test_a_unix_socket(tmp_path):
 def test_a_tls_server_is_checked_against_the_certificates_that_are_named(certificate):
     with peer.running(tls=certificate) as url:
         assert probe(url, ca_file=str(certificate)).ca_file == str(certificate)
-        with pytest.raises(ServerUnreachable, match="no TLS connection") as said:
+        with pytest.raises(ServerUnsuitable, match="no TLS connection") as said:
             probe(url)
         assert "self-signed" in said.value.cause
         assert "--api_server_ca" in said.value.remedy
@@ -187,7 +207,7 @@ def test_nothing_listens():
 
 def test_a_server_that_never_answers(monkeypatch):
     monkeypatch.setattr(module, "_SHORT_S", 0.3)
-    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /version"):
+    with peer.running("silent") as url, pytest.raises(ServerUnreachable, match="does not answer /v1/models"):
         probe(url)
 
 

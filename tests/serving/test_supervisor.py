@@ -137,6 +137,14 @@ def test_the_servers_environment_is_ours_without_our_packages(supervise, tmp_pat
     assert (tmp_path / "server.log").read_text() == f"{SITE} kept given\n"
 
 
+def test_a_service_named_vllm_does_not_reach_the_server(supervise, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.0.0.7:8000")
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+    code = "import os; print(os.environ.get('VLLM_PORT'), os.environ['VLLM_HOST_IP'])"
+    supervise(sys.executable, "-c", code).wait(30)
+    assert (tmp_path / "server.log").read_text() == "None 127.0.0.1\n"
+
+
 def test_the_servers_own_path_comes_after_ours(supervise, tmp_path):
     supervise(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])", env={"PYTHONPATH": "/given"}).wait(30)
     assert (tmp_path / "server.log").read_text() == f"{SITE}{os.pathsep}/given\n"

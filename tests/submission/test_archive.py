@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
@@ -58,13 +59,11 @@ def test_it_holds_the_divisions_and_nothing_of_the_machine(tree, tmp_path):
     packed = pack(tree, tmp_path / "one.tar.gz")
     with tarfile.open(packed.archive) as tar:
         entries = tar.getmembers()
-        tar.extractall(tmp_path / "out", filter="data")
+        contents = {entry.name: hashlib.sha256(tar.extractfile(entry).read()).hexdigest() for entry in entries}
     assert [entry.name for entry in entries] == sorted(name for name in digests(tree) if name != "checker.json")
     assert {(entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime) for entry in entries} == {(0, 0, "", "", 0)}
     assert {entry.mode for entry in entries} == {0o644, 0o755}
-    assert digests(tmp_path / "out") == {
-        name: digest for name, digest in digests(tree).items() if name != "checker.json"
-    }
+    assert contents == {name: digest for name, digest in digests(tree).items() if name != "checker.json"}
 
 
 def full_disk(*_):
@@ -180,7 +179,7 @@ def key(request, tmp_path, monkeypatch):
 
 
 def lying(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".cm4vllm.json"))
 
 
 def test_the_encrypted_archive_is_the_only_one_that_stays(tree, tmp_path, key, capsys):

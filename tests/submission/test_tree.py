@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ import pytest
 import cm4vllm
 from cm4vllm import REHEARSAL_NOTICE, STAND_IN_NOTICE
 from cm4vllm.assets.records import DUMMY_SOURCE, STAND_IN_SOURCE
+from cm4vllm.common import own_program
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.results.findings import Severity
 from cm4vllm.results.tree_check import check_tree
 from cm4vllm.rules import Division, Scenario
+from cm4vllm.submission import published_program
+from cm4vllm.submission import tree as tree_module
 from cm4vllm.submission.tree import build_tree, system_folder
 
 
@@ -364,3 +368,21 @@ MADE_UP = {"README-NO-COMMAND", "TOKENS-DIFFER"}
 def test_the_checks_for_trees_of_anyone_find_nothing_in_ours_but_that_it_is_short(built):
     left = [finding for finding in check_tree(built.out / "submission").findings if finding.code not in SHORT | MADE_UP]
     assert [str(finding) for finding in left if finding.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.parametrize("git", [[], ["init"], ["init", "add"]], ids=["no git", "no commit", "files without a commit"])
+def test_a_program_of_no_commit_is_named_as_that_without_a_list_of_all_its_files(campaign, git, tmp_path, monkeypatch):
+    root = tmp_path / "program"
+    (root / "src").mkdir(parents=True)
+    (root / "cmr.yaml").write_text("alias: cm4vllm\n")
+    for number in range(40):
+        (root / "src" / f"part_{number}.py").touch()
+    for word in git:
+        subprocess.run(["git", word, *(["--quiet"] if word == "init" else ["."])], cwd=root, check=True)
+    monkeypatch.setattr(own_program, "_root", lambda: root)
+    monkeypatch.setattr(published_program, "program_files", own_program.program_files)
+    warned = []
+    monkeypatch.setattr(tree_module, "warn", warned.append)
+    build_tree(campaign())
+    (text,) = [text for text in warned if "program" in text]
+    assert "no known commit" in text and "more" not in text and "part_" not in text

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.common.errors import SubmissionError
+from campaign_records import campaign_record
+from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.records import write_record
 from cm4vllm.hardware.system_description import folder_name
+from cm4vllm.results.campaign_record import CAMPAIGN_FILE
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import tree_writer
 from cm4vllm.submission.log_truncation import truncate_tree
 from cm4vllm.submission.result_removal import remove_results
 from cm4vllm.submission.tree import build_tree, system_folder
+from cm4vllm.submission.tree_inputs import TREE, submission_inputs
 from cm4vllm.submission.tree_writer import digests
 
 #: The files that several results share: pages with a part for each, and the mapping.
@@ -222,11 +226,12 @@ def test_a_run_killed_between_the_two_renames_has_lost_nothing(two, tmp_path):
     first, other = two
     tree = build_tree(first, tree=tmp_path / "tree")
     before = digests(tree)
-    tree.rename(tmp_path / "tree.old")  # where the older tree waits for the newer one to take its place
+    (tmp_path / ".tree.cm4vllm.json").rename(tmp_path / ".kept-tree.cm4vllm.json")
+    tree.rename(tmp_path / "kept-tree")  # where the older tree waits for the newer one to take its place
     (tmp_path / "tree.partial" / "open").mkdir(parents=True)
     build_tree(other, tree=tree, add=True)
     assert not apart(before, digests(tree))[1]
-    assert not (tmp_path / "tree.old").exists()
+    assert not (tmp_path / "kept-tree").exists()
 
 
 def test_results_are_added_to_a_tree_of_somebody_else(two, tmp_path, neural_magic):
@@ -239,3 +244,63 @@ def test_results_are_added_to_a_tree_of_somebody_else(two, tmp_path, neural_magi
         build_tree(two[0], tree=tree, add=True)
     words = (tree / "open/NeuralMagic/README.md").read_text()
     assert words.startswith((neural_magic / "README.md").read_text())
+
+
+OTHERS = {
+    "somebody else's submission": "closed/OtherOrg/results/r.txt",
+    "notes": "notes.txt",
+    "deep": "a/b/c/thesis.tex",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
+def test_a_folder_of_other_files_is_not_replaced_by_a_tree(two, tmp_path, name):
+    tree = tmp_path / "tree"
+    write_record(two[0].out / CAMPAIGN_FILE, campaign_record(system=system_folder(two[0].out), model=two[0].model))
+    (tree / name).parent.mkdir(parents=True)
+    (tree / name).write_text("mine")
+    for call in (
+        lambda: build_tree(two[0], tree=tree),
+        lambda: submission_inputs({"CM_MLPERF_RESULTS_DIR": str(two[0].out), TREE: str(tree)}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "--submission_dir" in caught.value.remedy
+        assert [path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()] == [name]
+
+
+def test_a_tree_with_somebody_elses_submission_is_added_to_and_never_replaced(two, tmp_path):
+    first, other = two
+    tree = build_tree(first, tree=tmp_path / "tree")
+    (tree / "notes.txt").write_text("mine")
+    build_tree(other, tree=tree, add=True)
+    assert (tree / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "kept-tree").exists()
+    theirs = tree / "closed/OtherOrg/results/r.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    with pytest.raises(UsageError) as caught:
+        build_tree(first, tree=tree)
+    assert "closed/OtherOrg" in caught.value.cause
+    assert theirs.read_text() == "theirs"
+
+
+def test_notes_and_changed_pages_of_a_tree_are_kept_when_it_is_built_again(two, tmp_path):
+    first, _ = two
+    tree = build_tree(first, tree=tmp_path / "tree")
+    (tree / "notes.txt").write_text("mine")
+    page = next(tree.rglob("README.md"))
+    page.write_text("my own words")
+    build_tree(first, tree=tree)
+    assert (tmp_path / "kept-tree" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "kept-tree" / page.relative_to(tree)).read_text() == "my own words"
+    assert page.read_text() != "my own words"
+
+
+def test_a_tree_of_an_earlier_version_is_known_by_its_program_and_kept_as_a_whole(two, tmp_path):
+    first, _ = two
+    tree = build_tree(first, tree=tmp_path / "tree")
+    (tmp_path / ".tree.cm4vllm.json").unlink()  # earlier versions wrote no note
+    before = digests(tree)
+    build_tree(first, tree=tree)
+    assert digests(tmp_path / "kept-tree") == before

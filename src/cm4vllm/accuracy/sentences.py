@@ -7,17 +7,17 @@ only that one version of it is taken: another one could split differently and so
 from __future__ import annotations
 
 import hashlib
-import urllib.request
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from urllib.error import HTTPError
 
+from cm4vllm.assets.resumed_download import RefusedError, answer_of
 from cm4vllm.common.errors import InstallError, SourceUnavailable, UsageError
-from cm4vllm.common.files import bytes_of, staged_folder
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.http_requests import AnswerError, Follow
+from cm4vllm.common.owned_folders import staged_folder
 
 __all__ = [
     "MODEL",
@@ -39,7 +39,7 @@ Splitter = Callable[[str], list[str]]
 TRAINED, UNTRAINED = "punkt_tab", "punkt-untrained"
 #: Where nltk keeps the model, below each of its data folders and below ours.
 ENGLISH = Path("tokenizers/punkt_tab/english")
-TIMEOUT_S = 60.0
+TOTAL_S = 600.0
 #: The recipes ask for the model themselves, where they are not given a folder that lacks it.
 _INSTALLED = (
     "leave --nltk_data out: the recipe then gets the model (get,nltk-data); without network: "
@@ -191,17 +191,13 @@ def _read(path: Path) -> bytes:
 
 def _fetched() -> bytes:
     try:
-        with urllib.request.urlopen(MODEL.url, timeout=TIMEOUT_S) as response:  # noqa: S310 - the address above
-            data: bytes = response.read()
-    except (OSError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()
+        return answer_of(MODEL.url, {}, follow=Follow.ANYWHERE, total_s=TOTAL_S).body
+    except (OSError, AnswerError, RefusedError) as error:
         raise SourceUnavailable(
             "cannot download nltk's English sentence model",
             cause=f"{MODEL.url}: {error}",
             remedy="download that file elsewhere and give it with --nltk_data=punkt_tab.zip",
         ) from error
-    return data
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:

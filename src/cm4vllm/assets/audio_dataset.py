@@ -26,11 +26,11 @@ _RATE_HZ, _SAMPLE_BYTES = 16_000, 2
 _AGAIN = "make the files with speech2text/download_dataset.sh of mlcommons/inference, or download them again"
 
 
-def audio_rows(manifest: Path, samples: int, longest_s: float) -> list[dict[str, Any]]:
+def audio_rows(manifest: Path, samples: int | None, longest_s: float) -> list[dict[str, Any]]:
     """Return the rows of a manifest whose clips lie beside it.
 
-    Raises DatasetError for another number of clips, for a clip that is missing, longer than `longest_s`, or no 16-bit
-    mono WAV of 16 kHz.
+    Raises DatasetError for another number of clips than `samples`, where that is given, for a clip that is missing,
+    longer than `longest_s`, or no 16-bit mono WAV of 16 kHz.
     """
     return [
         _described(name, manifest.parent / name, seconds, transcript)
@@ -38,7 +38,7 @@ def audio_rows(manifest: Path, samples: int, longest_s: float) -> list[dict[str,
     ]
 
 
-def check_clips(manifest: Path, samples: int, longest_s: float) -> list[tuple[str, float, str]]:
+def check_clips(manifest: Path, samples: int | None, longest_s: float) -> list[tuple[str, float, str]]:
     """Return path, seconds and transcript of each clip of a manifest. Raises what audio_rows raises."""
     entries = rows_of(manifest)
     require_samples(manifest, len(entries), samples)

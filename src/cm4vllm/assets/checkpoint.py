@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
+from cm4vllm.assets.lfs_pointers import FETCH, is_pointer
 from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError
 from cm4vllm.common.files import json_of
@@ -26,6 +27,13 @@ __all__ = [
     "unset_scales",
 ]
 
+#: The ends of the names of files that are read of a model, and of files of llama.cpp.
+_GGUF = ".gguf"
+_READ = (".json", ".safetensors", ".model", ".txt", ".jinja", ".tiktoken", _GGUF)
+_NEEDED = (
+    "give the folder that holds config.json, tokenizer.json and *.safetensors: --tags=...,_path.<folder>; "
+    "or the model's hub id, owner/name"
+)
 #: The key of config.json that says that a folder has no weights, and is served with random ones.
 DUMMY_MARK = "cm4vllm_dummy"
 #: safetensors' names of data types, in the words of MLPerf's measurements.json.
@@ -134,12 +142,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     Raises ModelError when the folder, its config.json, tokenizer.json or weights are missing or unreadable.
     """
-    if not folder.is_dir():
-        raise ModelError(
-            f"no model in {folder}",
-            cause="the folder does not exist",
-            remedy="give the folder that holds config.json: --tags=...,_path.<folder>",
-        )
+    _require_folder(folder)
     config = json_object(folder / "config.json")
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(
@@ -165,6 +168,39 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         stand_in=bool(config.get("cm4vllm_stand_in")),
         weight_data_types=quantised or (_DATA_TYPES.get(real.most_common(1)[0][0], "") if real else ""),
     )
+
+
+def _require_folder(folder: Path) -> None:
+    """Raise ModelError for what is no folder of a model, by what it is."""
+    if folder.is_file():
+        raise ModelError(f"{folder} is a file, and a model is a folder", cause=_kind(folder), remedy=_NEEDED)
+    if not folder.is_dir():
+        raise ModelError(f"no model in {folder}", cause="the folder does not exist", remedy=_NEEDED)
+    files = sorted(path for path in folder.iterdir() if path.suffix in _READ)
+    if pointers := [path.name for path in files if is_pointer(path)]:
+        raise ModelError(
+            f"{folder} has pointers of git-lfs in the place of files",
+            cause=f"{len(pointers)} files: {', '.join(pointers[:3])}",
+            remedy=FETCH,
+        )
+    if (folder / "config.json").is_file():
+        return
+    if quantised := [path for path in files if path.suffix == _GGUF]:
+        names = ", ".join(path.name for path in quantised[:3])
+        raise ModelError(f"{folder} has GGUF files alone: {names}", cause=_kind(quantised[0]), remedy=_NEEDED)
+    if inside := sorted(path.parent.name for path in folder.glob("*/config.json")):
+        raise ModelError(
+            f"{folder} has no config.json",
+            cause=f"its folders have one: {', '.join(inside[:3])}",
+            remedy=f"give one of them: {folder / inside[0]}",
+        )
+
+
+def _kind(file: Path) -> str:
+    """Return what a file is that was given for a model."""
+    if file.suffix == _GGUF:
+        return "a GGUF file has no config.json, tokenizer.json or safetensors, from which results are described"
+    return f"it ends in {file.suffix or file.name}"
 
 
 def _without_weights(config: Mapping[str, Any]) -> Checkpoint:
@@ -295,9 +331,7 @@ def _header(path: Path) -> dict[str, tuple[str, list[int], slice]]:
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise ModelError(
-            f"{path} is not a complete safetensors file",
-            cause=str(error),
-            remedy="copy or download the model again; a git clone without LFS holds only pointers",
+            f"{path} is not a complete safetensors file", cause=str(error), remedy="copy or download the model again"
         ) from error
 
 

@@ -64,22 +64,25 @@ class Requirements:
 
     @classmethod
     def of(cls, settings: DatasetSettings, benchmark: BenchmarkTerms) -> Requirements:
-        """Return the requirements of the dataset that the settings ask for."""
+        """Return the requirements of the dataset that the settings ask for: a file of the user's has any size."""
         if settings.calibration:
             return cls()
         if settings.test:
             return cls.compliance(audit(settings.test, settings.benchmark), benchmark)
-        return cls.performance(benchmark) if settings.performance else cls.evaluation(benchmark)
+        whole = settings.source != "path"
+        return cls.performance(benchmark, whole) if settings.performance else cls.evaluation(benchmark, whole)
 
     @classmethod
-    def evaluation(cls, benchmark: BenchmarkTerms) -> Requirements:
+    def evaluation(cls, benchmark: BenchmarkTerms, whole: bool) -> Requirements:
+        """Return the requirements of a dataset; `whole` asks for the benchmark's number of samples, as results do."""
         pictures = benchmark.media is Media.IMAGE
-        return cls(benchmark.samples, True, benchmark.columns, benchmark.longest_media_s, pictures)
+        samples = benchmark.samples if whole else None
+        return cls(samples, True, benchmark.columns, benchmark.longest_media_s, pictures)
 
     @classmethod
-    def performance(cls, benchmark: BenchmarkTerms) -> Requirements:
+    def performance(cls, benchmark: BenchmarkTerms, whole: bool) -> Requirements:
         """Return the requirements of the dataset that performance runs have of their own."""
-        return cls(benchmark.performance_samples)
+        return cls(benchmark.performance_samples if whole else None)
 
     @classmethod
     def compliance(cls, test: Audit, benchmark: BenchmarkTerms) -> Requirements:
@@ -94,26 +97,22 @@ class Requirements:
 def check_file(path: Path, required: Requirements) -> None:
     """Raise DatasetError for a file, or a folder of pictures, that does not meet the requirements."""
     if required.clips_s is not None:
-        check_clips(path, required.samples or 0, required.clips_s)
+        check_clips(path, required.samples, required.clips_s)
     elif required.pictures:
-        check_catalogue(path, required.samples or 0)
+        check_catalogue(path, required.samples)
     else:
-        checked_rows(path, required, None)
+        checked_rows(path, required)
 
 
-def checked_rows(path: Path, required: Requirements, vocabulary: int | None) -> list[dict[str, Any]]:
-    """Return the rows of a file in a published format. `vocabulary` is the model's, None where it is not known.
-
-    Raises DatasetError for a file that does not meet the requirements.
-    """
+def checked_rows(path: Path, required: Requirements) -> list[dict[str, Any]]:
+    """Return the rows of a file in a published format. Raises DatasetError where it does not meet the requirements."""
     rows = read_published(path)
     columns = required.columns
     needed = (*COLUMNS, *columns) if required.answers else ("tok_input",)
     _check_columns(path, set(rows[0]), needed)
-    if required.samples is not None:
-        require_samples(path, len(rows), required.samples)
+    require_samples(path, len(rows), required.samples)
     for number, row in enumerate(rows):
-        _check_row(path, number, row, vocabulary, needed)
+        _check_row(path, number, row, needed)
         _check_values(path, number, row, columns)
     return rows
 
@@ -128,7 +127,7 @@ def _check_columns(path: Path, present: set[str], needed: Sequence[str]) -> None
         )
 
 
-def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int | None, needed: Sequence[str]) -> None:
+def _check_row(path: Path, number: int, row: Mapping[str, Any], needed: Sequence[str]) -> None:
     if not row.keys() >= set(needed):
         _check_columns(path, set(row), needed)
     tokens = row["tok_input"]
@@ -143,12 +142,6 @@ def _check_row(path: Path, number: int, row: Mapping[str, Any], vocabulary: int 
     if wrong is not None:
         raise DatasetError(
             f"{path}: sample {number} has {wrong!r} as a token id", remedy="token ids are integers from 0"
-        )
-    if vocabulary is not None and max(tokens) >= vocabulary:
-        raise DatasetError(
-            f"{path}: sample {number} has token id {max(tokens)}",
-            cause=f"the model's vocabulary has {vocabulary}: the dataset was tokenised for another model",
-            remedy="give the dataset that belongs to the model",
         )
 
 

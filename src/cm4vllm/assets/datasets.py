@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from cm4vllm.assets import mlcommons
 from cm4vllm.assets.audio_dataset import audio_rows
 from cm4vllm.assets.catalogue import CatalogueDataset, catalogue
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.media_files import media_record
 from cm4vllm.assets.picture_dataset import catalogue_rows, check_catalogue
+from cm4vllm.assets.prompt_tokens import beyond, misread, tokenised
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
+from cm4vllm.assets.records import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
+from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.assets.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
 from cm4vllm.common.files import given_path, require_space, sha256_of
-from cm4vllm.common.progress import step
+from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.rules import BenchmarkTerms, Media, benchmark_terms, require_text
 
@@ -52,6 +54,8 @@ def provide(settings: DatasetSettings, folder: Path) -> DatasetRecord:
     elif source == "path":
         path = given_path(settings.location)
         record = _converted(path, f"local file {path.name}", settings, benchmark, model, folder)
+        if not _is_published(path, record, settings):
+            record = replace(record, recipe={**record.recipe, OWN_FILE: "yes"})
     elif source == "mlcommons":
         record = _mlcommons(settings, benchmark, model, folder)
     else:
@@ -95,6 +99,15 @@ def _mlcommons(
     return replace(record, name=name)
 
 
+def _is_published(path: Path, record: DatasetRecord, settings: DatasetSettings) -> bool:
+    """Say whether a given file is that which is published for the benchmark: by its digest, else by its samples."""
+    name = getattr(catalogue().benchmark(settings.benchmark), settings.kind)
+    known = catalogue().dataset(name) if name else None
+    if known is None or not known.digest:
+        return known is not None and record.samples == known.samples
+    return digest_of(path, known.digest.partition(":")[0]) == known.digest
+
+
 def _published(settings: DatasetSettings) -> tuple[str, CatalogueDataset]:
     """Return the name of the dataset that the settings ask for, and what the catalogue knows of it.
 
@@ -120,15 +133,15 @@ def _converted(
     model: ModelRecord | None,
     folder: Path,
 ) -> DatasetRecord:
-    """Read a file in a published format, check that it is the whole dataset, and write it in ours."""
+    """Read a file in a published format, check that it is what is required, and write it in ours."""
     ours = folder / f"{path.name.partition('.')[0]}.samples.json"
-    if benchmark.media is Media.AUDIO:
-        rows = audio_rows(path, benchmark.samples, benchmark.longest_media_s or 0)
+    required = Requirements.of(settings, benchmark)
+    if required.clips_s is not None:
+        rows = audio_rows(path, required.samples, required.clips_s)
         return media_record(rows, path.parent, ours, source=source, source_sha256=sha256_of(path), recipe={})
-    if benchmark.media is Media.IMAGE:
-        return _catalogue(path, source, settings, benchmark, model, folder)
-    vocabulary = read_checkpoint(Path(model.path)).vocabulary if model is not None else None
-    rows = checked_rows(path, Requirements.of(settings, benchmark), vocabulary)
+    if required.pictures:
+        return _catalogue(path, source, required, settings, model, folder)
+    rows, recipe = _for_model(checked_rows(path, required), model, path.name)
     require_space(folder, 2 * path.stat().st_size + SPACE_BYTES, f"the dataset {path.name}")
     write_rows(ours, rows)
     return DatasetRecord(
@@ -139,16 +152,35 @@ def _converted(
         source_sha256=sha256_of(path),
         samples=len(rows),
         max_input_tokens=max(len(row["tok_input"]) for row in rows),
+        recipe=recipe,
     )
 
 
+def _for_model(
+    rows: list[dict[str, Any]], model: ModelRecord | None, name: str
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the rows of a dataset with prompts that the model reads as their text is, and the note of its record.
+
+    Random weights read nothing, and the lengths of prompts are those of the benchmark's own model: ids are kept.
+    Raises DatasetError for prompts of another model that cannot be tokenised again.
+    """
+    if model is None:
+        return rows, {}
+    folder = Path(model.path)
+    why = (beyond if model.is_dummy else misread)(rows, folder)
+    if not why:
+        return rows, {}
+    if model.is_dummy:
+        raise DatasetError(
+            f"{name} was tokenised for another model", cause=why, remedy="give the dataset that belongs to the model"
+        )
+    words = f"its prompts were tokenised for another model ({why}); they were tokenised again for {model.name}"
+    warn(f"{name}: {words}")
+    return tokenised(rows, folder, name, why), {RETOKENISED: words}
+
+
 def _catalogue(
-    path: Path,
-    source: str,
-    settings: DatasetSettings,
-    benchmark: BenchmarkTerms,
-    model: ModelRecord | None,
-    folder: Path,
+    path: Path, source: str, required: Requirements, settings: DatasetSettings, model: ModelRecord | None, folder: Path
 ) -> DatasetRecord:
     """Take the product catalogue from a folder of parquet files, with its prompts as `model` counts them."""
     if model is None:
@@ -157,9 +189,9 @@ def _catalogue(
             cause="the model whose chat template and picture processor count them is not given",
             remedy="give the record that get,ml-model gives: --model_record of get,dataset",
         )
-    files = check_catalogue(path, benchmark.samples)
+    files = check_catalogue(path, required.samples)
     require_space(folder, 2 * sum(file.stat().st_size for file in files) + SPACE_BYTES, f"the dataset {path.name}")
-    with step(f"reading {benchmark.samples} products with their pictures"):
+    with step(f"reading the products of {path.name} with their pictures"):
         rows = catalogue_rows(path, folder, Path(model.path), settings.vision_packages)
     ours = folder / f"{path.name}.samples.json"
     whole = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()

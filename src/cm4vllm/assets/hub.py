@@ -11,13 +11,15 @@ import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.resumed_download import fetch
 from cm4vllm.common.errors import CmError, DiskFull, DownloadError, translated_os_errors
-from cm4vllm.common.files import require_space
+from cm4vllm.common.files import require_space, write_text
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import Step, say, step
 from cm4vllm.common.repetition import repeated
 
@@ -27,7 +29,11 @@ __all__ = ["page_of", "snapshot"]
 SPARE_BYTES = 2**30
 #: Weights in other formats, which vLLM does not need where there are safetensors.
 _LEFT_OUT = ["*.bin", "*.gguf", "*.pth", "*.h5", "*.msgpack", "*.onnx", "original/*", "metal/*", "*.pt"]
+#: The ends of the names of weights in formats that are not downloaded.
+_WEIGHTS = (".gguf", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
 _LOOK_S = 1.0
+#: The branch of a model for which no revision is given.
+_BRANCH = "main"
 
 
 def page_of(name: str) -> str:
@@ -59,7 +65,7 @@ def snapshot(name: str, revision: str) -> Path:
             return cached
         raise DownloadError(
             f"the model {name} cannot be downloaded",
-            cause=_first_line(error),
+            cause=f"{_first_line(error)}{through_proxy(page_of(name))}",
             remedy="run again: what was downloaded is kept\n"
             "or download it where the hub is reachable and give the folder: --tags=...,_path.<folder>\n"
             "or set HF_ENDPOINT to a mirror",
@@ -75,6 +81,13 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
         for file in info.siblings or []
         if not any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in _LEFT_OUT)
     ]
+    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
+        weights = [file.rfilename for file in info.siblings or [] if file.rfilename.endswith(_WEIGHTS)]
+        raise DownloadError(
+            f"the model {name} has no weights in safetensors",
+            cause=f"its files are {', '.join(weights[:3]) or 'of other kinds'}",
+            remedy="name the repository that has the model as safetensors; GGUF files were made of such a one",
+        )
     missing = [
         file
         for file in wanted
@@ -90,6 +103,8 @@ def _downloaded(name: str, revision: str, cache: Path, token: str | bool) -> Pat
             snapshot_download(name, revision=info.sha, cache_dir=cache, token=token, ignore_patterns=_LEFT_OUT)
         )
     _prove(name, folder, wanted)
+    if (asked := revision or _BRANCH) != info.sha:  # by which the hub's client finds the commit without the hub
+        write_text(home / "refs" / asked, str(info.sha))
     return folder
 
 
@@ -143,12 +158,20 @@ def _large(name: str, commit: str, files: Iterable[Any], token: str | bool, blob
 
 
 def _cached(name: str, revision: str, cache: Path) -> Path | None:
+    """Return the folder of a model in the cache; without a note of its branch, the one commit that is there whole."""
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(name, revision=revision or None, cache_dir=cache, local_files_only=True))
-    except Exception:
-        return None
+    home = cache / f"models--{name.replace('/', '--')}"
+    known = sorted(path.name for path in home.glob("snapshots/*"))
+    is_whole = not any(home.glob("blobs/*.incomplete")) and not any(home.glob("blobs/*.part"))
+    for asked in (revision or _BRANCH, *(known if not revision and len(known) == 1 and is_whole else ())):
+        with suppress(Exception):
+            return Path(
+                snapshot_download(
+                    name, revision=asked, cache_dir=cache, local_files_only=True, ignore_patterns=_LEFT_OUT
+                )
+            )
+    return None
 
 
 def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
@@ -169,8 +192,12 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
                 blob = b"blob %d\0" % path.stat().st_size + opened.read()
                 got = hashlib.sha1(blob, usedforsecurity=False).hexdigest()
         if got != expected:
-            path.resolve().unlink()
-            path.unlink(missing_ok=True)
+            blob = path.resolve()
+            if path.is_symlink() and blob.parent == (folder.parents[1] / "blobs").resolve():
+                blob.unlink()  # the hub's own, which it names by the digest
+                path.unlink()
+            else:
+                make_way(path)
             raise DownloadError(
                 f"{file.rfilename} of {name} has a wrong digest, and was removed",
                 cause=f"it is {got}, the hub names {expected}",
@@ -181,12 +208,13 @@ def _prove(name: str, folder: Path, files: Iterable[Any]) -> None:
 @contextmanager
 def _disk(repository: Path) -> Iterator[None]:
     """Report a full disk as DiskFull, and remove unfinished files to free their space; whole files stay."""
+    before = set(repository.glob("blobs/*.incomplete"))  # of other programs, which may run
     try:
         with translated_os_errors("download to", repository, "HF_HOME"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Not enough free disk space")  # reported by require_space, as an error
             yield
     except DiskFull:
-        for part in repository.glob("blobs/*.incomplete"):
+        for part in set(repository.glob("blobs/*.incomplete")) - before:
             part.unlink(missing_ok=True)
         raise
 

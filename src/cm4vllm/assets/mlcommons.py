@@ -8,22 +8,21 @@ holds a service account (CF_ACCESS_CLIENT_ID and CF_ACCESS_CLIENT_SECRET) or a t
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
-import urllib.error
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.assets.resumed_download import fetch, open_url, part_of, present, short_text
+from cm4vllm.assets.resumed_download import RefusedError, answer_of, fetch, part_of, present
 from cm4vllm.assets.verified_digests import VerifiedDigests
 from cm4vllm.common.errors import DownloadError, UsageError, translated_os_errors
-from cm4vllm.common.files import locked, require_space, user_cache
-from cm4vllm.common.progress import step, warn
+from cm4vllm.common.files import locked, object_of, require_space, user_cache, write_json
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.http_requests import Answer, AnswerError
+from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.units import size_text
 
 __all__ = ["MANIFESTS", "Manifest", "download", "downloads_folder", "read_manifest"]
@@ -37,11 +36,15 @@ _LOGIN = "cloudflareaccess.com"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one download: `digests` maps the path of each below `base` to `md5:<hex>`."""
+    """The files of one download: `digests` maps the path of each below `base` to `md5:<hex>`.
+
+    It is kept beside the folder of a download that is whole: such files need the storage no more.
+    """
 
     name: str
     base: str
     digests: Mapping[str, str]
+    address: str = ""
 
 
 def downloads_folder(name: str) -> Path:
@@ -51,7 +54,7 @@ def downloads_folder(name: str) -> Path:
 
 
 def read_manifest(url: str) -> Manifest:
-    """Read the manifest at `url`, or of that name among those that anybody may read.
+    """Read the manifest at `url`, or of that name among those that anybody may read; else that of an earlier download.
 
     Raises DownloadError when it cannot be read or is none, UsageError for an address that can be no manifest's.
     """
@@ -62,6 +65,18 @@ def read_manifest(url: str) -> Manifest:
             f"{url} is not the address of a manifest",
             remedy="give the URL of a .uri file, as https://inference.mlcommons-storage.org lists them",
         )
+    name = PurePosixPath(parts.path).stem
+    try:
+        return _read_manifest(name, address)
+    except DownloadError as error:
+        kept = object_of(_kept(downloads_folder(name)))
+        if kept.get("address") != address:
+            raise
+        say(f"{name}: {error.what}: {error.cause}; the files that were downloaded before are used")
+        return Manifest(**kept)
+
+
+def _read_manifest(name: str, address: str) -> Manifest:
     base = _text(address).strip().rstrip("/")
     listed = _text(address.removesuffix(".uri") + ".md5")
     if urlsplit(base).scheme not in ("http", "https"):
@@ -72,7 +87,12 @@ def read_manifest(url: str) -> Manifest:
         if match is None or not _inside(match[2]):
             raise DownloadError(f"the list of files of {address} is not usable", cause=f"it contains {line[:80]!r}")
         digests[match[2]] = f"md5:{match[1]}"
-    return Manifest(PurePosixPath(parts.path).stem, base, digests)
+    return Manifest(name, base, digests, address)
+
+
+def _kept(folder: Path) -> Path:
+    """Return the place of a manifest that is kept: what is in the folder is the publisher's alone."""
+    return folder.with_name(f"{folder.name}.manifest.json")
 
 
 def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, again: bool = False) -> list[Path]:
@@ -104,6 +124,7 @@ def download(manifest: Manifest, folder: Path, wanted: Mapping[str, str], *, aga
         require_space(folder, sum(sizes.values()) - sum(there.values()), manifest.name, FOLDER_KEY)
         if missing:
             _all(manifest, folder, sizes, verified)
+        write_json(_kept(folder), asdict(manifest))
     return [folder / name for name in wanted]
 
 
@@ -121,11 +142,10 @@ def _prove(manifest: Manifest, folder: Path, wanted: Iterable[str], verified: Ve
         for number, name in enumerate(names, start=1):
             progress.update(f"{name} ({number} of {len(names)})")
             if (got := verified.prove(name, manifest.digests[name])) != manifest.digests[name]:
-                (folder / name).unlink()
+                make_way(folder / name)
                 warn(
-                    f"{folder / name} is not the published file (digest {got}, expected {manifest.digests[name]}): "
-                    "removed, and "
-                    "downloaded again"
+                    f"{folder / name} was not the published file (digest {got}, expected {manifest.digests[name]}): "
+                    "it is downloaded again"
                 )
 
 
@@ -139,7 +159,7 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: V
             address = _address(manifest, name)
             try:
                 fetch(address, folder / name, size, manifest.digests[name], _credentials(address), tell)
-            except urllib.error.HTTPError as error:
+            except RefusedError as error:
                 raise _refused(address, error) from error
             verified.remember(name, manifest.digests[name])
 
@@ -147,21 +167,23 @@ def _all(manifest: Manifest, folder: Path, sizes: Mapping[str, int], verified: V
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _asked(address: str, method: str = "GET") -> Iterator[Any]:
-    """Ask for an address, and give the answer. Raises DownloadError, also where the answer cannot be read."""
+def _asked(address: str, method: str = "GET") -> Answer:
+    """Return the answer of an address. Raises DownloadError, also where the answer cannot be read."""
     try:
         # Not followed: MLCommons redirects only to its login page.
-        with open_url(address, _credentials(address), method) as answer:
-            yield answer
-    except urllib.error.HTTPError as error:
+        return answer_of(address, _credentials(address), method)
+    except RefusedError as error:
         raise _refused(address, error) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DownloadError(
-            f"{address} cannot be read",
-            cause=str(error),
-            remedy="run again when it can, or download it where it can be reached and give it as _path.#",
-        ) from error
+    except (OSError, AnswerError) as error:
+        raise _unreadable(address, error) from error
+
+
+def _unreadable(address: str, error: Exception) -> DownloadError:
+    return DownloadError(
+        f"{address} cannot be read",
+        cause=str(error),
+        remedy="run again when it can, or download it where it can be reached and give it as _path.#",
+    )
 
 
 def _credentials(address: str) -> dict[str, str]:
@@ -177,31 +199,32 @@ def _credentials(address: str) -> dict[str, str]:
 
 
 def _text(address: str) -> str:
-    with _asked(address) as answer:
-        return short_text(answer)
+    try:
+        return _asked(address).body.decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(address, error) from error
 
 
 def _size(address: str) -> int:
-    with _asked(address, "HEAD") as answer:
-        return int(answer.headers.get("Content-Length") or 0)
+    try:
+        return int(_asked(address, "HEAD").headers.get("content-length") or 0)
+    except ValueError as error:
+        raise _unreadable(address, error) from error
 
 
-def _refused(address: str, error: urllib.error.HTTPError) -> DownloadError:
-    error.close()
-    login = _LOGIN in error.headers.get("Location", "") or error.code in (401, 403)
-    remedy = (
-        "MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
-        "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#"
-    )
-    if login:
+def _refused(address: str, error: RefusedError) -> DownloadError:
+    if _LOGIN in error.location or (error.status in (401, 403) and not through_proxy(address)):
         return DownloadError(
             f"{address} is for MLCommons' members",
-            cause=f"HTTP {error.code}, a login is required",
-            remedy=remedy.replace("URL", address),
+            cause=f"{error}, a login is required",
+            remedy="MLCommons members: log in with `cloudflared access login URL`, then set CF_ACCESS_TOKEN to what\n"
+            "`cloudflared access token --app=URL` prints; others accept the licence on the hub and use _hf.#".replace(
+                "URL", address
+            ),
         )
     return DownloadError(
         f"{address} cannot be downloaded",
-        cause=f"HTTP {error.code} {error.reason}",
+        cause=str(error),
         remedy="https://inference.mlcommons-storage.org lists the available files",
     )
 

@@ -207,7 +207,12 @@ def _hub(name: str, revision: str) -> ModelRecord:
 
 def _require_hub_name(name: str) -> None:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UsageError(f"{name!r} is not the name of a hub's model", remedy="give it as owner/name")
+        raise UsageError(
+            f"{name!r} is not the name of a hub's model",
+            cause="and this machine has no folder of that name",
+            remedy="give a hub's model as owner/name, or the folder that holds config.json, tokenizer.json and "
+            "*.safetensors",
+        )
 
 
 def _catalogued(name: str, revision: str) -> ModelRecord:

@@ -57,8 +57,8 @@ def _rows(folder: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def check_catalogue(folder: Path, samples: int) -> list[Path]:
-    """Return the parquet files of the product catalogue in `folder`, all of its samples.
+def check_catalogue(folder: Path, samples: int | None) -> list[Path]:
+    """Return the parquet files of the product catalogue in `folder`, with this number of samples (None: any).
 
     Raises DatasetError for a folder without them, another number of samples, or a missing column.
     """

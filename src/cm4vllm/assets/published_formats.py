@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cm4vllm.assets.bounded_tables import rows_apart, unpacked
+from cm4vllm.assets.lfs_pointers import FETCH, is_pointer
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import json_of, sha256_of, write_text
@@ -28,22 +30,42 @@ _OTHER_NAMES = {
     "tok_input": ("input_tokens",),
     "output": ("gt_output", "ground_truth"),
 }
+#: The ends of the names of files that can be read, and names of files beside data, as the hub's library writes them.
+_ENDS = (".json", ".pkl", ".pkl.gz", ".parquet")
+_NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+_NAMED, _SEEN = 3, 10_000
 _AS_PUBLISHED = "give the file in the published format: .json, .pkl, .pkl.gz or .parquet"
 
 
 def require_file(path: Path) -> None:
-    """Raise DatasetError where there is no such file."""
+    """Raise DatasetError where there is no such file: a folder, or a pointer in its place, is named as what it is."""
+    if path.is_dir():
+        raise _folder(path)
     if not path.is_file():
         raise DatasetError(f"there is no dataset {path}", remedy="give a file: --dataset_path=<file>")
+    if is_pointer(path):
+        raise DatasetError(f"{path} is a pointer of git-lfs in the place of the file", remedy=FETCH)
 
 
-def require_samples(path: Path, samples: int, expected: int) -> None:
-    """Raise DatasetError for a dataset that has another number of samples than the benchmark's."""
-    if samples != expected:
+def _folder(path: Path) -> DatasetError:
+    """Return the error for a folder that is given for a file, with the files in it that can be read."""
+    inside = (file for file in islice(path.rglob("*"), _SEEN) if file.name.endswith(_ENDS) and file.is_file())
+    names = sorted(str(file.relative_to(path)) for file in inside if file.name not in _NO_DATA)
+    some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    return DatasetError(
+        f"{path} is a folder, and the dataset is one file",
+        cause=f"it holds {some}" if names else f"no file in it ends in {', '.join(_ENDS)}",
+        remedy=f"give one of its files, as {path / names[0]}" if names else _AS_PUBLISHED,
+    )
+
+
+def require_samples(path: Path, samples: int, expected: int | None) -> None:
+    """Raise DatasetError for a dataset that has another number of samples than the benchmark's; None stands for any."""
+    if expected is not None and samples != expected:
         raise DatasetError(
             f"{path} has {samples} samples",
             cause=f"the benchmark's dataset has {expected}",
-            remedy="give the whole dataset; --test_query_count shortens a rehearsal",
+            remedy="give the whole dataset: a result needs it, a rehearsal (--execution_mode=test) takes any number",
         )
 
 

@@ -18,7 +18,8 @@ from cm4vllm.assets.published_formats import rows_of
 from cm4vllm.assets.records import DatasetRecord, ModelRecord, QuantizationRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import DatasetError, ModelError, UsageError, nearest
-from cm4vllm.common.files import require_space, sha256_of_tree, staged_folder, write_text
+from cm4vllm.common.files import require_space, sha256_of_tree, write_text
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record, read_record, write_record
@@ -65,6 +66,12 @@ class QuantizationSettings(Settings, frozen=True, kw_only=True):
     calibration_record: Annotated[str, Key("CM_CALIBRATION_DATASET_RECORD")] = ""
     samples: Annotated[int, Key("CM_CALIBRATION_SAMPLES")] = 512
 
+    @property
+    def calibrated(self) -> bool:
+        """True if scales are computed from a calibration set. Raises UsageError for an unknown scheme."""
+        require_scheme(self)
+        return schemes()[self.scheme].calibrated or self.kv_fp8
+
 
 def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     """Quantise a model into `folder`, write its record there and return it.
@@ -75,8 +82,7 @@ def quantize(settings: QuantizationSettings, folder: Path) -> ModelRecord:
     scheme = schemes()[settings.scheme]
     base = _usable_base(Path(settings.model_record))
     name = "-".join([base.name, *([settings.scheme] if scheme.preset else []), *([KV_FP8] if settings.kv_fp8 else [])])
-    calibrated = scheme.calibrated or settings.kv_fp8
-    dataset = read_record(Path(settings.calibration_record), DatasetRecord) if calibrated else None
+    dataset = read_record(Path(settings.calibration_record), DatasetRecord) if settings.calibrated else None
     samples = _samples(dataset, settings.samples) if dataset else []
     require_space(
         folder,

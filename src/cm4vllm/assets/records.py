@@ -10,6 +10,8 @@ from cm4vllm.common.records import Record
 __all__ = [
     "DUMMY_SOURCE",
     "IDENTITY",
+    "OWN_FILE",
+    "RETOKENISED",
     "SPEECH_STAND_IN_SOURCE",
     "STAND_IN_SOURCE",
     "VISION_STAND_IN_SOURCE",
@@ -29,6 +31,9 @@ _STAND_IN_SOURCES = (STAND_IN_SOURCE, SPEECH_STAND_IN_SOURCE, VISION_STAND_IN_SO
 DUMMY_SOURCE = "random weights, made by vLLM when it starts (cm4vllm.assets.dummy)"
 #: The key of a model's recipe that names the benchmark whose own model it is, by the digests of its files.
 IDENTITY = "identity"
+#: The keys of a dataset's recipe for a file that is not published for the benchmark, and, in words, for prompts whose
+#: token ids are not those of the file.
+OWN_FILE, RETOKENISED = "own_file", "tokenised_again"
 
 
 class QuantizationRecord(Record, frozen=True, kw_only=True):
@@ -121,3 +126,17 @@ class DatasetRecord(Record, frozen=True, kw_only=True):
     sentences: str = "punkt_tab"
     media_folder: str = ""
     recipe: dict[str, str] = {}
+
+    @property
+    def whose(self) -> str:
+        """The owner of the dataset, in the words of pages: a user's file is not the benchmark's."""
+        return "your dataset's" if OWN_FILE in self.recipe else "the benchmark's"
+
+    def whole(self, benchmark: int) -> int:
+        """Return the number of all samples: those of a user's file, else those that the `benchmark` has."""
+        return self.samples if OWN_FILE in self.recipe else benchmark
+
+    @property
+    def tokenised_again(self) -> str:
+        """The reason, and the model, for which prompts were tokenised again; empty where the ids are the file's."""
+        return self.recipe.get(RETOKENISED, "")

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
+import ssl
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from cm4vllm.common.errors import DownloadError
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient
 from cm4vllm.common.units import size_text
 
-__all__ = ["digest_of", "fetch", "open_url", "part_of", "present", "short_text"]
+__all__ = ["RefusedError", "answer_of", "digest_of", "download_client", "fetch", "part_of", "present"]
 
+#: Seconds for a short answer, and for each piece of a download.
 _TIMEOUT_S = 60.0
 #: The number of times that a download is continued after its connection broke.
 _ATTEMPTS = 5
 PAUSE_S = 2.0
-_CHUNK = 2**20
 #: The longest list of files that is read; that of a model with a thousand shards takes 100 kB.
 _LONGEST_TEXT = 2**24
+
+
+class RefusedError(Exception):
+    """An answer that is an error or a redirect, not the file: its status, and where it redirects to."""
+
+    def __init__(self, address: str, status: int, location: str = "") -> None:
+        super().__init__(f"HTTP {status}{through_proxy(address)}")
+        self.status, self.location = status, location
 
 
 def fetch(
@@ -32,17 +40,15 @@ def fetch(
 ) -> None:
     """Download one file of `size` bytes to `path`, on from what `path`.part already holds of it.
 
-    `digest` is `<kind>:<hex>`. `headers` go to the address's own host alone, and never from https to http. Raises
-    DownloadError for a wrong digest, for more than `size` bytes, and for a connection that stays broken,
-    urllib.error.HTTPError for a refusal, OSError for the disk.
+    `digest` is `<kind>:<hex>`. `headers` go to the address's own scheme, host and port alone. Raises DownloadError for
+    a wrong digest, for more than `size` bytes, and for a connection that stays broken or stands still, RefusedError
+    for a refusal, OSError for the disk.
     """
     part = part_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         _fill(address, part, size, headers, tell)
         got = digest_of(part, digest.partition(":")[0])
-    except urllib.error.HTTPError:
-        raise
     except OSError:
         # A full disk: what there is of this file would only keep it full. Whole files stay.
         part.unlink(missing_ok=True)
@@ -57,39 +63,30 @@ def fetch(
     part.replace(path)
 
 
-def open_url(address: str, headers: Mapping[str, str], method: str = "GET", *, follow: bool = False) -> Any:
-    """Ask for an address and return the answer, a context manager. With `follow`, redirects are followed."""
-    request = urllib.request.Request(address, headers=dict(headers), method=method)  # noqa: S310
-    return urllib.request.build_opener(_Redirect(follow)).open(request, timeout=_TIMEOUT_S)
+def download_client() -> HttpClient:
+    """Return a client that trusts the system's authorities and uses the proxies that the environment names."""
+    return HttpClient(tls=ssl.create_default_context(), proxies=True)
 
 
-def short_text(answer: Any) -> str:
-    """Return the text of a short answer, for example a list of files. Raises ValueError where it is too long."""
-    body: bytes = answer.read(_LONGEST_TEXT + 1)
-    if len(body) > _LONGEST_TEXT:
-        raise ValueError(f"the answer is longer than {size_text(_LONGEST_TEXT)}")
-    return body.decode()
+def answer_of(
+    address: str,
+    headers: Mapping[str, str],
+    method: str = "GET",
+    *,
+    follow: Follow = Follow.NOWHERE,
+    total_s: float = _TIMEOUT_S,
+) -> Answer:
+    """Return a short answer, for example a list of files, which may take `total_s` seconds.
 
-
-class _Redirect(urllib.request.HTTPRedirectHandler):
-    """Credentials go to the address that was given, and to no other host, port or protocol."""
-
-    def __init__(self, follow: bool) -> None:
-        self._follow = follow
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if not self._follow:
-            return None
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and _origin(urlsplit(new.full_url)) != _origin(urlsplit(req.full_url)):
-            new.headers = {key: value for key, value in new.headers.items() if key == "Range"}
-        return new
-
-
-def _origin(address: SplitResult) -> tuple[str, str | None, int | None]:
-    return address.scheme, address.hostname, address.port or {"http": 80, "https": 443}.get(address.scheme)
+    Raises RefusedError for another status than 200, OSError, and AnswerError where the answer cannot be used.
+    """
+    with download_client() as client:
+        answer = client.answer(
+            method, address, headers=headers, total_s=total_s, follow=follow, most_bytes=_LONGEST_TEXT
+        )
+    if answer.status != HTTPStatus.OK:
+        raise RefusedError(address, answer.status, answer.headers.get("location", ""))
+    return answer
 
 
 def digest_of(path: Path, kind: str) -> str:
@@ -116,11 +113,11 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
                     f"{size_text((here - first) / (time.monotonic() - begin))}/s"
                 ),
             )
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-                if error.code < http.client.INTERNAL_SERVER_ERROR:
-                    raise
+        except RefusedError as error:
+            if error.status not in LATER and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            cause = str(error)
+        except (_BrokenError, AnswerError) as error:
             cause = str(error)
         else:
             cause = "the connection ended early"
@@ -135,28 +132,53 @@ def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell:
     )
 
 
+class _BrokenError(Exception):
+    """A connection could not be made, or broke."""
+
+
+@contextmanager
+def _network_errors() -> Iterator[None]:
+    """Tell the errors of a connection from those of the disk, which are OSErrors too."""
+    try:
+        yield
+    except OSError as error:
+        raise _BrokenError(error.strerror or str(error)) from error
+
+
 def _append(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[int], None]) -> None:
     here = present(part)
     if here == size and part.exists():
         return
-    with open_url(address, {**headers, **({"Range": f"bytes={here}-"} if here else {})}, follow=True) as answer:
-        if here and answer.status != http.client.PARTIAL_CONTENT:
+    asked = {**headers, **({"Range": f"bytes={here}-"} if here else {})}
+    with ExitStack() as open_now:
+        client = open_now.enter_context(download_client())
+        with _network_errors():
+            answer = open_now.enter_context(
+                client.opened("GET", address, headers=asked, total_s=_TIMEOUT_S, follow=Follow.ANYWHERE, renewed=True)
+            )
+        if answer.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+            raise RefusedError(address, answer.status)
+        if here and answer.status != HTTPStatus.PARTIAL_CONTENT:
             here = 0  # this server sends the whole file again
-        with part.open("r+b" if here else "wb") as file:
-            file.seek(here)
-            while chunk := answer.read(_CHUNK):
-                if here + len(chunk) > size:
-                    part.unlink()
-                    raise DownloadError(
-                        f"{address} is longer than its publisher says",
-                        cause=f"more than {size_text(size)} were received",
-                        remedy="run again; if that does not help, something on the way or the publisher changes it",
-                    )
-                file.write(chunk)
-                here += len(chunk)
-                tell(here)
-            file.flush()
-            os.fsync(file.fileno())
+        file = open_now.enter_context(part.open("r+b" if here else "wb"))
+        file.seek(here)
+        while True:
+            with _network_errors():
+                piece = next(answer.pieces, b"")
+            if not piece:
+                break
+            if here + len(piece) > size:
+                part.unlink()
+                raise DownloadError(
+                    f"{address} is longer than its publisher says",
+                    cause=f"more than {size_text(size)} were received",
+                    remedy="run again; if that does not help, something on the way or the publisher changes it",
+                )
+            file.write(piece)
+            here += len(piece)
+            tell(here)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def part_of(path: Path) -> Path:

@@ -8,6 +8,7 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,8 +23,10 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
 
-__all__ = ["AssetInputs", "Sources", "asked_quantisation", "sources"]
+__all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 
+#: The beginnings of names that are paths.
+_PATHS = ("/", "./", "../", "~")
 _TINY, _BENCHMARK, _DUMMY = "_tiny", "_mlcommons", "_dummy"
 
 
@@ -274,12 +277,16 @@ def _require_use(given: dict[str, str], apart: dict[str, str], *, benchmark: str
 def _of_name(name: str, *, served: bool) -> str:
     """Return the variation of a model that is named: one of the catalogue, a folder, or one of the hub.
 
-    A server may report the folder of one that it serves; that is known when the server was asked.
+    A name that can only be a path is that of a folder, also where there is none, and of a file: what reads it says what
+    it is. A server may report the folder of one that it serves; that is known when the server was asked.
     """
     if name in catalogue().models:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()
-    return f"_path.{folder}" if folder.is_dir() else f"_{'served' if served else 'hf'}.{name}"
+    is_path = folder.is_dir() or (
+        not served and (folder.is_file() or name.startswith(_PATHS) or name.endswith(".gguf"))
+    )
+    return f"_path.{folder}" if is_path else f"_{'served' if served else 'hf'}.{name}"
 
 
 def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
@@ -312,7 +319,7 @@ def asked_quantisation(asked: str, benchmark: str, *, served: bool) -> str:
 
 def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
     """Raise UsageError where a scheme computes its scales from a calibration set and the benchmark has none."""
-    calibrated = [name for name in names if name == KV_FP8 or schemes()[name].calibrated]
+    calibrated = _calibrated(names)
     if calibrated and not catalogue().benchmark(benchmark).calibration:
         without = [name for name, scheme in schemes().items() if scheme.preset and not scheme.calibrated]
         raise UsageError(
@@ -320,3 +327,12 @@ def _require_calibration(asked: str, names: list[str], benchmark: str) -> None:
             cause=f"{calibrated[0]} computes its scales from a calibration set, and none is published for {benchmark}",
             remedy=f"use a scheme that needs none: {' or '.join(without)}",
         )
+
+
+def needs_calibration(variations: str) -> bool:
+    """Return True if the variations of quantize,ml-model compute scales from a calibration set; none need nothing."""
+    return bool(_calibrated(name.removeprefix("_").removeprefix("scheme.") for name in variations.split(",") if name))
+
+
+def _calibrated(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name == KV_FP8 or schemes()[name].calibrated]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_NOTICE
-from cm4vllm.assets.catalogue import catalogue
+from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
@@ -115,8 +115,7 @@ def _language_data(job: Job) -> Iterator[Step]:
 
 def _quantised(job: Job) -> Iterator[Step]:
     """Give the steps that quantise the model."""
-    calibrated = bool(catalogue().benchmark(job.benchmark.name).calibration)
-    if calibrated:
+    if needs_calibration(job.quantisation):
         yield Step(
             name="calibration set",
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
@@ -126,7 +125,6 @@ def _quantised(job: Job) -> Iterator[Step]:
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
-        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:
@@ -135,14 +133,14 @@ def _quantised(job: Job) -> Iterator[Step]:
 
 def _datasets(job: Job) -> Iterator[Step]:
     """Give the steps that provide the dataset of each mode: mostly it is one."""
-    sources = job.sources
+    sources, checks = job.sources, (Check.PROMPTS if job.benchmark.media is None else Check.MEDIA,)
     if Mode.ACCURACY in job.modes or not sources.performance:
         yield Step(
             name="dataset",
             tags=f"get,dataset,{sources.dataset}",
             gives="the dataset's file and its record",
             brings=sources.dataset_brings,
-            checks=(Check.MEDIA,) if job.benchmark.media is not None else (),
+            checks=checks,
         )
     if sources.performance:
         yield Step(
@@ -150,6 +148,7 @@ def _datasets(job: Job) -> Iterator[Step]:
             tags=f"get,dataset,_performance,{sources.performance}",
             gives="the file and the record of performance runs' dataset",
             brings=sources.performance_brings,
+            checks=checks,
         )
     for test in job.tests:
         if audit(test, job.benchmark.name).own_dataset:
@@ -158,6 +157,7 @@ def _datasets(job: Job) -> Iterator[Step]:
                 tags=f"get,dataset,_compliance.{test},{sources.compliance}",
                 gives="the file and the record of the test's dataset",
                 brings=sources.compliance_brings,
+                checks=checks,
             )
 
 

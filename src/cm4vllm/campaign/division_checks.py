@@ -17,6 +17,8 @@ from cm4vllm.assets.audio_dataset import digest_of_clips
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_identity import differences, is_from
 from cm4vllm.assets.resumed_download import digest_of
+from cm4vllm.campaign.asset_sources import needs_calibration
+from cm4vllm.campaign.given_datasets import other_prompts
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
 from cm4vllm.hardware.gpu import detect_gpus
@@ -156,13 +158,14 @@ def _model(facts: _Facts) -> _Breaches:
 def _calibration(facts: _Facts) -> _Breaches:
     sources = facts.job.sources
     name = catalogue().benchmark(facts.job.benchmark.name).calibration
-    if facts.job.quantisation and name:
+    if needs_calibration(facts.job.quantisation) and name:
         yield from _published_file(sources.calibration, name, "calibration set", "--calibration_path")
 
 
 def _dataset(facts: _Facts) -> _Breaches:
     assets, sources = catalogue().benchmark(facts.job.benchmark.name), facts.job.sources
     yield from _published_file(sources.dataset, assets.dataset, "dataset", "--dataset_path")
+    yield from _prompts(facts)
     if sources.performance and assets.performance_dataset:
         yield from _published_file(
             sources.performance, assets.performance_dataset, "dataset of performance runs", "--performance_dataset_path"
@@ -170,6 +173,18 @@ def _dataset(facts: _Facts) -> _Breaches:
     if sources.compliance and any(audit(test, facts.job.benchmark.name).own_dataset for test in facts.job.tests):
         yield from _published_file(
             sources.compliance, assets.compliance_dataset, "dataset of a compliance test", "--compliance_dataset_path"
+        )
+
+
+def _prompts(facts: _Facts) -> _Breaches:
+    """Give that prompts would be tokenised again, as far as dataset and model are files on this machine."""
+    source, _, location = facts.job.sources.dataset.removeprefix("_").partition(".")
+    if source != "path" or facts.job.benchmark.media is not None or typed_path(location).is_dir():
+        return
+    if why := other_prompts(typed_path(location), facts.job.sources.model):
+        yield (
+            f"the prompts of {Path(location).name} were tokenised for another model, and are tokenised again: {why}",
+            "give the dataset as it is published, with the benchmark's model",
         )
 
 
@@ -182,6 +197,8 @@ def _published_file(variation: str, name: str, title: str, flag: str) -> _Breach
             f"the {title} is the stand-in's; the benchmark's is {name}",
             "the benchmark's own is fetched with the benchmark's model, and without --dataset=tiny",
         )
+    elif source == "path" and typed_path(location).is_dir():
+        yield f"the {title} {Path(location).name} is a folder, of which no digest is published", remedy
     elif source == "path":
         digest = digest_of(typed_path(location), known.digest.partition(":")[0])
         if digest != known.digest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -132,6 +133,9 @@ def _devices() -> tuple[list[Device], list[Missing]]:
             lacking.append(Missing(f"device {name}", error.cause or error.what, remedy))
             continue
         own = gpus_to_plan([gpu for gpu in gpus if gpu.vendor == VENDORS.get(name)], os.environ)
+        if own and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+            text = "no C compiler on PATH: vLLM compiles kernels for GPUs while it runs"
+            lacking.append(Missing(f"device {name}", text, "install gcc, for example: apt-get install gcc"))
         if name == DEVICES[0]:
             devices.append(Device(name, 0, float(free_memory())))
         elif own:

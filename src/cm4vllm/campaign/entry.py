@@ -13,6 +13,7 @@ import msgspec
 from cm4vllm.campaign.amendments import Amendments
 from cm4vllm.campaign.capabilities import runnable_benchmarks
 from cm4vllm.campaign.division_checks import division_faults, fault_notes, require_division_rules
+from cm4vllm.campaign.expected_times import with_expected_times
 from cm4vllm.campaign.ledger import read_ledger
 from cm4vllm.campaign.machine_needs import machine_notes
 from cm4vllm.campaign.preflight import absolute_paths, preflight, require_files
@@ -62,13 +63,13 @@ def prepared(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> tuple[J
         job.space.require_free(env)
     try:
         require_division_rules(job, faults)
-        preflight(env, job)
+        read = preflight(env, job)
         needed = machine_notes(env, job, machine_limits())
     except CmError:
         for note in job.notes:
             say(f"note: {note}")
         raise
-    return replace(job, notes=(*job.notes, *node_notes(env), *needed)), changed
+    return replace(job, notes=(*job.notes, *read, *node_notes(env), *needed)), changed
 
 
 def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
@@ -93,12 +94,13 @@ def _require_steps(job: Job, steps: tuple[Step, ...]) -> None:
 def plan_job(env: Mapping[str, Any], changes: Amendments = UNCHANGED) -> dict[str, Any]:
     """Return the schedule in the form of the engine's hook `plan`. Raises CmError for what the run would refuse."""
     job, changed = prepared(env, changes)
-    for note in (*job.notes, *(f"this machine: {finding.words}" for finding in unready())):
+    steps, times = with_expected_times(job, schedule(job))
+    for note in (*job.notes, *times, *(f"this machine: {finding.words}" for finding in unready())):
         say(f"note: {note}")
     return {
         "adr": changes.rest,
         "env": {**changed, **common_inputs(job), **_results(job)},
-        "steps": planned_steps(job.out, schedule(job)),
+        "steps": planned_steps(job.out, steps),
     }
 
 

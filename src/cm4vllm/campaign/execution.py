@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
@@ -17,10 +18,11 @@ from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.monitor import watched
 from cm4vllm.campaign.live.status import JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
+from cm4vllm.campaign.minutes import SHORTENED, Estimate, Minutes
 from cm4vllm.campaign.own_server import OwnServer
 from cm4vllm.campaign.preflight import require_results_folder
 from cm4vllm.campaign.step_values import CHECKS, Values
-from cm4vllm.campaign.steps import FOLDER, Product, Recipes, ScheduledJob, Step, names_of
+from cm4vllm.campaign.steps import FOLDER, Duration, Product, Recipes, ScheduledJob, Step, names_of
 from cm4vllm.common.errors import (
     ClockChanged,
     CmError,
@@ -31,8 +33,13 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
 )
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.progress import say, warn
-from cm4vllm.common.records import now
+from cm4vllm.common.progress import say, warn, with_outlook
+from cm4vllm.common.records import now, read_record
+from cm4vllm.common.units import duration_text
+from cm4vllm.compliance.audit import run_settings_of
+from cm4vllm.loadgen.measurement import RunInputs
+from cm4vllm.loadgen.process.first_rate import first_rate
+from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["Execution", "recipes_of", "run_schedule"]
 
@@ -67,25 +74,30 @@ def run_schedule(
     *,
     finish: Callable[[Execution], R],
     record: Callable[[Execution], bool],
+    minutes: Minutes | None = None,
 ) -> R:
     """Take the steps in their order, with a live view, and return what `finish` returns after the last.
 
     `env` are the inputs of all steps, `given` is the environment that recipes have beside what the job gives them.
-    `record` writes the record of the job as soon as it can, and says whether it did. Raises CmError for what failed.
+    `record` writes the record of the job as soon as it can, and says whether it did. `minutes` bound a rehearsal.
+    Raises CmError for what failed.
     """
     for note in job.notes:
         say(f"note: {note}")
     require_results_folder(job.out, job.out / LOCK_FILE)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
-        execution = Execution(job, steps, env, recipes, given, record)
-        shown = steps_of(tuple(execution.steps.values()), execution.file)
+        execution = Execution(job, steps, env, recipes, given, record, minutes)
         execution.begin()
-        with watched(JobStatus(job.title, job.notices, shown), job.out, job.serve) as monitor:
+        status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
+        execution.outlook = lambda: status.read().outlook
+        with watched(status, job.out, job.serve) as monitor, with_outlook(execution.outlook):
             with monitor.drawn():
                 for step in execution.steps.values():
                     execution.take(step)
                 execution.note_unneeded()
+            if minutes is not None and minutes.exceeded:
+                warn(minutes.exceeded)
             return finish(execution)
 
 
@@ -100,8 +112,10 @@ class Execution:
         recipes: Recipes,
         given: Mapping[str, Any],
         record: Callable[[Execution], bool],
+        minutes: Minutes | None = None,
     ) -> None:
         self.job = job
+        self.minutes = minutes
         self.recipes = recipes
         self.given = given
         self.record = record
@@ -113,6 +127,8 @@ class Execution:
         self.server: OwnServer | None = None
         self.failure: CmError | None = None
         self.is_recorded = False
+        self.outlook: Callable[[], str] = str
+        self.shown = steps_of(tuple(self.steps.values()), self.file, self._expected)
 
     def begin(self) -> None:
         """Set aside what a command that was killed has left, and enter all steps as planned."""
@@ -134,6 +150,8 @@ class Execution:
         """Take one step, unless its condition does not hold or its result is there, and enter the outcome."""
         if step.condition is not None and not self.values.holds(step.condition):
             self._enter(step, State.LEFT_OUT, why=f"it is run only if {step.condition.words}")
+            if self.minutes is not None:
+                self.minutes.ended(step)
             return
         inputs = self.values.inputs(step)
         if step.product is Product.SERVER:
@@ -141,6 +159,8 @@ class Execution:
             self.server = OwnServer(step, inputs, self._attempt)
             if self.server.can_wait(self.recipes, self.env):
                 return
+        before = self._as_before(step)
+        inputs |= before
         earlier, why = self._kept(step, inputs)
         if step.product is Product.RUN and (earlier.exports is not None or self.job.reruns(step.name)):
             forget_answers(inputs)
@@ -151,9 +171,68 @@ class Execution:
         if why:
             say(f"{step.name}: done again: {why}")
         try:
-            self._make(step, inputs, earlier.digest, why)
+            self._make(step, *self._sized(step, inputs, before, earlier.digest), why)
         except CmError as error:
             self._failed(step, error)
+
+    # --- the minutes of a rehearsal ---
+
+    def _as_before(self, step: Step) -> dict[str, str]:
+        """Return the inputs that made a run shorter in an earlier command, so that its result is found again."""
+        state = self.file.ledger.states.get(step.name)
+        if self.minutes is None or step.product is not Product.RUN or state is None:
+            return {}
+        return self.minutes.as_before(state.last.inputs)
+
+    def _sized(
+        self, step: Step, inputs: Mapping[str, str], before: Mapping[str, str], digest: str
+    ) -> tuple[dict[str, str], str]:
+        """Return the inputs of a run, as short as the minutes of the job ask for, and their digest. Raises CmError."""
+        if self.minutes is None or step.product is not Product.RUN:
+            return dict(inputs), digest
+        self._need_server(step)
+        self.minutes.begin(self._started_s())
+        whole = self.values.inputs(step)
+        sized = {**whole, **self.minutes.sized(step, whole, self._estimate(whole), before)}
+        if words := sized.get(SHORTENED):
+            say(f"{step.name}: {words}")
+        return sized, digest if sized == inputs else self._kept(step, sized)[0].digest
+
+    def _estimate(self, inputs: Mapping[str, str]) -> Estimate:
+        """Return a function that sends some requests of the run with these inputs."""
+
+        def estimate(count: int, at_a_time: int, longest_s: float) -> float | None:
+            try:
+                settings = run_settings_of(RunInputs.of({**self.given, **self.env, **inputs}))
+                return first_rate(settings, count, at_a_time=at_a_time, longest_s=longest_s)
+            except CmError:  # the run itself reports it
+                return None
+
+        return estimate
+
+    def _expected(self, step: Step) -> Duration | None:
+        """Return how long a run takes by the rates so far, once the minutes of the job have begun."""
+        return None if self.minutes is None or self.minutes.left_s is None else self.minutes.expected(step)
+
+    def _started_s(self) -> float:
+        """Return the seconds that the server of the job took to start, 0 where this command did not start it."""
+        if self.server is not None and self.server.was_needed:
+            with contextlib.suppress(CmError):
+                return read_record(Path(self.env["CM_VLLM_SERVER_RECORD"]), ServerRecord).ready_after_s or 0.0
+        return 0.0
+
+    def _need_server(self, step: Step) -> None:
+        if self.server is not None and step.product is not None and step.product.asks_server:
+            self.server.need()
+
+    def _say_left(self, step: Step) -> None:
+        """Say how long a step of measuring and the rest of the job take, as far as it is known."""
+        if step.product is None or not step.product.asks_server:
+            return
+        now = next(status for status in self.shown() if status.name == step.name)
+        took = f"{'at least' if now.at_least else 'about'} {duration_text(now.expected_s)}" if now.expected_s else ""
+        if words := "; ".join(filter(None, (took, self.outlook()))):
+            say(f"{step.name}: {words}")
 
     def _end_server(self) -> None:
         """End the server of the earlier steps, if there is one: the next steps use another server."""
@@ -182,8 +261,8 @@ class Execution:
         for note in step.notes:
             say(f"{step.name}: {note}")
         for number in range(1, self.job.attempts + 1):
-            if self.server is not None and step.product is not None and step.product.asks_server:
-                self.server.need()
+            self._need_server(step)
+            self._say_left(step)
             try:
                 self._attempt(step, inputs, digest, why)
                 return
@@ -237,7 +316,23 @@ class Execution:
         self.env.update(exports)
         self.values.good.add(step.name)
         self._enter(step, state, **fields)
+        self._note_minutes(step, fields.get("took_s"))
         self.is_recorded = self.is_recorded or self.record(self)
+
+    def _note_minutes(self, step: Step, took_s: float | None) -> None:
+        """Note for the minutes of the job that a step is done, and the rate that it measured."""
+        if self.minutes is None:
+            return
+        if step.product is not Product.RUN:
+            self.minutes.ended(step)
+            return
+        try:
+            record, rate = self.values.run(step.name), self.values.rate(step.name)
+        except CmError:  # a run without a rate
+            self.minutes.ended(step, took_s)
+            return
+        self.minutes.ended(step, took_s, record.machine_load.others if record.machine_load else None)
+        self.minutes.measured(step, rate, (took_s or 0.0) - record.duration_s)
 
     def _enter(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 from cm4vllm import __version__
 from cm4vllm.campaign.execution import Execution, run_schedule
+from cm4vllm.campaign.minutes import Minutes
 from cm4vllm.campaign.schedule import common_inputs, schedule
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import Recipes
@@ -35,14 +36,16 @@ def run(job: Job, recipes: Recipes, command: str, given: Mapping[str, Any] | Non
     `command` is the line that started it, for the records; `given` the environment that recipes have beside what the
     job gives them.
     """
+    steps = schedule(job)
     return run_schedule(
         job,
-        schedule(job),
+        steps,
         common_inputs(job),
         recipes,
         given or {},
         finish=partial(_report, job),
         record=partial(_record_campaign, job, command),
+        minutes=Minutes(job, steps) if job.rehearsal else None,
     )
 
 

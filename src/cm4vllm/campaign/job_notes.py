@@ -46,6 +46,7 @@ def _flag_notes(job: Job) -> Iterator[str]:
         for flag, value in (
             ("test_query_count", settings.test_query_count),
             ("max_test_duration", settings.max_test_duration),
+            ("rehearsal_minutes", settings.rehearsal_minutes),
         ):
             if value is not None:
                 yield f"--{flag}={value}: ignored, a valid run has the length that the rules require"
@@ -66,7 +67,8 @@ def _rehearsal_notes(job: Job) -> Iterator[str]:
     every = [job.terms(scenario, performance) for scenario in job.scenarios]
     most, least = job.benchmark.samples, max(run_terms.min_duration_ms for run_terms in every) / 1000
     size = f"{count:,} queries" if count else f"about {REHEARSAL_DURATION_S:g} s or {REHEARSAL_SAMPLES:,} samples"
-    yield f"a rehearsal has runs of {size}; a result needs {least:g} s and all {most:,} samples"
+    bound = f", fewer where it would take more than {job.rehearsal_minutes:g} minutes" if not count else ""
+    yield f"a rehearsal has runs of {size}{bound}; a result needs {least:g} s and all {most:,} samples"
     few = [
         run_terms.scenario for run_terms in every if count and rehearsal_queries(run_terms) > 2 and not passes(count, 0)
     ]

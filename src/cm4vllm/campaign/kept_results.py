@@ -33,7 +33,7 @@ from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, settings_of
-from cm4vllm.loadgen.process.kept_answers import file_of
+from cm4vllm.loadgen.process.kept_answers import file_of, remove_answers
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
@@ -208,7 +208,7 @@ def forget_answers(inputs: Mapping[str, str]) -> None:
     """Remove the answers that are kept of a run, whose folder is among the inputs of its step."""
     if (folder := result_folder(inputs)) is not None:
         with contextlib.suppress(OSError):
-            file_of(folder).unlink(missing_ok=True)
+            remove_answers(file_of(folder))
 
 
 def _remains(out: Path, inputs: Mapping[str, str]) -> Iterator[Path]:

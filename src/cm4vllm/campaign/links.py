@@ -22,10 +22,11 @@ from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import needs_sentences, require_runnable
+from cm4vllm.campaign.given_datasets import require_given_datasets
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
 from cm4vllm.campaign.powered_run import UNDER_POWER, make_powered_run
-from cm4vllm.campaign.preflight import absolute_paths, require_given_datasets, require_results_folder, require_server
+from cm4vllm.campaign.preflight import absolute_paths, require_results_folder, require_run_folder, require_server
 from cm4vllm.campaign.rehearsal.launch import PROFILE, require_rehearsal
 from cm4vllm.campaign.search.probing import earlier_search, find_target_rate, require_searchable
 from cm4vllm.campaign.search.search_space import asked_space
@@ -34,6 +35,7 @@ from cm4vllm.campaign.step_values import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
+from cm4vllm.common.owned_folders import beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of
@@ -41,7 +43,7 @@ from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require
 from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.report.run_table import run_table
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.rules import Division, Media, Mode, Scenario, audit, benchmark_terms, round_terms
+from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of
 from cm4vllm.serving.server import SERVER_FILE
@@ -107,7 +109,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     require_run(inputs)
     kind = inputs.compliance_test or inputs.terms.mode
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{kind}").absolute()
-    require_results_folder(folder, lock_of(folder))
+    require_run_folder(folder, lock_of(folder))
     keep = Division.parse(inputs.division) is Division.OPEN
     return {
         **_assets(env, inputs),
@@ -170,7 +172,7 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
 
 def _folders(folder: Path, record: str) -> dict[str, str]:
     """Return the folders of a link and of its server, and the sign that both hold the records of an earlier command."""
-    server = Path(f"{folder}.server")
+    server = beside(folder, ".server")
     earlier = (folder / record).exists() and (server / SERVER_FILE).exists()
     return {_FOLDER: str(folder), _SERVER_FOLDER: str(server), _EARLIER: "yes" if earlier else "no"}
 
@@ -265,7 +267,7 @@ def _check_server(env: Mapping[str, Any]) -> None:
 
 def lock_of(folder: Path) -> Path:
     """Return the lock of a run's folder. It lies beside the folder, which appears only when the run is whole."""
-    return folder.with_name(f".{folder.name}.lock")
+    return beside(folder, ".lock", ".")
 
 
 def _run_inputs(env: Mapping[str, Any]) -> RunInputs:
@@ -286,7 +288,10 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
     sources = asked.sources()
     if not asked.model_record:
         check_source(sources.model, asked.dummy_layers)
-    require_given_datasets(env, benchmark_terms(round_.name, inputs.model))
+    valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
+    benchmark = benchmark_terms(round_.name, inputs.model)
+    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid):
+        say(f"note: {note}")
     done = {
         **paths,
         _SOURCE: sources.model,

@@ -6,7 +6,6 @@ when all is done: after a kill the step begins again.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,8 @@ from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
-from cm4vllm.common.files import bytes_of, typed_path, write_bytes, write_text
+from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.owned_folders import discard, forget, move_result, note_finished, write_noted
 from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
@@ -109,9 +109,10 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     asked, folder = PowerInputs.of(env), inputs.folder
     session, aside = folder.with_name(SESSION), folder.with_name(f"{folder.name}.under-power")
     kept_conf = folder.with_name("under-power.user.conf")
-    if inputs.user_conf:
-        shutil.copyfile(inputs.user_conf, kept_conf)  # a run removes the file that was written for it
-    shutil.rmtree(session, ignore_errors=True)
+    discard(session)
+    discard(aside)
+    if inputs.user_conf:  # copied: a run removes the file that was written for it
+        write_noted(kept_conf, text_of(Path(inputs.user_conf)))
     again = replace(inputs, output_dir=str(aside), user_conf=str(kept_conf) if inputs.user_conf else "")
 
     def one_run(logs: Path) -> None:
@@ -123,12 +124,12 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
         made = make_session(asked.own_site, session, one_run)
         require_sound(made)
         _state(made, asked)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        note_finished(session)
+        move_result(aside, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        kept_conf.unlink(missing_ok=True)
-        session.with_name(OUTPUT).unlink(missing_ok=True)
+        discard(aside)
+        forget(kept_conf)
+        forget(session.with_name(OUTPUT))
     inputs.forget_generated_conf()
     return folder / "run.json"
 

@@ -12,26 +12,31 @@ from cm4vllm.accuracy.sentences import given_model
 from cm4vllm.assets.dataset_files import Requirements, check_file
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.published_formats import require_file
+from cm4vllm.campaign.given_datasets import COMPLIANCE_FILE, DATASET_FILE, PERFORMANCE_FILE, require_given_datasets
 from cm4vllm.campaign.ledger import LOCK_FILE
 from cm4vllm.campaign.locks import require_unlocked
 from cm4vllm.campaign.powered_run import require_power
 from cm4vllm.campaign.settings import Job
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.common.files import require_space, require_writable, typed_path, typed_paths
+from cm4vllm.common.owned_folders import require_replaceable
 from cm4vllm.common.plain_files import require_plain_files
-from cm4vllm.rules import BenchmarkTerms, Terms
+from cm4vllm.loadgen.measurement import RUN
+from cm4vllm.rules import Terms
 from cm4vllm.serving.ipc_files import require_shared_memory
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.vllm_choice import require_device
 from cm4vllm.submission.source import open_source
 from cm4vllm.submission.system_records import check_stated
+from cm4vllm.submission.tree import SUBMISSION
+from cm4vllm.submission.tree_writer import tree_kind
 
 __all__ = [
     "absolute_paths",
     "preflight",
     "require_files",
-    "require_given_datasets",
     "require_results_folder",
+    "require_run_folder",
     "require_server",
 ]
 
@@ -40,12 +45,11 @@ __all__ = [
 _SPACE_BYTES = 512 * 2**20
 
 #: The environment keys of files that are read hours later otherwise: in the dataset's format, and as system.yaml.
-_DATASET, _CALIBRATION = "CM_DATASET_FILE", "CM_CALIBRATION_DATASET_FILE"
-_PERFORMANCE = "CM_PERFORMANCE_DATASET_FILE"
+_CALIBRATION = "CM_CALIBRATION_DATASET_FILE"
 _SYSTEM_FILE, _HW_NAME = "CM_MLPERF_SYSTEM_FILE", "CM_HW_NAME"
 _NLTK, _SOURCE = "CM_NLTK_DATA_SOURCE", "CM_MLPERF_INFERENCE_SOURCE_DIR"
 _PUBLISHED = "CM_MLPERF_PUBLISHED_RESULTS"
-_DATASETS = (_DATASET, _CALIBRATION, _PERFORMANCE, "CM_COMPLIANCE_DATASET_FILE")
+_DATASETS = (DATASET_FILE, _CALIBRATION, PERFORMANCE_FILE, COMPLIANCE_FILE)
 _PROBLEMS = "CM_LIVECODEBENCH_DIR"
 _FOLDERS = (_SOURCE, _NLTK, _PROBLEMS, "CM_MLPERF_GRADER_SOURCE_DIR")
 _POWER = (
@@ -86,32 +90,28 @@ def require_files(env: Mapping[str, Any]) -> None:
         require_published(typed_paths(given))
 
 
-def preflight(env: Mapping[str, Any], job: Job) -> None:
-    """Read the files that the flags name, and see whether the servers they ask for have room on this machine.
+def preflight(env: Mapping[str, Any], job: Job) -> tuple[str, ...]:
+    """Read the files that the flags name, see whether the servers they ask for have room here, and return notes.
 
     Raises UsageError, ModelError, DatasetError, SourceUnavailable, InstallError, PortInUse, DiskFull, NotWritable.
     """
-    require_given_datasets(env, job.benchmark)
+    check_source(job.sources.model, job.settings.dummy_layers)
+    runs = [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes]
+    notes = require_given_datasets(env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal)
     if name := env.get(_CALIBRATION):
         check_file(Path(name), Requirements())
-    check_source(job.sources.model, job.settings.dummy_layers)
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
         open_source(Path(name))
     if (name := env.get(_NLTK)) and job.needs_sentence_model:
         given_model(Path(name))
     for files in filter(None, (grader(name).problems for name in job.graders)):
         require_problem_files(Path(job.settings.livecodebench_path), files)
-    require_server(env, [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes])
+    require_server(env, runs)
     require_power(env, tree=not job.no_tree)
     require_results_folder(job.out, job.out / LOCK_FILE)
-
-
-def require_given_datasets(env: Mapping[str, Any], benchmark: BenchmarkTerms) -> None:
-    """Read the dataset files that the flags name. Raises DatasetError."""
-    if name := env.get(_DATASET):
-        check_file(Path(name), Requirements.evaluation(benchmark))
-    if name := env.get(_PERFORMANCE):
-        check_file(Path(name), Requirements.performance(benchmark))
+    if not job.no_tree:
+        require_replaceable(job.out / SUBMISSION, tree_kind(job.settings.submitter, "--output_dir"))
+    return notes
 
 
 def require_server(env: Mapping[str, Any], runs: Sequence[Terms]) -> None:
@@ -139,6 +139,19 @@ def _require_room(max_model_len: int | None, runs: Sequence[Terms]) -> None:
             cause=f"up to {longest} tokens are generated after each prompt",
             remedy="leave it out: the longest prompt with its answer decides then",
         )
+
+
+def require_run_folder(folder: Path, lock: Path) -> None:
+    """Refuse the folder of one run, which the run replaces, where that cannot be done. Writes nothing.
+
+    Raises what require_results_folder and require_replaceable raise.
+    """
+    require_replaceable(folder, RUN)
+    if folder.resolve() == Path.cwd():  # the run's files lie among others, whatever these are
+        require_writable(folder)
+        require_unlocked(lock, folder)
+    else:
+        require_results_folder(folder, lock)
 
 
 def require_results_folder(out: Path, lock: Path) -> None:

@@ -18,12 +18,15 @@ from cm4vllm.rules import Mode, RateUse, Scenario
 
 __all__ = [
     "FOUND_BY_SEARCH",
+    "MODE",
     "NO_LATENCY",
     "NO_TARGET",
     "RATE_STEP",
+    "SCENARIO",
     "SYSTEM",
     "TARGET",
     "TARGET_SOURCE",
+    "TEST",
     "given_target",
     "is_at_once",
     "is_one_by_one",
@@ -43,6 +46,8 @@ __all__ = [
     "target_share",
 ]
 
+SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
+TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
 TARGET, TARGET_SOURCE = "CM_MLPERF_LOADGEN_TARGET_QPS", "CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE"
 #: The step that measures the server's rate where no accuracy run gives it.
 RATE_STEP = "Offline rate"

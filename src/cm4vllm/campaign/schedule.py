@@ -13,11 +13,14 @@ from cm4vllm.campaign.computed_targets import LATENCY_QUERIES
 from cm4vllm.campaign.powered_run import step_inputs
 from cm4vllm.campaign.run_targets import (
     FOUND_BY_SEARCH,
+    MODE,
     NO_LATENCY,
     NO_TARGET,
     RATE_STEP,
+    SCENARIO,
     SYSTEM,
     TARGET,
+    TEST,
     given_target,
     is_at_once,
     is_one_by_one,
@@ -44,8 +47,6 @@ from cm4vllm.rules import Division, Mode, Scenario
 
 __all__ = ["common_inputs", "schedule"]
 
-TEST = "CM_MLPERF_LOADGEN_COMPLIANCE_TEST"
-SCENARIO, MODE = "CM_MLPERF_LOADGEN_SCENARIO", "CM_MLPERF_LOADGEN_MODE"
 #: yes: a stopped accuracy run continues with the answers that it had, as in the open division.
 KEEP = "CM_MLPERF_KEEP_ANSWERS"
 #: The number of times that a full-length run which misses a limit at the rate found is made again at a lower rate.

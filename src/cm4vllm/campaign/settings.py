@@ -46,6 +46,7 @@ _POSITIVE = {"offline_target_qps": 1e6, "server_target_qps": 1e6, "test_query_co
         "attempts",
         "singlestream_target_latency",
         "max_test_duration",
+        "rehearsal_minutes",
         "search_minutes",
         "num_workers",
         "max_in_flight",
@@ -62,6 +63,8 @@ _LEAST_LATENCY = 1e-3
 
 #: A file system takes names of 255 bytes, and other names are made of these.
 _LONGEST_NAME = 100
+#: The minutes of a rehearsal.
+REHEARSAL_MINUTES = 15.0
 
 
 class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
@@ -86,6 +89,7 @@ class CampaignSettings(AssetInputs, frozen=True, kw_only=True):
     search_minutes: input_types.SearchMinutes = None
     test_query_count: input_types.TestQueryCount = None
     max_test_duration: input_types.MaxTestDuration = None
+    rehearsal_minutes: input_types.RehearsalMinutes = None
     quantize: Annotated[str, Key("CM_ML_MODEL_QUANTIZATION")] = ""
     num_workers: input_types.NumWorkers = None
     max_in_flight: input_types.MaxInFlight = None
@@ -168,6 +172,11 @@ class Job(ScheduledJob):
     def search_minutes(self) -> float:
         """The minutes that a search over server settings may take."""
         return self.settings.search_minutes or SEARCH_MINUTES
+
+    @property
+    def rehearsal_minutes(self) -> float:
+        """The minutes that a rehearsal may take from the start of its server on."""
+        return self.settings.rehearsal_minutes or REHEARSAL_MINUTES
 
     @property
     def searches_rate(self) -> bool:

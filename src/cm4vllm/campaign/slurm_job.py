@@ -11,7 +11,8 @@ from typing import Annotated
 from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import shell_line
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path, writable_folder, write_text
+from cm4vllm.common.files import typed_path, writable_folder
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.redaction import redacted_words
 from cm4vllm.common.settings import Key, Settings
 
@@ -82,7 +83,7 @@ def write_batch_file(settings: SlurmJobSettings, text: str) -> Path:
     """Write the file and return its path."""
     path = typed_path(settings.file).absolute()
     writable_folder(path.parent)
-    write_text(path, text)
+    write_noted(path, text)
     return path
 
 

@@ -13,21 +13,23 @@ from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, MeasuredTarget, Need, Step
-from cm4vllm.common.errors import UsageError
-from cm4vllm.common.progress import say
+from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.power.session import session_beside
 from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.rules import Division, Mode
+from cm4vllm.rules import Category, Division, ExecutionMode, Mode, division_rules
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_probe import check_vocabulary
 from cm4vllm.serving.text_servers import check_tokenizer, require_division
 
-__all__ = ["CHECKS", "Values"]
+__all__ = ["CHECKS", "Values", "measured_rate"]
 
+#: The rule by which a division takes a benchmark's own dataset alone.
+_DATASET_RULE = "DATASET"
 _EXPORTED = re.compile(r"<<<(\w+)>>>")
 
 
@@ -62,7 +64,7 @@ class Values:
         earlier = self._earlier_target(wanted.kept_from) if wanted.kept_from else None
         if earlier is None and wanted.searched:
             return self._searched_target(wanted)
-        return earlier or target_of(self._rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
+        return earlier or target_of(self.rate(wanted.step), wanted.share, wanted.step, one_by_one=wanted.one_by_one)
 
     def _filled(self, value: str) -> str:
         return _EXPORTED.sub(lambda match: self.env.get(match[1], ""), value)
@@ -77,12 +79,13 @@ class Values:
         """Return the folder of the LoadGen run that the step `name` makes."""
         return Path(self._filled(str(self._steps[name].inputs[FOLDER])))
 
-    def _rate(self, name: str) -> SamplesPerSecond:
+    def run(self, name: str) -> RunRecord:
+        """Return the record of the run that a step made."""
+        return read_record(self._folder(name) / RUN_FILE, RunRecord)
+
+    def rate(self, name: str) -> SamplesPerSecond:
         """Return the samples/s that a step measured."""
-        folder = self._folder(name)
-        record = read_record(folder / RUN_FILE, RunRecord)
-        performance = record.settings.mode is Mode.PERFORMANCE
-        return read_performance(folder).samples_per_second if performance else record.samples_per_second
+        return measured_rate(self._folder(name))
 
     def _earlier_target(self, place: str) -> TargetQps | None:
         """Return the target of a valid result of an earlier run in a folder below the results."""
@@ -143,6 +146,13 @@ _NEEDS: Mapping[Need, Callable[[Values, str], bool]] = {
 }
 
 
+def measured_rate(folder: Path) -> SamplesPerSecond:
+    """Return the samples/s of the LoadGen run in a folder. Raises CmError."""
+    record = read_record(folder / RUN_FILE, RunRecord)
+    performance = record.settings.mode is Mode.PERFORMANCE
+    return read_performance(folder).samples_per_second if performance else record.samples_per_second
+
+
 def _require_stand_in(env: Mapping[str, str]) -> None:
     """Raise UsageError unless a server for which no model was named serves a stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
@@ -170,9 +180,31 @@ def _require_media(env: Mapping[str, str]) -> None:
     require_media(Path(dataset.media_folder), rows_of(Path(dataset.path)))
 
 
+#: The records of the datasets whose prompts are checked.
+_DATASETS = ("CM_DATASET_RECORD", "CM_PERFORMANCE_DATASET_RECORD", "CM_COMPLIANCE_DATASET_RECORD")
+
+
+def _require_published_prompts(env: Mapping[str, str]) -> None:
+    """Refuse a result, and name for a rehearsal, prompts that are not as the rules of the division ask for them."""
+    division = Division.parse(env["CM_MLPERF_SUBMISSION_DIVISION"])
+    rule = division_rules(division, Category.parse(env["CM_MLPERF_SUBMISSION_SYSTEM_TYPE"])).get(_DATASET_RULE)
+    valid = ExecutionMode.parse(env["CM_MLPERF_RUN_STYLE"]) is ExecutionMode.VALID
+    for path in filter(None, map(env.get, _DATASETS)) if rule else ():
+        dataset = read_record(Path(path), DatasetRecord)
+        if dataset.tokenised_again and valid:
+            raise DatasetError(
+                f"the dataset {dataset.name} cannot be used for a result of the {division} division",
+                cause=dataset.tokenised_again,
+                remedy="name the benchmark's own model, whose tokenizer the dataset is for; or give --division=open",
+            )
+        if dataset.tokenised_again:
+            warn(f"{division} division, a valid run would be refused: {dataset.name}: {dataset.tokenised_again}")
+
+
 #: The checks after a step; each gets the keys that all steps so far have exported, and raises CmError.
 CHECKS: Mapping[Check, Callable[[Mapping[str, str]], None]] = {
     Check.NAMED_MODEL: _require_stand_in,
     Check.VOCABULARY: _require_vocabulary,
+    Check.PROMPTS: _require_published_prompts,
     Check.MEDIA: _require_media,
 }

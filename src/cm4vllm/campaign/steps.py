@@ -106,6 +106,7 @@ class Check(StrEnum):
 
     NAMED_MODEL = "the server serves the model that the job takes it for"
     VOCABULARY = "the server reads token ids as the model's tokenizer does"
+    PROMPTS = "the prompts are as published where the division's rules ask for that"
     MEDIA = "the files of the samples are those of which the dataset's record was made"
 
 
@@ -176,7 +177,8 @@ class Duration(Record, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"{'at least ' if self.at_least else ''}{four_digits(self.seconds)} s, {self.source}"
+        hours = f" ({self.seconds / 3600:.1f} h)" if self.seconds >= 3600 else ""
+        return f"{'at least ' if self.at_least else ''}{four_digits(self.seconds)} s{hours}, {self.source}"
 
 
 class Brings(Record, frozen=True, kw_only=True):

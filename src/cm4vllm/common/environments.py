@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from cm4vllm.common.errors import InstallError
+from cm4vllm.common.errors import DiskFull, InstallError
 from cm4vllm.common.files import write_text
+from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.processes import Completed, run
 
 __all__ = [
@@ -124,9 +125,16 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
     if unreachable := _no_connection(done.output):
         raise InstallError(
             title,
-            cause=f"pip has no connection to the package index: {unreachable}",
+            cause=f"pip has no connection to the package index: {unreachable}{through_proxy('https://pypi.org')}",
             remedy="run the same command again where the machine has a network: what is installed once is used without "
             f"it; a proxy is named by the variable https_proxy, an index in your own network by {given}",
+        )
+    if full := _FULL.search(done.output):
+        raise DiskFull(
+            title,
+            cause=full[0].strip(),
+            remedy="free space on the disk of that file; TMPDIR and XDG_CACHE_HOME choose other folders for what is "
+            "downloaded and unpacked meanwhile",
         )
     for sign, remedy in _REMEDIES.items():
         if sign in done.output:
@@ -138,10 +146,14 @@ def checked(done: Completed, title: str, own_index: str = "") -> Completed:
     )
 
 
+#: The line with a file for which a disk or a quota has no space.
+_FULL = re.compile(r"^.*(?:No space left on device|Disk quota exceeded).*$", re.MULTILINE)
+
 #: What to do, by the words that pip or the system has for a failure.
 _REMEDIES = {
     "externally-managed-environment": "use a virtual environment: python3 -m venv ~/cm && ~/cm/bin/pip install cmind, "
     "then run cm from ~/cm/bin",
+    "can't start new thread": "the limit of processes of this user (`ulimit -u`) is too low: raise it",
     "Permission denied": "the named file belongs to another user: use a virtual environment of your own",
 }
 

@@ -11,7 +11,7 @@
       ServerNotReady         34   the server did not serve a completion in time
       ServerStuck            35   the server process is up but has stopped responding
       DiskFull               40   no space left where the results or the assets go
-      NotWritable            41   no permission to write there
+      NotWritable            41   no permission to write there; or what a finished command printed was not written
       InstallError           42   a package or an environment could not be installed
       SourceUnavailable      43   a source repository could not be fetched
       DownloadError          44   a model or a dataset could not be downloaded completely

@@ -15,7 +15,6 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.common.errors import DiskFull, NotWritable, UsageError, translated_os_errors
@@ -35,7 +34,6 @@ __all__ = [
     "require_writable",
     "sha256_of",
     "sha256_of_tree",
-    "staged_folder",
     "sync_files",
     "sync_folder",
     "text_of",
@@ -161,9 +159,14 @@ def text_of(path: Path, most: int = -1) -> str:
 
 
 def json_of(data: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow."""
+    """Return the value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can follow.
+
+    Halves of UTF-16 pairs, which JSON can escape and no UTF-8 file can hold, become question marks.
+    """
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        halves = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
+        return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if halves else value
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
 
@@ -189,83 +192,6 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
-    """Give a folder beside `target` to fill; it becomes `target` when the block ends well.
-
-    What was at `target` before is replaced. When the block fails, the filled folder is kept as `<target>.failed` for
-    diagnosis and `target` stays as it was.
-    """
-    staging = target.with_name(f"{target.name}.partial")
-    failed = target.with_name(f"{target.name}.failed")
-    with translated_os_errors("prepare", target):
-        if not _removed(staging):
-            raise NotWritable(
-                f"cannot prepare {target}",
-                cause=f"{staging} is left of an earlier run, and this user may not remove all of it",
-                remedy="remove it, or choose another folder",
-            )
-        staging.mkdir(parents=True)
-    made = _inode(staging)
-    try:
-        yield staging
-    except BaseException as error:
-        vanished = _inode(staging) != made  # or was made again, by what writes its last words
-        with contextlib.suppress(OSError):  # whatever failed first is what is reported
-            _removed(failed)
-            staging.rename(failed)
-        if isinstance(error, OSError) and str(error.filename).startswith(f"{staging}{os.sep}"):
-            if isinstance(error, FileNotFoundError) and vanished:
-                raise _vanished(target, staging) from error
-            if not isinstance(error, FileNotFoundError):
-                with translated_os_errors("fill", target):
-                    raise
-        raise
-    if _inode(staging) != made:
-        raise _vanished(target, staging)
-    with translated_os_errors("finish", target):
-        _put_in_place(staging, target)
-        _removed(failed)
-
-
-def _put_in_place(staging: Path, target: Path) -> None:
-    """Rename a filled folder to `target`, in place of what is there. Raises OSError."""
-    places = (target.with_name(f"{target.name}.old{number or ''}") for number in count())
-    old = next(place for place in places if _removed(place))  # another user's may have to stay
-    if os.path.lexists(target):
-        target.rename(old)
-    staging.rename(target)
-    _removed(old)
-
-
-def _removed(path: Path) -> bool:
-    """Remove a folder, a file or a link as far as this user may; tell whether nothing is left of that name."""
-    import shutil
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return not os.path.lexists(path)
-
-
-def _inode(folder: Path) -> int:
-    """Return the inode of a folder, which differs between folders that had the same name; 0 if it is missing."""
-    try:
-        return folder.stat().st_ino
-    except OSError:
-        return 0
-
-
-def _vanished(target: Path, staging: Path) -> NotWritable:
-    return NotWritable(
-        f"cannot finish {target}",
-        cause=f"{staging} was removed while it was being written",
-        remedy="run it again, and check that no other program deletes files there during the run",
-    )
 
 
 def sha256_of(path: Path) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cm4vllm.common.errors import SourceUnavailable
-from cm4vllm.common.files import staged_folder
 from cm4vllm.common.git_objects import OF_A_REPOSITORY, OWN_CONFIGURATION, borrowed, objects_of
+from cm4vllm.common.host_addresses import through_proxy
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.processes import run
 
 __all__ = ["extract", "fetch_checkout", "git_directory"]
@@ -58,14 +59,13 @@ def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: s
 
     git compares each object with its name where it is copied. Raises SourceUnavailable.
     """
-    folder.mkdir(parents=True)
-    with borrowed(git) as own:
+    with staged_folder(folder) as staging, borrowed(git) as own:
         for words in (
             ["init", "--quiet"],
             ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],
             ["checkout", "--quiet", "--detach", commit],
         ):
-            done = run(["git", *words], cwd=folder, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
+            done = run(["git", *words], cwd=staging, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
             if not done.ok:
                 raise SourceUnavailable(f"{git} does not hold {title} at {commit}", cause=done.tail(3), remedy=remedy)
     return folder
@@ -92,7 +92,7 @@ def extract(git: Path, commit: str, paths: Sequence[str], target: Path, *, remed
 
 def _reach(url: str, remedy: str) -> None:
     """Find out in seconds whether the host of `url` answers: git itself waits for minutes."""
-    if not url.startswith("https://") or any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY")):
+    if not url.startswith("https://") or through_proxy(url):
         return
     host = url.split("/")[2]
     try:
@@ -116,4 +116,5 @@ def _fetching(folder: Path, url: str, words: list[str], title: str, remedy: str)
             f"{url} answers too slowly", cause=f"no end after {_FETCH_S:.0f} s", remedy=remedy
         ) from error
     if not done.ok:
-        raise SourceUnavailable(f"{title} cannot be fetched from {url}", cause=done.tail(5), remedy=remedy)
+        cause = done.tail(5) + through_proxy(url)
+        raise SourceUnavailable(f"{title} cannot be fetched from {url}", cause=cause, remedy=remedy)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
-__all__ = ["address_spellings", "is_address", "is_loopback"]
+__all__ = [
+    "PROXY_VARIABLES",
+    "address_spellings",
+    "host_header",
+    "host_of",
+    "is_address",
+    "is_loopback",
+    "proxy_of",
+    "through_proxy",
+    "without_user",
+]
 
+#: The variables that name a proxy, and the hosts that are asked without one; programs read one spelling or the other.
+PROXY_VARIABLES = tuple(
+    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_proxy".upper())
+)
 _MAC = re.compile(r"[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5,19}", re.IGNORECASE)
 
 
@@ -57,3 +72,35 @@ def _colons(address: ipaddress.IPv6Address) -> set[str]:
     short = [f"{int(group, 16):x}" for group in groups]
     compressed = f"::ffff:{short[6]}:{short[7]}" if address.ipv4_mapped else address.compressed
     return {compressed, ":".join(groups), ":".join(short)}
+
+
+def host_of(endpoint: str) -> str:
+    """Return the host that connections to a base URL go to; a zone of IPv6 as the system writes it (RFC 6874)."""
+    return (urlsplit(endpoint).hostname or "").replace("%25", "%")
+
+
+def host_header(endpoint: str) -> str:
+    """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
+    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc.rpartition("@")[2]) or "localhost"
+
+
+def without_user(url: str) -> str:
+    """Return a URL without the user name and password in it."""
+    return re.sub(r"(?<=//)[^/?#]*@", "", url, count=1)
+
+
+def proxy_of(url: str) -> str:
+    """Return the URL of the proxy that the environment names for a URL; empty without one."""
+    from urllib.request import getproxies_environment, proxy_bypass  # slow, and seldom needed
+
+    proxies = getproxies_environment()
+    proxy = proxies.get(urlsplit(url).scheme) or proxies.get("all") or ""
+    if not proxy or proxy_bypass(host_of(url)):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def through_proxy(url: str) -> str:
+    """Return words that name the proxy of the environment for a URL, without its password; empty without one."""
+    proxy = proxy_of(url)
+    return f" through the proxy {without_user(proxy)} ({urlsplit(url).scheme.upper()}_PROXY)" if proxy else ""

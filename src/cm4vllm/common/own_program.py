@@ -28,6 +28,7 @@ _PARTS = (
     "pyproject.toml",
     "mkdocs.yml",
     "Makefile",
+    "environment.py",
     "README.md",
     "LICENSE",
     "CHANGELOG.md",

@@ -7,18 +7,30 @@ the live line (`drawn_by_a_view`).
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
+from cm4vllm.common.standard_streams import give_up
 from cm4vllm.common.terminal_text import one_line, printable
 
-__all__ = ["Step", "drawn_by_a_view", "page", "say", "say_facts", "say_text", "step", "under_way", "warn", "warnings"]
+__all__ = [
+    "Step",
+    "drawn_by_a_view",
+    "page",
+    "say",
+    "say_facts",
+    "say_text",
+    "step",
+    "under_way",
+    "warn",
+    "warnings",
+    "with_outlook",
+]
 
 #: Seconds between two plain lines of one step.
 PLAIN_INTERVAL_S = 10.0
@@ -29,6 +41,7 @@ _STARTED = time.monotonic()
 _under_way: list[Step] = []
 _warnings: deque[str] = deque(maxlen=_MOST_WARNINGS)
 _views = 0
+_outlook: Callable[[], str] = str
 
 
 def say(text: str) -> None:
@@ -80,6 +93,17 @@ def drawn_by_a_view() -> Iterator[None]:
         _views -= 1
 
 
+@contextmanager
+def with_outlook(words: Callable[[], str]) -> Iterator[None]:
+    """Inside the block plain lines on progress end with what `words` returns, such as the time that is left."""
+    global _outlook
+    before, _outlook = _outlook, words
+    try:
+        yield
+    finally:
+        _outlook = before
+
+
 class Step:
     """One piece of work in progress; `update` sets how far it is, `note` is shown with it.
 
@@ -110,7 +134,7 @@ class Step:
             self._status.update(_literal(f"{self.title}: {text}"))
         elif not self._is_drawn and time.monotonic() - self._last >= PLAIN_INTERVAL_S:
             self._last = time.monotonic()
-            say(f"{self.title}: {text}")
+            say("; ".join(filter(None, (f"{self.title}: {text}", _outlook()))))
 
     def stop(self) -> None:
         if self._status is not None:
@@ -146,5 +170,5 @@ def page(text: str) -> None:
     except UnicodeEncodeError:  # the locale lacks a letter
         encoding = sys.stdout.encoding or "ascii"
         page(text.encode(encoding, "backslashreplace").decode(encoding))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        give_up(sys.stdout, error)

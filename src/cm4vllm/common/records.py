@@ -7,6 +7,7 @@ mean something else. What was written before records named their schema is read 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
+from cm4vllm.common.files import bytes_of, object_of, write_bytes
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.redaction import vault
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "read_optional",
     "read_record",
     "read_sample_file",
+    "remove_record",
     "write_record",
     "write_sample_file",
 ]
@@ -52,10 +55,25 @@ class OtherSchema(CmError):
 def write_record(path: Path, record: Record) -> None:
     """Write `record` with its schema to `path` as indented JSON, whole or not at all.
 
-    No secret of the run under way is in it.
+    No secret of the run under way is in it. What is there and is no such record is moved to a new name, which is said.
     """
+    _make_way(path, type(record))
     clean = vault().cleaned({_SCHEMA: record.SCHEMA, **msgspec.to_builtins(record)}, by_name=False)
     write_bytes(path, msgspec.json.format(msgspec.json.encode(clean), indent=2) + b"\n")
+
+
+def remove_record(path: Path, cls: type[Record]) -> None:
+    """Remove a record of type `cls`, of whatever version; any other file is moved to a new name, which is said."""
+    _make_way(path, cls)
+    path.unlink(missing_ok=True)
+
+
+def _make_way(path: Path, cls: type[Record]) -> None:
+    """Move what is no record of type `cls` to a new name. Versions differ in a few fields, other files in most."""
+    names = set(cls.__struct_encode_fields__)
+    there = object_of(path).keys() - {_SCHEMA}
+    if os.path.lexists(path) and 2 * len(there & names) <= len(there):
+        make_way(path)
 
 
 def read_record(path: Path, cls: type[R]) -> R:

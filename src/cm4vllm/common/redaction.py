@@ -7,17 +7,17 @@ the password in a URL). It is learnt when it is first seen; from then on no text
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
+from cm4vllm.common.standard_streams import give_up
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
@@ -133,6 +133,8 @@ class Vault:
         try:
             yield
         finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
             sys.stdout, sys.stderr = before
             _in_use.remove(self)
 
@@ -160,21 +162,14 @@ class _Cleaning:
             encoding = self._stream.encoding or "ascii"
             self._stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
-            self._gone(error)
+            give_up(self._stream, error)
         return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            self._gone(error)
-
-    def _gone(self, error: OSError) -> None:
-        """Go on where the reader or the terminal has gone: the results of a run do not depend on them."""
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            raise error
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            give_up(self._stream, error)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -13,6 +13,7 @@ __all__ = [
     "Seconds",
     "TokensPerSample",
     "TokensPerSecond",
+    "duration_text",
     "four_digits",
     "size_text",
 ]
@@ -76,3 +77,10 @@ def size_text(size: float) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time as 4:07, or 1:04:07."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

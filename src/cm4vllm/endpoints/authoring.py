@@ -15,18 +15,19 @@ from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
 from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.host_addresses import host_of
+from cm4vllm.common.owned_folders import note_files, require_replaceable
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.endpoints.bundle import CheckerInstallation, build_bundle
+from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.results.curves import POWER_FILE
-from cm4vllm.serving.records import host_of
 from cm4vllm.submission.privacy import private_words
 
-__all__ = ["BundleInputs", "author_and_build", "read_points"]
+__all__ = ["BundleInputs", "author_and_build", "read_points", "require_target"]
 
 _TEMPLATE_FILE = "submitter.template.yaml"
 #: The checker's keys of the sizes of a server's groups, and vLLM's options.
@@ -51,6 +52,16 @@ class BundleInputs(Settings, frozen=True, kw_only=True):
     checker: input_types.EndpointsChecker = ""
 
 
+def require_target(inputs: BundleInputs) -> None:
+    """Refuse a folder that is not replaced by a bundle. Raises UsageError."""
+    require_replaceable(_target(inputs), BUNDLE)
+
+
+def _target(inputs: BundleInputs) -> Path:
+    given = typed_path(inputs.output_dir or inputs.points).absolute()
+    return given if inputs.output_dir else given.parent / "bundle"
+
+
 def author_and_build(inputs: BundleInputs) -> Path:
     """Write the authored files of each point and build the bundle; return its folder. Raises CmError."""
     folder = typed_path(inputs.points).absolute()
@@ -65,7 +76,7 @@ def author_and_build(inputs: BundleInputs) -> Path:
         _author(path, record, stated, description, _disclosure(inputs, stated, model, dataset), _warmed(record, runs))
     if stated.power is None:
         say(f"no power is stated: {folder / _TEMPLATE_FILE} asks for it, and --submitter_file gives it")
-    target = typed_path(inputs.output_dir).absolute() if inputs.output_dir else folder.parent / "bundle"
+    target = _target(inputs)
     _write_sources(folder, points, model)
     return build_bundle(
         read_record(Path(inputs.checker), CheckerInstallation),
@@ -136,6 +147,7 @@ def _author(
     power = stated.power_document(str(system["system_name"]), int(system.get("system_node_ensemble_total") or 1))
     if power is not None:
         write_json(path / "system_power.json", power)
+    note_files(path, ["point.yaml", "system_desc.json", *(["system_power.json"] if power is not None else [])])
 
 
 def _runs(folder: Path) -> list[PointRecord]:

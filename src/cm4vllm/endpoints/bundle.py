@@ -11,16 +11,20 @@ from typing import Literal
 import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
-from cm4vllm.common.files import staged_folder
+from cm4vllm.common.owned_folders import Kind, discard, staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
 from cm4vllm.submission.privacy import PrivateWord, refuse_private
 
-__all__ = ["CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
+__all__ = ["BUNDLE", "CheckerInstallation", "OfficialFinding", "OfficialReport", "build_bundle", "official_report"]
 
 _INSIDE = Path(__file__).with_name("inside")
 #: Bundles of 32 points are built and checked in seconds.
 _TIMEOUT_S = 600.0
+
+
+#: The folder of a bundle, as an earlier version left it: the points of an organisation.
+BUNDLE = Kind("a bundle", "--bundle_dir", recognised=lambda folder: any(folder.glob("*/**/point.yaml")))
 
 
 class CheckerInstallation(Record, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ def build_bundle(
     figures of the points, by the official checker. Raises SubmissionError with the words
     of the builder where it refuses, and for a bundle with one of the `private` words in a file.
     """
-    with staged_folder(target) as staging:
+    with staged_folder(target, BUNDLE) as staging:
         spec = {
             "runs": {name: str(folder) for name, folder in runs.items()},
             "division": division,
@@ -95,7 +99,7 @@ def official_report(checker: CheckerInstallation, bundle: Path, report: Path) ->
 
     Raises CheckerFailed where it ends without a report.
     """
-    report.unlink(missing_ok=True)
+    discard(report)
     done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
     try:
         written = msgspec.json.decode(report.read_bytes(), type=OfficialReport)

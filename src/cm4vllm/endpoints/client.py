@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +13,9 @@ from typing import Any
 import yaml
 
 from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
-from cm4vllm.common.files import object_of, write_text
+from cm4vllm.common.files import object_of
 from cm4vllm.common.git_objects import added_files, changed_files, objects_of
+from cm4vllm.common.owned_folders import discard, mark, write_noted
 from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
@@ -26,15 +25,7 @@ from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
 from cm4vllm.serving.supervisor import start_supervised
 
-__all__ = [
-    "EVENTS",
-    "ClientInstallation",
-    "faults_of",
-    "read_summary",
-    "remove_leftovers",
-    "require_unmodified",
-    "run_client",
-]
+__all__ = ["EVENTS", "ClientInstallation", "faults_of", "read_summary", "require_unmodified", "run_client"]
 
 EVENTS = "events.jsonl"
 #: The samples that the client issued in each phase, by the phase's name. An accuracy run has the name of its dataset.
@@ -49,11 +40,6 @@ _INTERRUPTED = 130
 _AGAIN = "run the same command again: it repeats this run"
 #: The progress bar of the client: samples of all.
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
-#: Where the client has its event log and its sockets while it runs.
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - its own choice
-_LEFT = ("benchmark_*", "zmq_*")
-#: A client that ends copies its event log out of a folder that no process has open any more: in seconds.
-_OLD_S = 600.0
 
 
 class ClientInstallation(Record, frozen=True, kw_only=True):
@@ -98,13 +84,13 @@ def run_client(
     """
     require_unmodified(client)
     end_orphans()
-    remove_leftovers()
     target = folder / wanted.folder
-    shutil.rmtree(target, ignore_errors=True)
+    discard(target)
+    target.mkdir()
+    mark(target)
     settings = folder / f"{wanted.folder}.yaml"
-    write_text(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
+    write_noted(settings, yaml.safe_dump(client_document(wanted), sort_keys=False))
     log = folder / f"{wanted.folder}.log"
-    log.unlink(missing_ok=True)
     argv = [client.python, "-P", "-m", "inference_endpoint.main", "benchmark", "from-config", "-c", settings.name]
     argv += ["--mode", "both" if wanted.accuracy else "perf"]
     status = _followed(argv, wanted, folder, environment, alive, facts)
@@ -242,44 +228,3 @@ def _require_status(status: int | None, log: Path) -> None:
     if status is None or status < 0 or status == _INTERRUPTED:
         raise RunIncomplete(f"the reference client ended early: {how}", remedy=f"{_AGAIN}; the client's log is {log}")
     raise RunFailed(f"the reference client failed: {how}", cause=last_lines(log, 15), remedy=f"its whole log is {log}")
-
-
-def remove_leftovers(shared_memory: Path = _SHARED_MEMORY) -> list[Path]:
-    """Remove the folders of ended clients in shared memory, and return them. New folders and folders in use are kept.
-
-    The client keeps its event log and its sockets below /dev/shm while it runs (commands/benchmark/execute.py,
-    zmq/context.py). Its supervisor removes those that it has noted (serving.ipc_files), unless it was killed before.
-    """
-    leftovers = [
-        folder
-        for pattern in _LEFT
-        for folder in shared_memory.glob(pattern)
-        if not folder.is_symlink() and _is_old_folder_of_ours(folder)
-    ]
-    used = _used_paths() if leftovers else set()
-    left = [folder for folder in leftovers if not any(path.startswith(f"{folder}/") for path in used)]
-    for folder in left:
-        shutil.rmtree(folder, ignore_errors=True)
-    return left
-
-
-def _is_old_folder_of_ours(path: Path) -> bool:
-    try:
-        status = path.stat()
-    except OSError:  # removed meanwhile
-        return False
-    return path.is_dir() and status.st_uid == os.getuid() and time.time() - status.st_mtime > _OLD_S
-
-
-def _used_paths() -> set[str]:
-    """Return the paths of all Unix sockets, and of the files that the processes of this user have open."""
-    paths = set()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
-            paths.add(line.split(maxsplit=7)[-1])
-    for folder in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):  # another user's process, or one that has ended
-            for link in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    paths.add(str(link.readlink()))
-    return paths

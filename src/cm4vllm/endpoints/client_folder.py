@@ -14,6 +14,7 @@ from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.rules import ClientDataset
 
@@ -54,7 +55,7 @@ def prepare_folder(
 def _copy_tokenizer(model: Path, folder: Path) -> None:
     """Copy a model's small files, those of its tokenizer among them: a results folder holds no links."""
     if folder.is_symlink():
-        folder.unlink()
+        make_way(folder)
     writable_folder(folder)
     for path in sorted(model.iterdir()):
         if path.suffix in _TOKENIZER_SUFFIXES and path.is_file():

@@ -144,5 +144,4 @@ def client_checkout(folder: Path, source: Path | None, url: str, commit: str) ->
         return fetch_checkout(folder, url, commit, ["/*"], title="the reference client", remedy=_SOURCE_REMEDY)
     if (git := git_directory(source)) is None:
         raise SourceUnavailable(f"{source} is no git checkout", remedy=_SOURCE_REMEDY)
-    shutil.rmtree(folder, ignore_errors=True)
     return copy_checkout(git, commit, folder, title="the reference client", remedy=_SOURCE_REMEDY)

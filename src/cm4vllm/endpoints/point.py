@@ -17,6 +17,7 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import given_path
+from cm4vllm.common.owned_folders import Kind, note_finished, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
@@ -33,12 +34,22 @@ from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_ben
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
 
-__all__ = ["PointInputs", "PointSetup", "earlier_point", "measure_point", "point_setup", "require_dataset_file"]
+__all__ = [
+    "POINT",
+    "PointInputs",
+    "PointSetup",
+    "earlier_point",
+    "measure_point",
+    "point_setup",
+    "require_dataset_file",
+]
 
 #: From this number of processors on the client chooses its own number of processes.
 _MANY_PROCESSORS = 16
 _PROCESSORS_PER_WORKER = 4
 _NS = 1e9
+#: The folder of a point, as an earlier version left it: with the record of a point, or of the client alone.
+POINT = Kind("a point of a curve", "--output_dir", recognised=lambda folder: (folder / POINT_FILE).is_file())
 
 
 class PointInputs(Settings, frozen=True, kw_only=True):
@@ -101,9 +112,13 @@ class PointSetup(Record, frozen=True, kw_only=True):
 
 
 def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
-    """Make the run of a point; return its record and the record's path. Raises CmError."""
+    """Make the run of a point; return its record and the record's path.
+
+    An earlier point in its folder is replaced. Raises CmError.
+    """
     planned = point_setup(inputs)
     target = Path(inputs.output_dir).absolute()
+    require_replaceable(target, POINT)
     folder = target.parent
     prepare_folder(
         folder,
@@ -123,6 +138,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     summary = read_summary(target)
     record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
     write_record(target / POINT_FILE, record)
+    note_finished(target)
     _say_result(record, summary)
     return record, target / POINT_FILE
 

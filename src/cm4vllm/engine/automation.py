@@ -17,6 +17,8 @@ from cmind.automation import Automation
 
 from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
+from cm4vllm.common.redaction import vault
+from cm4vllm.common.standard_streams import ensure_streams, lost_output
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
@@ -27,6 +29,7 @@ from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.scope import asked_by_code
 from cm4vllm.engine.run.script_selection import choice_note
 from cm4vllm.engine.run.session import Session
+from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 __all__ = ["OwnAutomation", "ScriptAutomation"]
 
@@ -38,6 +41,7 @@ _SESSION = "cm4vllm.session"
 # What is loaded by now, cmind's index included, stays to the end of the process: to walk it again at each collection,
 # and once more at the exit, is a tenth of what a hit of the cache takes.
 gc.freeze()
+ensure_streams()
 
 
 class OwnAutomation(Automation):  # type: ignore[misc]
@@ -50,7 +54,9 @@ class OwnAutomation(Automation):  # type: ignore[misc]
     def _answered(self, action: Callable[[Any, Result], Result], i: Result) -> Result:
         """Return the result of an action; what it raises becomes the result that cmind expects: message and code."""
         try:
-            return action(self, i)
+            with vault().guarded_output():
+                result = action(self, i)
+            return result if result["return"] else _not_printed() or result
         except KeyboardInterrupt:
             if _SESSION in self.cmind.state:  # a run is under way, and ends in order itself
                 raise
@@ -65,7 +71,8 @@ def _report(cmind: Any, result: Result) -> Result:
     if result["return"] > 0:
         if cmind.debug:
             raise RuntimeError(result["error"])
-        sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
     return result
 
 
@@ -105,6 +112,8 @@ class ScriptAutomation(OwnAutomation):
         try:
             with contextlib.redirect_stdout(session.output), session.supervised(), session.with_typed_secrets():
                 session.warn_of_typed_secrets()
+                if other := _other_checkout(self.path):
+                    session.tell(other)
                 folder = working_folder()
                 _require_result_file(self.cmind)
                 free = free_bytes(folder)
@@ -163,7 +172,21 @@ def _known(error: Exception, *, verbose: bool) -> CmError:
     return CmError(
         f"{type(error).__name__}: {error}",
         cause=f"at {frame.filename}:{frame.lineno}",
-        remedy="this is a bug in cm4vllm: run again with -v and report the output",
+        remedy=shadowed_packages() or "this is a bug in cm4vllm: run again with -v and report the output",
+    )
+
+
+def _other_checkout(automation: str) -> str:
+    """Return a warning where the recipes are those of one checkout and the package is that of another; else nothing."""
+    recipes = os.path.dirname(os.path.dirname(os.path.realpath(automation)))
+    package = os.path.realpath(__file__)
+    for _ in "file", "engine", "cm4vllm", "src":
+        package = os.path.dirname(package)
+    if package == recipes or not os.path.isfile(os.path.join(package, "cmr.yaml")):
+        return ""
+    return (
+        f"WARNING: the recipes of {recipes} run with the Python package of {package}: they are those of CM_REPOS, the "
+        "package is that of the `cm` that comes first on PATH"
     )
 
 
@@ -193,20 +216,33 @@ def _warn(session: Session, request: Request) -> None:
 
 def _handed_over(session: Session, i: Mapping[str, Any], result: Result, folder: str) -> Result:
     """Write and print what the flags ask for, and return the result; without secrets where it is written by cmind."""
-    with contextlib.redirect_stdout(session.output):
+    with contextlib.redirect_stdout(session.output), session.vault.guarded_output():
         if folder and flag(i, *PROVENANCE_FLAGS):
             from cm4vllm.engine.tools.provenance import leave
 
             try:
-                with session.vault.guarded_output():
-                    leave(session, i, result, folder)
+                leave(session, i, result, folder)
             except CmError as error:
                 result = result if result["return"] else {"return": error.exit_code, "error": str(error)}
     if session.as_json or i.get("save_to_json") or i.get("save_to_yaml"):
         result = session.vault.cleaned(result)
     if flag(i, "j", "json") and (not result["return"] or "new_state" in result):
-        print(json.dumps(result, indent=2, default=str))
-    return result
+        with session.vault.guarded_output():
+            print(json.dumps(result, indent=2, default=str))
+    # Not in a program that calls cmind itself: what it prints is its own affair.
+    return result if result["return"] or not i.get("cmd") else {**result, **_not_printed()}
+
+
+def _not_printed() -> Result:
+    """Return the error of a command whose output could not be written; empty if it was."""
+    if not (lost := lost_output()):
+        return {}
+    error = NotWritable(
+        "what the command printed could not be written",
+        cause=lost,
+        remedy="give it another standard output; the command itself has ended well, and its results are there",
+    )
+    return {"return": error.exit_code, "error": str(error)}
 
 
 def _tell_more(session: Session, i: Mapping[str, Any], result: Result, folder: str, free_before: int) -> None:

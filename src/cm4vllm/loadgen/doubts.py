@@ -6,13 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cm4vllm.hardware.throttling import QUOTA, TIMES
-from cm4vllm.loadgen.records import ADDED_TTFT, HEADROOM, ClientRecord, MachineLoad, RunRecord, RunSettings, SelfCheck
+from cm4vllm.loadgen.records import (
+    ADDED_TTFT,
+    HEADROOM,
+    ClientRecord,
+    MachineLoad,
+    RunRecord,
+    RunSettings,
+    SelfCheck,
+    fewer,
+)
 from cm4vllm.rules import Mode
+from cm4vllm.serving.records import Prompts
 
 __all__ = ["client_doubts", "headroom", "run_warnings", "times_the_load"]
 
 #: The parts of the machine that others and the hypervisor may take during a run.
 OTHERS, STOLEN = 0.05, 0.10
+#: Seconds after which the system sends again what a full queue of a listening server dropped (Linux: 1 s).
+SLOW_CONNECT_S = 0.9
+#: The error of TPOT by tokens that come with the first one that is not worth a word.
+TPOT_ERROR = 0.02
+#: Milliseconds from the last token to the end that are more than the reading of a stream takes.
+LATE_END_MS = 10.0
+#: Tokens by which the texts of prompts may run together with those of a chat template.
+TEMPLATE_SPREAD = 4
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,8 @@ def _doubts(run: RunRecord) -> Iterator[Doubt]:
             precision=True,
         )
     yield from _machine_doubts(run)
+    yield from _prompt_doubts(run)
+    yield from _server_doubts(run)
     limits = run.settings.terms.limits
     if limits is None or limits.ttft_ms is None:
         return
@@ -104,6 +124,57 @@ def _doubts(run: RunRecord) -> Iterator[Doubt]:
             f"TTFT limit of {limits.ttft_ms:g} ms",
             _MORE_ROOM,
             precision=True,
+        )
+
+
+def _server_doubts(run: RunRecord) -> Iterator[Doubt]:
+    """Give the reasons to doubt the figures of a performance run that lie in how the server answered."""
+    client, settings = run.client, run.settings
+    if settings.mode is not Mode.PERFORMANCE:
+        return
+    if client.longest_connect_s >= SLOW_CONNECT_S:
+        yield Doubt(
+            f"a connection to the server took {client.longest_connect_s:.1f} s to open ({client.retries:,} requests "
+            "were sent again): the queue in which it accepts connections was full",
+            "raise the server's listen backlog (net.core.somaxconn), or give it "
+            + fewer(at_once=settings.terms.at_once),
+            precision=True,
+        )
+    mean = client.completion_tokens / client.completed if client.completed else 0.0
+    if not settings.stream_interval or mean <= 1:
+        return
+    first = client.first_event_tokens
+    if first - 1 > TPOT_ERROR * (mean - 1):
+        yield Doubt(
+            f"the first event of an answer held {first:.1f} tokens (mean), of {mean:.1f} in all: TPOT divides the time "
+            f"after it by the tokens after the first one, and is {(first - 1) / (mean - 1):.0%} too low",
+            "have the server send each token when it is made, or its first one alone (vLLM: --stream-interval)",
+        )
+    lag = client.end_lag_ms or 0.0
+    if lag > LATE_END_MS:
+        yield Doubt(
+            f"an answer ended {lag:.1f} ms after its last token (median of a few): TPOT counts that time, "
+            f"{lag / (mean - 1):.2f} ms for each token",
+            "see what the server, or a gateway before it, does between the last token and the usage",
+        )
+
+
+def _prompt_doubts(run: RunRecord) -> Iterator[Doubt]:
+    """Say when the server counts more tokens of prompts than were sent, and no chat template explains it."""
+    client, dialect = run.client, run.settings.server.dialect
+    least, most = client.least_more, client.most_more
+    if dialect is None or least is None or most is None:
+        return
+    if dialect.prompts is Prompts.TEXT and most > 0:
+        yield Doubt(
+            f"the server counts more tokens of prompts than were sent: {client.more_words}",
+            "see whether it begins each text with a token that the text has already (add_bos_token)",
+        )
+    if dialect.prompts is Prompts.CHAT and most - least > TEMPLATE_SPREAD:
+        yield Doubt(
+            f"the server counts {least:,} to {most:,} more tokens of a prompt than were sent, where a chat template "
+            "adds the same to each: it may have cut some of them",
+            "see the length up to which it reads prompts",
         )
 
 

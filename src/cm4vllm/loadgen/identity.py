@@ -41,6 +41,7 @@ def _stable(settings: RunSettings) -> RunSettings:
     return replace(
         settings,
         target_qps_source="",
+        shortened="",
         server=_server(settings.server, model.path),
         # Of a model without files here nothing else is known than what was said of it.
         model=replace(model, path="", source="", recipe={}) if model.sha256 else model,
@@ -89,6 +90,7 @@ def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
         known,
         members=[_as_planned(member, model_path) for member in known.members],
         dialect=None,
+        answered_by="",
         unchecked=[],
         max_model_len=0,
         version="",

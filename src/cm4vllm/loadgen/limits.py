@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from cm4vllm.common.errors import LimitTooLow
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen.client.client_counts import SPARE
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.records import RunSettings, fewer
 from cm4vllm.loadgen.settings import MOST_WORKERS
 from cm4vllm.rules import Mode, Terms
 from cm4vllm.serving.server_needs import SERVER_FILES_BESIDE, api_processes
@@ -264,7 +264,7 @@ def _files_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
     return LimitTooLow(
         f"{asked.title} may need {' and '.join(where)}, {files:,} are allowed",
         cause=f"each open request has its own connection; {asked.words}",
-        remedy="; or ".join([*remedies, _fewer(asked)]),
+        remedy="; or ".join([*remedies, fewer(at_once=asked.at_once)]),
     )
 
 
@@ -279,7 +279,7 @@ def _ports_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
             [
                 "widen it, as root: sysctl net.ipv4.ip_local_port_range='1024 65535'",
                 "have a server that runs already listen on a Unix socket: --api_server=unix:///PATH",
-                _fewer(asked),
+                fewer(at_once=asked.at_once),
             ]
         ),
     )
@@ -294,7 +294,7 @@ def _memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow | None:
         f"{free / 2**20:,.0f} MiB are free",
         cause=f"each process of it takes {WORKER_BYTES >> 20} MiB, each open request {STREAM_BYTES >> 10} KiB; "
         f"{asked.words}",
-        remedy=f"free memory; or {_fewer(asked)}",
+        remedy=f"free memory; or {fewer(at_once=asked.at_once)}",
     )
 
 
@@ -308,7 +308,3 @@ def _shared_memory_refused(asked: Demand, limits: MachineLimits) -> LimitTooLow 
         remedy="give the container more: docker run --shm-size=16g or --ipc=host; on a machine of your own, as root: "
         "mount -o remount,size=16g /dev/shm",
     )
-
-
-def _fewer(demand: Demand) -> str:
-    return "fewer requests in flight: --max_in_flight" if demand.at_once else "a lower rate: --server_target_qps"

@@ -11,7 +11,8 @@ from typing import Annotated
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import sha256_of, writable_folder, write_text
+from cm4vllm.common.files import object_of, sha256_of, writable_folder
+from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
@@ -40,6 +41,7 @@ from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
+    "RUN",
     "Earlier",
     "RunInputs",
     "earlier_run",
@@ -49,6 +51,14 @@ __all__ = [
     "settings_of",
     "write_user_conf",
 ]
+
+#: The folder of one run, as an earlier version left it: with the record of a run.
+RUN = Kind(
+    "a LoadGen run",
+    "--output_dir",
+    recognised=lambda folder: {"settings", "client", "files"} <= object_of(folder / RUN_FILE).keys(),
+    into_working_folder=True,
+)
 
 Watch = Callable[[RunSettings], OnAnswers | None]
 
@@ -75,6 +85,8 @@ class RunInputs(Settings, frozen=True, kw_only=True):
     target_latency: Annotated[float | None, Key("CM_MLPERF_LOADGEN_TARGET_LATENCY")] = None
     target_qps_source: Annotated[str, Key("CM_MLPERF_LOADGEN_TARGET_QPS_SOURCE")] = "given as target_qps"
     test_query_count: input_types.TestQueryCount = None
+    #: Why the main job gives a count of its own.
+    shortened: Annotated[str, Key("CM_MLPERF_SHORTENED")] = ""
     max_test_duration: input_types.MaxTestDuration = None
     max_in_flight: input_types.MaxInFlight = None
     stream_interval: Annotated[int | None, Key("CM_VLLM_STREAM_INTERVAL")] = None
@@ -136,12 +148,12 @@ class RunInputs(Settings, frozen=True, kw_only=True):
         """
         if not self.output_dir:
             return Path.cwd() / USER_CONF
-        return self.folder.with_name(f"{self.folder.name}.{USER_CONF}")
+        return beside(self.folder, f".{USER_CONF}")
 
     def forget_generated_conf(self) -> None:
         """Remove the user.conf that was written beside the run's folder: the run has it in its own."""
         if self.output_dir and self.user_conf and Path(self.user_conf) == self.generated_conf:
-            self.generated_conf.unlink(missing_ok=True)
+            forget(self.generated_conf)
 
 
 def require_run(inputs: RunInputs) -> None:
@@ -161,7 +173,7 @@ def write_user_conf(inputs: RunInputs) -> Path:
     dataset = read_record(Path(inputs.dataset), DatasetRecord) if inputs.dataset else None
     conf, path = _conf(inputs, inputs.terms, dataset), inputs.generated_conf
     writable_folder(path.parent)
-    write_text(path, conf.text)
+    write_noted(path, conf.text)
     return path
 
 
@@ -218,6 +230,7 @@ def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:
         user_conf=_given_conf(inputs),
         target_qps=_target(inputs, wanted),
         target_qps_source=inputs.target_qps_source,
+        shortened=inputs.shortened,
         max_in_flight=inputs.max_in_flight,
         stream_interval=inputs.stream_interval,
         num_workers=inputs.num_workers,
@@ -291,6 +304,7 @@ def earlier_run(folder: Path, settings: RunSettings) -> Earlier:
     present = at_present_places(record, settings)
     if present != record:
         write_record(path, present)
+        note_files(folder, [RUN_FILE])
     return Earlier(present)
 
 

@@ -13,6 +13,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
 from cm4vllm.hardware.counted_energy import RunEnergy
 from cm4vllm.rules import Mode, Scenario, Terms
+from cm4vllm.serving.answers.stated import FORMAT_TOKENS
 from cm4vllm.serving.metrics_records import ServerMetrics
 from cm4vllm.serving.records import ServerRecord
 
@@ -31,6 +32,7 @@ __all__ = [
     "SelfCheck",
     "Spread",
     "TextCounts",
+    "fewer",
     "given_run_folder",
 ]
 
@@ -55,6 +57,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     `stream_interval` says how answers are asked for: 0 whole, k as a stream with a chunk for every k tokens, of which
     the first always comes alone. `num_workers` is the number of client processes; 0 has the self-check decide. Only
     tests leave the `self_check` out.
+    `shortened` says why a rehearsal's run has fewer queries than it would have had; empty where it has them all.
     `compliance_test` names the compliance test whose run it is, and `audit_config` is the text of its audit.config;
     both are empty in the runs of a result.
     With `network` the system is on other machines, and LoadGen gets its name from them, as the network division asks.
@@ -75,6 +78,7 @@ class RunSettings(Record, frozen=True, kw_only=True):
     model: ModelRecord
     dataset: DatasetRecord
     server: ServerRecord
+    shortened: str = ""
     compliance_test: str = ""
     audit_config: str = ""
     network: bool = False
@@ -139,9 +143,9 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
     """One process of the client during the run: LoadGen's, or a worker's.
 
     `issue_lag` is the time between LoadGen's call and the moment a query is written to its connection, in the Server
-    scenario; `loop_lag` how late a worker's event loop ran what was due. The garbage collector is off: `gc_pauses` is 0
-    unless something turned it on. `watching_s` is the part of `cpu_s` in which LoadGen's process
-    reported how far it is.
+    scenario; `loop_lag` how late a worker's event loop ran what was due; `end_lag`, of a few streams, the time from the
+    last token to the end of the answer, which is the server's. The garbage collector is off: `gc_pauses` is 0 unless
+    something turned it on. `watching_s` is the part of `cpu_s` in which LoadGen's process reported how far it is.
     """
 
     name: str
@@ -152,6 +156,7 @@ class ProcessRecord(Record, frozen=True, kw_only=True):
     gc_longest_ms: float = 0.0
     loop_lag: Spread | None = None
     issue_lag: Spread | None = None
+    end_lag: Spread | None = None
     watching_s: float = 0.0
 
     @property
@@ -192,24 +197,47 @@ class TextCounts(Record, frozen=True, kw_only=True):
 
     `answers` were compared: all of an accuracy run, a sample of a performance run, none where the server counts none.
     `apart` is the sum over them of the tokens by which both differ; of an answer that ended by itself the server may
-    count one more, the token that ended it, which is in no text. `prompt_tokens` were sent, `server_prompt_tokens` are
-    what the server counts of them; `prompts_changed` are prompts whose text the tokenizer reads as other ids, and
-    `cached_prompt_tokens` those that the server took from a cache, as it says.
+    count one more, the token that ended it, which is in no text. `least_more` is by how many more tokens the server
+    counts each of them at least: tokens of a format that are in no text. `first_tokens` are in the first pieces of
+    their texts. `unsent` says what an answer shows of generated tokens that were not sent. `prompts_changed` are
+    prompts whose text the tokenizer reads as other ids. Versions before wrote the last three here.
     """
 
     answers: int
     server_tokens: int
     tokenizer_tokens: int
     apart: int
+    least_more: int = 0
+    first_tokens: int = 0
+    unsent: str = ""
+    prompts_changed: int = 0
     prompt_tokens: int = 0
     server_prompt_tokens: int = 0
-    prompts_changed: int = 0
     cached_prompt_tokens: int = 0
 
     @property
+    def format_tokens(self) -> int:
+        """The tokens of each answer that the server counts and that are in no text: a constant few, or 0."""
+        return self.least_more if self.least_more <= FORMAT_TOKENS else 0
+
+    @property
     def difference(self) -> float | None:
-        """The part of the server's tokens by which both differ; None where nothing was compared."""
-        return self.apart / self.server_tokens if self.server_tokens else None
+        """The part of the server's tokens by which both differ, but for format_tokens; None without a comparison."""
+        apart = self.apart - self.answers * self.format_tokens
+        return apart / self.server_tokens if self.server_tokens else None
+
+    def plus(self, other: TextCounts) -> TextCounts:
+        """Return the counts of both, which are each of one answer at least, or of none."""
+        least = [counts.least_more for counts in (self, other) if counts.answers]
+        return TextCounts(
+            answers=self.answers + other.answers,
+            server_tokens=self.server_tokens + other.server_tokens,
+            tokenizer_tokens=self.tokenizer_tokens + other.tokenizer_tokens,
+            apart=self.apart + other.apart,
+            least_more=min(least, default=0),
+            first_tokens=self.first_tokens + other.first_tokens,
+            unsent=self.unsent or other.unsent,
+        )
 
 
 class ClientRecord(Record, frozen=True, kw_only=True):
@@ -218,8 +246,11 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
     fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
     `at_once` counts the streams that came whole, which something between server and client had collected.
-    `connections` counts those that were opened. `kept` of the requests were answered in an earlier piece of the run,
-    and the server was not asked for them again. `text` is None where the server lists token ids.
+    `connections` counts those that were opened, the slowest in `longest_connect_s`. `kept` of the requests were
+    answered in an earlier piece of the run, and the server was not asked for them again. `text` is None where the
+    server lists token ids. The server states `server_prompt_tokens` and `cached_prompt_tokens`; it counts each prompt
+    by `least_more` to `most_more` more tokens than were sent, None where it counts none. `models` counts the answers by
+    the names of the model in them. `first_tokens` came with the first event of their answers; 0 of answers in text.
     """
 
     requests: int
@@ -234,9 +265,37 @@ class ClientRecord(Record, frozen=True, kw_only=True):
     at_once: int = 0
     text: TextCounts | None = None
     connections: int = 0
+    longest_connect_s: float = 0.0
+    server_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    least_more: int | None = None
+    most_more: int | None = None
+    first_tokens: int = 0
+    models: dict[str, int] = {}
     kept: int = 0
     processes: list[ProcessRecord] = []
     self_check: SelfCheck | None = None
+
+    @property
+    def end_lag_ms(self) -> float | None:
+        """The time from the last token to the end of an answer, median of a few; None where answers came whole."""
+        return max((process.end_lag.p50_ms for process in self.processes if process.end_lag), default=None)
+
+    @property
+    def first_event_tokens(self) -> float:
+        """The mean number of tokens that came with the first event of an answer; 0 where it is not known."""
+        if self.text is not None:
+            return self.text.first_tokens / self.text.answers if self.text.answers else 0.0
+        asked = self.completed - self.kept
+        return self.first_tokens / asked if asked else 0.0
+
+    @property
+    def more_words(self) -> str:
+        """By how many more tokens the server counts each prompt than were sent, in words; empty where by none."""
+        least, most = self.least_more, self.most_more
+        if least is None or most is None or most <= 0:
+            return ""
+        return f"{least:,} more in each" if least == most else f"{least:,} to {most:,} more in each"
 
 
 class MachineLoad(Record, frozen=True, kw_only=True):
@@ -347,13 +406,28 @@ class RunRecord(Record, frozen=True, kw_only=True):
         failed = self.client.failed
         fault = f"{failed:,} of {self.client.requests:,} requests failed" if failed else ""
         reused = self.server_metrics.reused if self.server_metrics else ""
-        cached = self.client.text.cached_prompt_tokens if self.client.text else 0
+        cached = self.client.cached_prompt_tokens or (self.client.text.cached_prompt_tokens if self.client.text else 0)
         if cached and not reused:
             reused = (
                 f"the server says that it took {cached:,} prompt tokens from a cache: nothing may be reused "
                 "between queries"
             )
-        return tuple(filter(None, (fault, reused)))
+        return tuple(filter(None, (fault, reused, self._other_models())))
+
+    def _other_models(self) -> str:
+        """Say that answers name other models than those of the probe, or several."""
+        named, probed = self.client.models, self.settings.server.answered_by
+        if not (set(named) - {probed} if probed else len(named) > 1):
+            return ""
+        words = ", ".join(f"{name} ({answers:,})" for name, answers in named.items())
+        return f"the answers name the model {words}" + (
+            f", and those of the probe {probed}: a result is of one model" if probed else ": a result is of one model"
+        )
+
+
+def fewer(*, at_once: bool) -> str:
+    """Return in words, with the flag, what a run needs that has fewer requests open."""
+    return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"
 
 
 def given_run_folder(env: Mapping[str, Any], key: str, remedy: str) -> Path:

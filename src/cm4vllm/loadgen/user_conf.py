@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 
 from cm4vllm.common.errors import DatasetError, UsageError
-from cm4vllm.common.progress import say
+from cm4vllm.common.progress import say_facts
 from cm4vllm.loadgen.logs.early_stopping import missing_queries
-from cm4vllm.rules import ExecutionMode, Terms
+from cm4vllm.rules import ExecutionMode, Mode, Terms
 
 __all__ = [
     "LEAST_ONE_BY_ONE",
@@ -22,6 +22,7 @@ __all__ = [
     "expected_latency_ms",
     "rehearsal_queries",
     "user_conf",
+    "verdict_queries",
 ]
 
 #: Seconds that a rehearsal's performance run issues queries, unless a count or a shorter time is asked for.
@@ -68,6 +69,31 @@ class UserConf:
         }
         head = "# A rehearsal: shorter than the rules ask, not for submission.\n" if self.rehearsal else ""
         return head + "".join(f"{name}.{key} = {value!r}\n" for key, value in values.items() if value is not None)
+
+    @property
+    def queries(self) -> int:
+        """The samples that LoadGen issues by these settings: whole passes over those that it draws from."""
+        terms = self.terms
+        if terms.mode is Mode.ACCURACY:
+            return self.samples
+        least = self.min_query_count or max(terms.min_samples, 1 if terms.early_stopping else terms.min_queries)
+        if self.target_qps is not None and not terms.one_by_one:
+            slack = _SLACK if terms.at_once else 1.0
+            least = max(least, int(slack * self.target_qps * self.min_duration_ms / 1000))
+        whole = self.performance_sample_count or self.samples
+        return (least // whole + 1) * whole if terms.one_by_one else -(-least // whole) * whole
+
+
+def verdict_queries(terms: Terms) -> int:
+    """Return the queries of a performance run below which LoadGen's verdict may fail for want of queries.
+
+    0 where the verdict does not depend on their number.
+    """
+    if terms.mode is not Mode.PERFORMANCE:
+        return 0
+    if terms.one_by_one:
+        return LEAST_ONE_BY_ONE
+    return rehearsal_queries(terms) if terms.paced and terms.limits is not None else 0
 
 
 def rehearsal_queries(terms: Terms) -> int:
@@ -176,9 +202,10 @@ def _least_samples(terms: Terms, target_qps: float | None) -> int | None:
     needed = samples * terms.samples * _SAMPLE_BYTES
     if samples % terms.samples or needed <= _MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         return least
-    say(
-        f"note: {terms.scenario}: LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
-        f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once"
+    say_facts(
+        f"note: {terms.scenario}",
+        f"LoadGen {terms.loadgen.wheel} needs {needed / 1e9:.0f} GB to generate a run of "
+        f"exactly {samples:,} samples: it is asked for {2 * samples:,}, which it generates once",
     )
     return samples + 1
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, UsageError
-from cm4vllm.common.files import bytes_of, staged_folder, text_of, write_bytes
+from cm4vllm.common.files import bytes_of, text_of, write_bytes
+from cm4vllm.common.owned_folders import staged_folder, write_noted
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
@@ -113,7 +114,7 @@ def make_session(site: Site, target: Path, make_run: Run, *, below_its_name: boo
             for name in FILES:
                 (staging / name).parent.mkdir(exist_ok=True)
                 write_bytes(staging / name, bytes_of(session.folder / name))
-        shutil.copyfile(output, target.with_name(OUTPUT))
+        write_noted(target.with_name(OUTPUT), text_of(output))
     return PowerSession(target)
 
 

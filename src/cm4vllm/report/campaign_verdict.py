@@ -88,7 +88,8 @@ def findings(report: Report, *, published: bool = False) -> list[Finding]:
         client = (Finding(f"{measurement.scenario} client", Kind.OPEN, f"DOUBTFUL: {mark}") for mark in doubts)
         all_findings += [_performance(report, measurement), *client, _accuracy(report, measurement)]
     all_findings += [Finding(scenario, Kind.OPEN, "not measured") for scenario in missing_scenarios(report)]
-    all_findings += _counting(report)
+    all_findings += [*_counting(report), *_prompts(report)]
+    all_findings += [Finding(f"{title} run", Kind.OPEN, f"shortened: {why}") for title, why in report.shortened.items()]
     return all_findings if published else [*all_findings, _checker(report)]
 
 
@@ -157,6 +158,13 @@ def _counting(report: Report) -> list[Finding]:
     return [Finding("Token counts", Kind.BAD if closed else Kind.OPEN, counting_words(report.runs))]
 
 
+def _prompts(report: Report) -> list[Finding]:
+    """Return that prompts are not those of the dataset's file, for each dataset of which they are not."""
+    kind = Kind.BAD if report.division is Division.CLOSED else Kind.OPEN
+    words = dict.fromkeys(run.settings.dataset.tokenised_again for run in report.runs)
+    return [Finding("Dataset", kind, text) for text in words if text]
+
+
 def _accuracy(report: Report, measurement: Result) -> Finding:
     subject = f"{measurement.scenario} accuracy"
     part = measurement.accuracy
@@ -168,7 +176,8 @@ def _accuracy(report: Report, measurement: Result) -> Finding:
         return Finding(subject, Kind.OPEN, "not scored: the answers of a simulated server mean nothing")
     if part.record is None:
         return Finding(subject, Kind.OPEN, "not scored: the run ended, its log has no accuracy.json")
-    scores, covered = part.record.scores, f"{number(part.record.samples)} of {number(report.benchmark.samples)} samples"
+    scores, whole = part.record.scores, (part.run or report.run).settings.dataset.whole(report.benchmark.samples)
+    covered = f"{number(part.record.samples)} of {number(whole)} samples"
     missed = [score.metric for score in scores if score.met is False]
     totals = [score.metric for score in scores if score.met is None]
     judged = len(scores) - len(totals)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.files import typed_paths, write_text
+from cm4vllm.common.files import typed_paths
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.report import formatting
@@ -56,7 +57,7 @@ def report_comparison(inputs: str, page: Path) -> dict[str, Any]:
     if all(curves := [curves_at(path.absolute()) for path in paths]):
         return compare_curves([curve for part in curves for curve in part], page)
     comparison = compare_paths(paths)
-    write_text(page, as_page(comparison))
+    write_noted(page, as_page(comparison))
     for line in as_text(comparison):
         say_text(line)
     say_text(f"page: {page}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import write_text
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Table
@@ -130,7 +130,7 @@ def write_curve_page(curves: Sequence[Curve], path: Path, *, notices: Sequence[s
             for known in [bounds(curve)]
         ],
     )
-    write_text(path, page)
+    write_noted(path, page)
     return path
 
 

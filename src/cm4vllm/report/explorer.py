@@ -11,7 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cm4vllm.common.files import typed_paths, user_cache, write_text
+from cm4vllm.common.files import typed_paths, user_cache
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import write_record
 from cm4vllm.report import formatting
@@ -56,7 +57,7 @@ def report_published(given: str, page: Path, own: Path | None = None) -> dict[st
     """
     index = published_index(given)
     stand = [place for submission in (open_results(own) if own else ()) for place in places_of(submission, index)]
-    write_text(page, explorer_page(index, stand))
+    write_noted(page, explorer_page(index, stand))
     kept = page.with_suffix(INDEX_SUFFIX)
     write_record(kept, IndexPart(rows=index.rows))
     for place in stand:

@@ -107,15 +107,18 @@ def _above(report: Report) -> list[str]:
     for measurement in report.results:
         if measurement.performance and not report.rehearsal:  # whose figures claim no precision
             lines += [f"WARNING {measurement.scenario}: {mark}" for mark in measurement.performance.client_doubts]
-        record = measurement.accuracy.record if measurement.accuracy else None
-        if record:
-            lines += score_lines(measurement.scenario, record, report.benchmark.samples)
+        part = measurement.accuracy
+        if part and part.record:
+            dataset = (part.run or report.run).settings.dataset
+            lines += score_lines(measurement.scenario, part.record, dataset.whole(report.benchmark.samples))
         if measurement.performance and (power := recorded_power(measurement.performance)):
             lines.append(f"{measurement.scenario} power: {power_words(power)}")
         if measurement.performance and energy_figures(measurement.performance):  # the page says why there is none
             lines += [f"{measurement.scenario} {line}" for line in energy_words(measurement.performance)]
     if report.run.settings.server.dialect is not None:
         lines += textwrap.wrap(f"tokens:  {counting_words(report.runs)}", 110, subsequent_indent="         ")
+    for words in dict.fromkeys(run.settings.dataset.tokenised_again for run in report.runs):
+        lines += textwrap.wrap(f"dataset: {words}", 110, subsequent_indent="         ") if words else []
     if report.mapped:
         lines.append(f"model:   {report.model.name}, mapped to the benchmark {report.benchmark.name}, which it is not")
     checker = findings(report)[-1]
@@ -136,7 +139,7 @@ def _above(report: Report) -> list[str]:
 
 
 def score_lines(scenario: str, record: AccuracyRecord, whole: int) -> list[str]:
-    """Return the scores of an accuracy run as lines; `whole` is the number of samples of the benchmark's dataset."""
+    """Return the scores of an accuracy run as lines; `whole` is the number of samples of the whole dataset."""
     return [
         f"{scenario} accuracy on {number(record.samples)} of {number(whole)} samples:",
         *(f"  {score_in_words(score)}" for score in record.scores),
@@ -151,10 +154,11 @@ def _below(report: Report) -> list[str]:
         for measurement in report.results
         for reason in (measurement.performance.reasons if measurement.performance else ())
     ]
+    shortened = [f"{title} is shortened: {why}" for title, why in report.shortened.items()]
     following = next_step(report)
     return [
         one_line(line)
-        for line in (*reasons, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
+        for line in (*reasons, *shortened, f"report:  {report.page}", *([f"next:    {following}"] if following else []))
     ]
 
 
@@ -166,6 +170,12 @@ def next_step(report: Report) -> str:
     if settings.model.is_stand_in or settings.model.is_dummy:
         return (
             "name a model (--vllm_model_name=ORGANISATION/MODEL) or a server (--api_server=URL); --plan shows the job"
+        )
+    whole = settings.dataset.whole(settings.terms.samples)
+    if report.rehearsal and whole != settings.terms.samples:
+        return (
+            f"a result needs the {number(settings.terms.samples)} samples of the benchmark's dataset, and yours has "
+            f"{number(whole)}: leave --dataset_path out"
         )
     if report.rehearsal:
         return "the same command with --execution_mode=valid measures a result; --plan shows how long it takes"

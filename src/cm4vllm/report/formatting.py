@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from cm4vllm.common.command_lines import published_command, published_words, shell_line
@@ -153,25 +153,44 @@ def counting_words(runs: Sequence[RunRecord]) -> str:
     """Say how token ids and counts of these runs' answers were obtained, and how far two counts lie apart."""
     sentences = counting(runs[0].settings.server)
     for run in runs:
-        text, dialect = run.client.text, run.settings.server.dialect
-        if text is None or dialect is None:
-            continue
-        if text.difference is not None:
+        sentences += _text_counts(run)
+        if (lag := run.client.end_lag_ms) is not None:
             sentences.append(
-                f"In the {run.settings.scenario} {run.settings.mode} run both counts differ by "
-                f"{percent(text.difference)} over {number(text.answers)} answers."
-            )
-        if dialect.prompts is Prompts.TEXT and text.prompts_changed:
-            sentences.append(
-                f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
-                "when their text is read."
-            )
-        if dialect.usage and dialect.prompts in (Prompts.TEXT, Prompts.CHAT):
-            sentences.append(
-                f"The server counts {number(text.server_prompt_tokens)} tokens of prompts there, the "
-                f"dataset has {number(text.prompt_tokens)}."
+                f"In the {run.settings.title} run an answer ended {ms(lag)} ms after its last token (median of a few)."
             )
     return " ".join(sentences)
+
+
+def _text_counts(run: RunRecord) -> Iterator[str]:
+    """Say how a server that gives text counted the answers and the prompts of a run."""
+    client, dialect = run.client, run.settings.server.dialect
+    text = client.text
+    if text is None or dialect is None:
+        return
+    if text.difference is not None:
+        more = (
+            f", where it counts {text.format_tokens} tokens more in each, which are in no text"
+            if text.format_tokens
+            else ""
+        )
+        yield (
+            f"In the {run.settings.scenario} {run.settings.mode} run both counts differ by "
+            f"{percent(text.difference)} over {number(text.answers)} answers{more}."
+        )
+    if dialect.prompts is Prompts.TEXT and text.prompts_changed:
+        yield (
+            f"Of its prompts {number(text.prompts_changed)} are other token ids than the dataset's "
+            "when their text is read."
+        )
+    if dialect.usage and dialect.prompts in (Prompts.TEXT, Prompts.CHAT):
+        counted, sent = client.server_prompt_tokens, client.prompt_tokens
+        if text.prompt_tokens:  # of an earlier version
+            counted, sent = text.server_prompt_tokens, text.prompt_tokens
+        each = f", {client.more_words}" if client.more_words else ""
+        yield (
+            f"The server counts {number(counted)} tokens of prompts there{each}; those that were sent have "
+            f"{number(sent)}."
+        )
 
 
 def server_command(server: ServerRecord, model_path: str) -> str:

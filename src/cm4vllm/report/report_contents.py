@@ -79,6 +79,11 @@ class Report:
         return "; ".join(filter(None, [*simulated, self.run.notice]))
 
     @property
+    def shortened(self) -> dict[str, str]:
+        """The runs of a rehearsal that have fewer queries than they would have had, with the reasons."""
+        return {run.settings.title: run.settings.shortened for run in self.runs if run.settings.shortened}
+
+    @property
     def round(self) -> str:
         return self.submission.round
 

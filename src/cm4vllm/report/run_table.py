@@ -36,6 +36,7 @@ def run_table(folder: Path) -> str:
         *aligned([_COLUMNS, row]),
         "",
         *(f"{title} is INVALID: {reason}" for reason in reasons),
+        *([f"{title} is shortened: {run.settings.shortened}"] if run.settings.shortened else []),
         *([] if run.settings.rehearsal else [f"WARNING: {doubt}" for doubt in client_doubts(run)]),
         f"logs:    {folder}",
         *_next(run, folder),
@@ -48,7 +49,7 @@ def score_table(folder: Path) -> str:
     run, record = read_record(folder / RUN_FILE, RunRecord), read_record(folder / ACCURACY_FILE, AccuracyRecord)
     lines = [
         *([f"*** {run.notice} ***"] if run.notice else []),
-        *score_lines(str(run.settings.scenario), record, run.settings.terms.samples),
+        *score_lines(str(run.settings.scenario), record, run.settings.dataset.whole(run.settings.terms.samples)),
         f"scores:  {folder / ACCURACY_TEXT}",
     ]
     return "\n".join(map(one_line, lines))

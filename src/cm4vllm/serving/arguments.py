@@ -25,6 +25,7 @@ __all__ = [
     "completed",
     "given_settings",
     "hub_folder",
+    "least_kv_cache_gib",
     "niceness",
     "preset_options",
     "ray_env",
@@ -87,7 +88,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     enforce_eager: Annotated[bool | None, Key("CM_VLLM_SERVER_ENFORCE_EAGER")] = None
     trust_remote_code: Annotated[bool, Key("CM_VLLM_SERVER_TRUST_REMOTE_CODE")] = False
     uvicorn_log_level: Annotated[str, Key("CM_VLLM_SERVER_UVICORN_LOG_LEVEL")] = ""
-    kv_cache_gib: input_types.KvCacheSpace = 1
+    kv_cache_gib: input_types.KvCacheSpace = None
     cpu_binding: Annotated[str, Key("CM_VLLM_SERVER_CPU_OMP_THREADS_BIND")] = "auto"
     extra: input_types.ExtraArgs = ""
     speech_packages: Annotated[str, Key("CM_SPEECH_PACKAGES")] = ""
@@ -156,12 +157,8 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         return done
     done[keys["model"]] = model.path
     checkpoint = read_checkpoint(Path(model.path))
-    if checkpoint.max_positions is not None and checkpoint.max_positions < longest:
-        raise ModelError(
-            f"the dataset does not fit the model {model.name}",
-            cause=f"its context is {checkpoint.max_positions} tokens, prompt and answer need {longest}",
-            remedy="use a model with a longer context, or the dataset that belongs to the model",
-        )
+    given = read_server_settings({keys["name"]: model.name, **done}).max_model_len
+    require_context(checkpoint.max_positions if given is None else given, longest, model.name)
     known = {"name": model.name}
     if checkpoint.weight_data_types == "fp32":
         # vLLM's `auto` lowers fp32 weights to half precision; what was described is what is served.
@@ -175,6 +172,20 @@ def completed(env: Mapping[str, str], model: ModelRecord | None, longest: int) -
         if not done.get(keys[field]):
             done[keys[field]] = value
     return done
+
+
+def require_context(context: int | None, longest: int, model: str) -> None:
+    """Refuse a dataset whose longest prompt with its answer has more tokens than the context; None is not known.
+
+    `model` is the name of the model, empty where it is not known. Raises ModelError.
+    """
+    if context is not None and context < longest:
+        raise ModelError(
+            f"the dataset does not fit the {f'model {model}' if model else 'context'}",
+            cause=f"the context is {context} tokens, prompt and answer need {longest}",
+            remedy="serve a longer context by --max_model_len where the model has one, use a model with a longer "
+            "context, or give a dataset with shorter prompts",
+        )
 
 
 def server_argv(
@@ -237,6 +248,11 @@ def _set_options(settings: ServerSettings) -> _Options:
     return {name: value for name, value in valued.items() if value not in ("", None)}
 
 
+def least_kv_cache_gib(given: int | None) -> int:
+    """Return the GiB of the CPU backend's KV cache, the least where none are given."""
+    return 1 if given is None else given
+
+
 def secret_env(settings: ServerSettings) -> dict[str, str]:
     """Return what the server's environment has of the further words: a token there stands in no list of processes."""
     return _extra(settings.extra)[1]
@@ -282,7 +298,7 @@ def server_env(settings: ServerSettings) -> dict[str, str]:
         {}
         if settings.device != "cpu"
         else {
-            "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(least_kv_cache_gib(settings.kv_cache_gib)),
             **(
                 {"OMP_NUM_THREADS": str(settings.threads), **({} if one_process else {_BINDING: "nobind"})}
                 if settings.threads

@@ -19,7 +19,7 @@ __all__ = ["require_distinct", "require_one_system"]
 #: Seconds until a server has counted the answer that it gave.
 _COUNTED_S = 0.2
 #: The facts of a probe by which servers are compared, besides those that they report of themselves.
-_COMPARED = ("model_name", "max_model_len", "software", "version", "dialect")
+_COMPARED = ("model_name", "answered_by", "max_model_len", "software", "version", "dialect")
 
 
 def require_one_system(records: Sequence[ServerRecord]) -> None:

@@ -12,6 +12,7 @@ Samples are counted, and not seconds: a run that was itself suspended for a whil
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ NO_TOKEN_S = 3600.0
 #: The counters that move while an engine works. The engine is a label: a server may have several.
 _STATE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|prompt_tokens_total|generation_tokens_total)"
-    r'\{[^}]*?engine="([^"]*)"[^}]*\} (\S+)',
+    r'\{[^}\n]{0,999}?engine="([^"\n]{0,99})"[^}\n]{0,999}\} (\S{1,99})',
     re.MULTILINE,
 )
 _SHOWN_WORDS = 4
@@ -111,11 +112,13 @@ class Heartbeat:
             )
 
     def answered(self, endpoint: str, page: str) -> None:
-        """Note the values of a server's /metrics."""
+        """Note the values of a server's /metrics, as far as they are finite numbers."""
         self._silent.pop(endpoint, None)
         states: dict[str, dict[str, float]] = {}
-        for name, engine, value in _STATE.findall(page):
-            states.setdefault(engine, {})[name] = float(value)
+        for name, engine, text in _STATE.findall(page):
+            with contextlib.suppress(ValueError):
+                if math.isfinite(value := float(text)):
+                    states.setdefault(engine, {})[name] = value
         for number, state in states.items():
             engine = self._engines.setdefault((endpoint, number), _Engine({}))
             moved = state != engine.state

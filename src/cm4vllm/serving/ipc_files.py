@@ -1,26 +1,27 @@
 """Sockets and shared memory of supervised programs: what vLLM and the client of MLPerf Endpoints leave when killed.
 
 Each program has a folder of its own for its sockets, and in it a link to all that its processes use in shared memory:
-segments and named semaphores that they have mapped, folders in which they have files or sockets open. Its supervisor
-holds the folder's lock, and removes all of it when the last process has ended. A supervisor that is killed loses the
-lock: the next start or stop of a program finds the folder, and removes it.
+segments and named semaphores that they have mapped, folders in which they have files or sockets open, each with its
+inode. Its supervisor holds the folder's lock, and removes all of it when the last process has ended. A supervisor that
+is killed loses the lock: the next start or stop of a program finds the folder by its mark, and removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import multiprocessing
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import NotWritable
-from cm4vllm.common.temporary_folders import remove_unlocked
+from cm4vllm.common.owned_folders import mark, remove_marked, unmark
 
 __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 
@@ -32,6 +33,8 @@ _ANYWHERE = Path("/tmp")  # noqa: S108 - a private folder is made there, as temp
 #: The longest path that unix(7) allows a socket, less what follows the folder in which ours are made.
 _LONGEST_PARENT = 107 - len(f"/{_PREFIX}12345678/01234567-89ab-cdef-0123-456789abcdef")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the C library and the client put it
+#: The beginning of the name of a link to shared memory; its inode follows.
+_NOTED = "used-"
 #: Python's names of the segments of multiprocessing.shared_memory, and of the semaphores of spawned processes.
 _FILES = ("psm_*", "sem.mp-*")
 #: The client's names of its folders (commands/benchmark/execute.py, async_utils/transport/zmq/context.py).
@@ -51,35 +54,63 @@ class IpcFiles:
     @classmethod
     def begin(cls) -> IpcFiles:
         """Make a folder for a server. Raises OSError."""
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parents()[0]))
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                return cls(folder, lock)
-            os.close(lock)  # it was taken for an abandoned one before it was locked
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parents()[0]))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mark(folder)
+        return cls(folder, lock)
+
+    def temporary(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables by which the server's temporary files are removed with this folder.
+
+        vLLM leaves one at each start (vllm/utils/network_utils.py, get_file_store_init_method). Two things stay in the
+        usual folder: compiled code, which the next server uses again, and Ray's sockets, whose paths have a limit. So
+        does all where the sockets of this server are in another folder.
+        """
+        usual = tempfile.gettempdir()
+        if str(self.folder.parent) != usual or env.get("TMPDIR", usual) != usual:
+            return {}
+        own = self.folder / "tmp"
+        own.mkdir(exist_ok=True)
+        # The folder that torch itself chooses (torch/_inductor/runtime/cache_dir_utils.py).
+        kept = {"RAY_TMPDIR": usual, "TORCHINDUCTOR_CACHE_DIR": f"{usual}/torchinductor_{_user()}"}
+        return {"TMPDIR": str(own), **{name: folder for name, folder in kept.items() if name not in env}}
 
     def note_memory(self, processes: Iterable[int]) -> None:
         """Note the shared memory that these processes use."""
         for used in _shared_memory_of(processes):
-            with contextlib.suppress(OSError):  # noted already
-                (self.folder / used.name).symlink_to(used)
+            with contextlib.suppress(OSError):  # noted already, or removed meanwhile
+                (self.folder / f"{_NOTED}{used.lstat().st_ino}").symlink_to(used)
 
     def remove(self) -> None:
         """Remove the folder, and the shared memory that was noted."""
         _remove(self.folder)
+        unmark(self.folder)
         os.close(self._lock)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user of no name, as in a container
+        return str(os.getuid())
 
 
 def remove_abandoned() -> None:
     """Remove what servers left whose supervisor is gone: no process holds their folder's lock."""
-    remove_unlocked((folder for parent in set(_parents()) for folder in parent.glob(f"{_PREFIX}*")), _remove)
+    for parent in set(_parents()):
+        for folder in parent.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(BlockingIOError):
+                remove_marked(folder, _remove)
 
 
 def _remove(folder: Path) -> None:
-    for link in (link for name in (*_FILES, *_FOLDERS) for link in folder.glob(name)):
+    """Remove a program's folder and the shared memory that is noted in it, unless another's has its name by now."""
+    for link in folder.glob(f"{_NOTED}*"):
         with contextlib.suppress(OSError):
             used = link.readlink()
+            if str(used.lstat().st_ino) != link.name.removeprefix(_NOTED):
+                continue
             if used.is_dir():
                 shutil.rmtree(used, ignore_errors=True)
             else:

@@ -20,6 +20,7 @@ from cm4vllm.serving.clusters.launchers.choice import chosen_launcher
 from cm4vllm.serving.clusters.node_layout import node_layout
 from cm4vllm.serving.clusters.node_processes import require_reachable
 from cm4vllm.serving.clusters.placement import placed, require_cpu_backend
+from cm4vllm.serving.connection_errors import trusted
 from cm4vllm.serving.containers.image import ImageSettings, asked_device, container_of, require_container
 from cm4vllm.serving.containers.server_container import published_run, server_container
 from cm4vllm.serving.given_options import OptionValue, given_options
@@ -28,7 +29,7 @@ from cm4vllm.serving.presets import preset_named
 from cm4vllm.serving.server import READY_TIMEOUT_S, NodesStart
 from cm4vllm.serving.server_access import Access, chosen_access, own_access
 from cm4vllm.serving.server_needs import local_workers
-from cm4vllm.serving.server_requests import base_urls, trusted
+from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.serving.vllm_choice import gpus_for
 
 __all__ = [
@@ -256,7 +257,7 @@ def require_sensible(chosen: arguments.ServerSettings, ready_timeout_s: float) -
     for flag, number in numbers.items():
         require_above_zero(f"--{flag}", number)
     require_share("--gpu_memory_utilization", chosen.gpu_memory_utilization, "the GPU's memory")
-    if chosen.kv_cache_gib < 0:
+    if chosen.kv_cache_gib is not None and chosen.kv_cache_gib < 0:
         raise UsageError(
             f"--kv_cache_space={chosen.kv_cache_gib} is not usable",
             cause="it is a number of GiB",

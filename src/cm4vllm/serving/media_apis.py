@@ -19,8 +19,10 @@ from typing import Any
 
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Media
+from cm4vllm.serving.answers.stated import Stated
+from cm4vllm.serving.probed_answers import read_text
 from cm4vllm.serving.records import Api, Dialect, Prompts
-from cm4vllm.serving.server_requests import LONG_S, Site, ask, decoded, events_of, said, usage_of
+from cm4vllm.serving.server_requests import LONG_S, Site, ask, said
 
 __all__ = [
     "FORM",
@@ -67,27 +69,30 @@ def transcription_form(model: str, audio: bytes, more: Mapping[str, str]) -> byt
     return b"".join([*parts, head.encode(), audio, f"\r\n--{_BOUNDARY}--\r\n".encode()])
 
 
-def check_transcription(site: Site, model: str, timeout_s: float = LONG_S) -> None:
+def check_transcription(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     """Ask for the transcript of a second of silence, and prove that its tokens are counted.
 
-    Raises ServerUnreachable; ServerUnsuitable for a server that takes no audio, or does not count.
+    Returns the server's statements about it. Raises ServerUnreachable; ServerUnsuitable for a server that takes no
+    audio, or does not count.
     """
     path = Api.TRANSCRIPTIONS.path
     form = transcription_form(model, _silence(), {"temperature": "0", "max_completion_tokens": "4"})
     status, answer = ask(site, "POST", path, form, timeout_s, content_type=FORM)
     if status != 200:
         raise _without_audio(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
-    documents, done = events_of(site, path, answer)
+    try:
+        read, done = read_text(site, answer, Prompts.AUDIO, streamed=True)
+    except ServerUnsuitable as error:
+        raise _without_audio(site, f"its {path}: {error.cause}") from error
     if not done:
         raise _without_audio(site, f"its {path} sends no stream that ends with data: [DONE]")
-    if error := next((document["error"] for document in documents if document.get("error")), None):
-        raise _without_audio(site, site.access.hidden(f"it answered: {str(error)[:200]}"))
-    if not isinstance(usage_of(documents).get("completion_tokens"), int):
+    if read.stated.tokens < 0:
         raise ServerUnsuitable(
             f"the server at {site.endpoint} does not count the tokens of transcripts",
             cause="its stream has no usage, though stream_include_usage asks for it",
             remedy="serve the model with vLLM, which counts them",
         )
+    return read.stated
 
 
 def _without_audio(site: Site, cause: str) -> ServerUnsuitable:
@@ -119,36 +124,38 @@ def picture_chat(
     return {"model": model, "messages": [*first, {"role": "user", "content": parts if picture else text}], **more}
 
 
-def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> None:
+def check_pictures(site: Site, model: str, timeout_s: float = LONG_S) -> Stated:
     """Ask a question with and without a picture, and prove that the picture is read and tokens are counted.
 
-    Raises ServerUnreachable; ServerUnsuitable for a server that takes no picture, does not read it, or does not count.
+    Returns the server's statements about the first. Raises ServerUnreachable; ServerUnsuitable for a server that takes
+    no picture, does not read it, or does not count.
     """
     from cm4vllm.assets.product_pictures import blank, png  # with numpy, which no other server is asked with
 
-    counts = [_prompt_tokens(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
+    stated = [_asked(site, model, picture, timeout_s) for picture in (png(blank(_PICTURE_SIZE)), b"")]
+    counts = [each.prompt_tokens for each in stated]
     if counts[0] <= counts[1]:
         raise _without_pictures(
             site, f"it counts {counts[0]} tokens of a prompt with a picture, and {counts[1]} of the same without"
         )
+    return stated[0]
 
 
-def _prompt_tokens(site: Site, model: str, picture: bytes, timeout_s: float) -> int:
-    """Return the tokens of a short prompt, as the server counts them."""
+def _asked(site: Site, model: str, picture: bytes, timeout_s: float) -> Stated:
+    """Return the server's statements about the answer to a short prompt."""
     path = Api.PICTURES.path
     body = picture_chat(model, "What is this?", picture, "PNG", {"max_tokens": 4, "temperature": 0})
     status, answer = ask(site, "POST", path, body, timeout_s)
     if status != 200:
         raise _without_pictures(site, f"its {path} answers HTTP {status} {said(site, answer)}".strip())
-    usage = usage_of([decoded(site, path, answer)])
-    prompt = usage.get("prompt_tokens")
-    if not isinstance(prompt, int) or not isinstance(usage.get("completion_tokens"), int):
+    stated = read_text(site, answer, Prompts.PICTURE, streamed=False)[0].stated
+    if min(stated.prompt_tokens, stated.tokens) < 0:
         raise ServerUnsuitable(
             f"the server at {site.endpoint} does not count tokens",
             cause=f"the answers of its {path} have no usage",
             remedy="serve the model with vLLM, which counts them",
         )
-    return prompt
+    return stated
 
 
 def _without_pictures(site: Site, cause: str) -> ServerUnsuitable:
@@ -169,7 +176,7 @@ class MediaApi:
 
     api: Api
     dialect: Dialect
-    check: Callable[[Site, str, float], None]
+    check: Callable[[Site, str, float], Stated]
     by_hand: str
 
 

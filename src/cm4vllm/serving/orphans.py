@@ -1,8 +1,8 @@
 """Processes of our servers whose supervisor is gone: found by the supervisor's pipe in their environment, and ended.
 
 The kernel ends most of them already (end_with_supervisor/). This is for one that has not opened the pipe, and would
-keep memory that the next server needs. A process of another program does not have the pipe in its environment, and one
-whose supervisor lives is not touched.
+keep memory that the next server needs. A process of another program does not have the pipe in its environment. One
+whose supervisor runs is not touched, nor one of another PID namespace, as of a container: the job there ends its own.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def supervisor_spec(pid: int) -> Path | None:
 
 def _is_orphan(pid: int) -> bool:
     try:
+        if Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink():
+            return False  # in its container the supervisor's number means another process than here
         mark = _MARK.search(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:  # it ended, or is another user's
         return False

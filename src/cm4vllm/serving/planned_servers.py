@@ -22,8 +22,8 @@ from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.clusters.placement import in_few_processes, placed
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import server_container
-from cm4vllm.serving.fit.advice import require_host_memory
-from cm4vllm.serving.given_options import given_options
+from cm4vllm.serving.fit.advice import with_host_memory
+from cm4vllm.serving.given_options import given_options, whole_number
 from cm4vllm.serving.launch_settings import LaunchSettings, nodes_start, require_sensible
 from cm4vllm.serving.media_apis import MEDIA_APIS
 from cm4vllm.serving.options import Options, fitted, read_options
@@ -40,6 +40,8 @@ __all__ = ["PLANNED_FILE", "Planned", "asked_api", "described", "media_of", "pla
 PLANNED_FILE = "planned.json"
 #: The option of vLLM that adds its token-only endpoint to the others.
 _TOKENS_ONLY = "--enable-scale-out"
+#: The sequences that vLLM runs at a time on processors where nothing is given (0.32.0, engine/arg_utils.py).
+_SEQUENCES = 128
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     preset = _preset(settings, chosen)
     if preset is not None and chosen.tp_size is None:
         chosen = replace(chosen, tp_size=preset.options.get("tensor-parallel-size"))
+    if settings.launcher == "local" or node_count(settings.nodes) == 1:  # else it is the memory of other machines
+        chosen = _with_host_memory(settings, chosen, preset)
     options = read_options(Path(settings.installation)) if settings.installation else None
     chosen = replace(chosen, api=asked_api(settings, options))
     python = Path(settings.ray_python if chosen.ray_address else settings.python)
@@ -74,6 +78,15 @@ def planned(settings: LaunchSettings, env: Mapping[str, str]) -> Planned:
     parts = placed(chosen, settings.servers, gpus_for(chosen.device), os.environ, local_workers(given_options(words)))
     image = read_record(Path(settings.image_record), VllmImage) if settings.container else None
     return Planned(python, parts, _words(chosen, python, preset, options), image=image)
+
+
+def _with_host_memory(
+    settings: LaunchSettings, chosen: arguments.ServerSettings, preset: Preset | None
+) -> arguments.ServerSettings:
+    """Return the settings with the KV cache that the host's free memory allows where none is given."""
+    model = read_record(Path(settings.model_record), ModelRecord) if settings.model_record else None
+    sequences = chosen.max_num_seqs or whole_number(preset.options if preset else {}, "max-num-seqs") or _SEQUENCES
+    return with_host_memory(chosen, model, servers=settings.servers, sequences=sequences, longest=_longest(settings))
 
 
 def _on_nodes(chosen: arguments.ServerSettings, nodes: NodesStart) -> arguments.ServerSettings:
@@ -204,8 +217,6 @@ def _server_settings(settings: LaunchSettings, env: Mapping[str, str]) -> argume
             f"--device={settings.device}, but the vLLM that is installed computes on {server_settings.device}",
             remedy="leave --device out, or the --adr that chose this vLLM",
         )
-    if settings.launcher == "local" or node_count(settings.nodes) == 1:  # else it is the memory of other machines
-        require_host_memory(server_settings, model, settings.servers)
     if _is_known(settings):
         rules = benchmark_terms(settings.round, settings.benchmark)
         server_settings = replace(server_settings, required=rules.server_options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
-from urllib.parse import urlsplit
 
 from msgspec.structs import force_setattr
 
@@ -12,28 +10,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.serving.given_options import OptionValue, given_options
 from cm4vllm.serving.server_access import Access
 
-__all__ = [
-    "Api",
-    "ContainerRecord",
-    "Dialect",
-    "NodeRecord",
-    "Prompts",
-    "ServerIdentity",
-    "ServerRecord",
-    "Simulation",
-    "host_header",
-    "host_of",
-]
-
-
-def host_of(endpoint: str) -> str:
-    """Return the host that connections to a base URL go to; a zone of IPv6 as the system writes it (RFC 6874)."""
-    return (urlsplit(endpoint).hostname or "").replace("%25", "%")
-
-
-def host_header(endpoint: str) -> str:
-    """Return the Host header for a base URL: without the zone, which has a meaning on this machine alone."""
-    return re.sub(r"%25[^\]]*", "", urlsplit(endpoint).netloc) or "localhost"
+__all__ = ["Api", "ContainerRecord", "Dialect", "NodeRecord", "Prompts", "ServerIdentity", "ServerRecord", "Simulation"]
 
 
 class Api(StrEnum):
@@ -173,19 +150,19 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     """A vLLM server. `owned` tells whether this run started it; then `argv`, `env`, `log` and `supervisor_pid` are set.
 
     `options` are those of vLLM, by its full names without dashes: those that `argv` gives, always read from it, and of
-    a server at --api_server those that it reports.
-    `endpoint` is its base URL, all that stands before /v1 (unix:///PATH for a Unix socket), `model_name` the name it
-    serves (with `adapter_of`, that of an adapter of the model so called), `software` the program, `version` what
-    its /version says, each empty where it is not known. `dialect` is None for a server that lists the ids of the
-    tokens that it generates. `replicas` are the endpoints of further servers of the same model, over which the
-    client spreads its requests; `members` are their records where they are ours. `ca_file` holds the certificates
-    that a https:// endpoint is checked against, beside the system's; `access` names the variables that hold its key
-    and headers. `unchecked` says in words what the probe could not find out. `model_folder` is the folder that a
-    server at --api_server reports its model's files in, where that is on this machine; empty otherwise. `niceness`
-    is what its processes and their scheduling group have more of than ours while the latency of its answers is
-    measured. `identities` says by endpoint what servers at --api_server report of themselves. `nodes` are those of
-    a server over several, its head first. `container` is where it runs, and `argv` its command inside; None outside
-    of a container. `simulated` is set where no model is served at all.
+    a server at --api_server those that it reports. `endpoint` is its base URL, all that stands before /v1 (unix:///PATH
+    for a Unix socket), `model_name` the name it serves, `adapter_of` the model that this one is an adapter of,
+    `answered_by` the one in its answers to the probe, `software` the program, `version` what its /version says,
+    each empty where it is not known. `dialect` is None for a server that lists the ids of the tokens that it
+    generates. `replicas` are the endpoints of further servers of the same model, over which the client spreads its
+    requests; `members` are their records where they are ours. `ca_file` holds the certificates that a https://
+    endpoint is checked against, beside the system's; `access` names the variables that hold its key and headers.
+    `unchecked` says in words what the probe could not find out. `model_folder` is the folder that a server at
+    --api_server reports its model's files in, where that is on this machine; empty otherwise. `niceness` is what
+    its processes and their scheduling group have more of than ours while the latency of its answers is measured.
+    `identities` says by endpoint what servers at --api_server report of themselves. `nodes` are those of a server
+    over several, its head first. `container` is where it runs, and `argv` its command inside; None outside of a
+    container. `simulated` is set where no model is served at all.
     """
 
     endpoint: str
@@ -199,6 +176,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     unchecked: list[str] = []
     model_name: str
     adapter_of: str = ""
+    answered_by: str = ""
     max_model_len: int
     software: str = "vLLM"
     version: str

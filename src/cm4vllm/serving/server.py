@@ -22,7 +22,7 @@ from cm4vllm.common.errors import (
 )
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import now, write_record
+from cm4vllm.common.records import now, remove_record, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
@@ -158,8 +158,7 @@ def _started(
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
     env = server_env(settings)
     container = server_container(image.container, settings) if image else None
-    for name in (SERVER_FILE, LOG_FILE, STATE_FILE):
-        (folder / name).unlink(missing_ok=True)
+    remove_record(folder / SERVER_FILE, ServerRecord)
     supervisor = start_supervised(
         supervised_words(container, words) if container else words,
         env,
@@ -234,6 +233,7 @@ def _recorded(server: _Starting, packages: dict[str, str], ready_after_s: float)
         dialect=probed.dialect,
         access=probed.access,
         model_name=probed.model_name,
+        answered_by=probed.answered_by,
         max_model_len=probed.max_model_len,
         version=probed.version,
         owned=True,
@@ -306,7 +306,7 @@ def _wait_until_ready(starting: _Starting, deadline: float) -> float:
         if listens(endpoint):
             try:
                 check_answer(
-                    Site(endpoint, access=own_access()),
+                    Site(endpoint, access=own_access(), patience_s=0),
                     settings.name,
                     settings.api,
                     timeout_s=max(1, deadline - time.monotonic()),

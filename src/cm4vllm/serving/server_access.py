@@ -22,7 +22,9 @@ __all__ = [
     "NO_ACCESS",
     "OWN_KEY_VARIABLE",
     "Access",
+    "Unanswered",
     "chosen_access",
+    "not_measurable",
     "own_access",
     "refused",
     "unencrypted",
@@ -53,6 +55,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, token
 _PRINTABLE = re.compile(r"[\x20-\x7e\t]*")
 _HEADERS_EXAMPLE = """its value is lines such as `X-Tenant: blue`, or a JSON object {"X-Tenant": "blue"}"""
+
+
+class Unanswered(ServerUnsuitable):
+    """A server that gave no answer to the request itself: it asks for a key, is not ready, or redirects elsewhere."""
 
 
 class Access(Record, frozen=True, kw_only=True):
@@ -140,21 +146,31 @@ def unencrypted(access: Access, endpoint: str) -> bool:
     return parts.scheme == "http" and not is_loopback(parts.hostname or "") and access != NO_ACCESS
 
 
-def refused(endpoint: str, path: str, status: int, access: Access) -> ServerUnsuitable:
+def refused(endpoint: str, path: str, status: int, access: Access) -> Unanswered:
     """Return the error for a server that answers 401 or 403."""
     if access.key_env:
-        return ServerUnsuitable(
+        return Unanswered(
             f"the server at {endpoint} refuses the key",
             cause=f"{path}: HTTP {status} with the key in {access.key_env}",
             remedy=f"correct the value of {access.key_env}, or name another variable with "
             "--api_key_env=NAME; if the server needs further headers: --api_headers_env=NAME",
         )
     variables = " or ".join(KEY_VARIABLES)
-    return ServerUnsuitable(
+    return Unanswered(
         f"the server at {endpoint} asks for a key",
         cause=f"{path}: HTTP {status}, and no key was sent",
         remedy=f"put it into the environment variable {variables}, or name the variable that holds it with "
         "--api_key_env=NAME; other headers: --api_headers_env=NAME",
+    )
+
+
+def not_measurable(endpoint: str, cause: str, kind: type[ServerUnsuitable] = ServerUnsuitable) -> ServerUnsuitable:
+    """Return the error for what answers and is no server of this kind."""
+    return kind(
+        f"what answers at {endpoint} is not a server that can be measured",
+        cause=cause.strip(),
+        remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
+        "with the path that stands before its /v1",
     )
 
 

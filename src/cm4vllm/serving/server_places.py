@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.host_addresses import is_address, is_loopback
-from cm4vllm.serving.records import host_of
+from cm4vllm.common.host_addresses import host_of, is_address, is_loopback
 
 __all__ = ["ONCE", "require_distinct_addresses"]
 

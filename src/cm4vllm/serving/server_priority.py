@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
@@ -12,6 +13,9 @@ from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["give_way"]
+
+#: Until the kernel takes the next niceness of a session, also where other programs of the user set some.
+_TRIES, _PAUSE_S = 30, 0.11
 
 
 def give_way(record: ServerRecord) -> None:
@@ -24,8 +28,7 @@ def give_way(record: ServerRecord) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
         for group in _process_groups(supervisor) if supervisor_spec(supervisor) is not None else []:
-            with contextlib.suppress(OSError):
-                Path(f"/proc/{group}/autogroup").write_text(str(niceness), encoding="utf-8")
+            _set_session(group, niceness)
             try:
                 os.setpriority(os.PRIO_PGRP, group, min(19, own + niceness))
             except PermissionError:
@@ -36,6 +39,24 @@ def give_way(record: ServerRecord) -> None:
                     )
             except OSError:
                 pass
+
+
+def _set_session(process: int, niceness: int) -> None:
+    """Give the session of a process its niceness, where the kernel makes a scheduling group of each session.
+
+    The kernel takes one such value from a user every 0.1 s, for all sessions (proc_sched_autogroup_set_nice in
+    kernel/sched/autogroup.c), and answers EAGAIN to others.
+    """
+    for _ in range(_TRIES):
+        try:
+            Path(f"/proc/{process}/autogroup").write_text(str(niceness), encoding="utf-8")
+        except BlockingIOError:
+            time.sleep(_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
+    warn(f"the session of the server's process {process} keeps its priority: the kernel took no other one")
 
 
 def _process_groups(supervisor: int) -> list[int]:

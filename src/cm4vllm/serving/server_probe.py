@@ -13,26 +13,29 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
-from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.files import typed_path
+from cm4vllm.common.host_addresses import host_of, is_loopback
+from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
+from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
+from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
-from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation, host_of
-from cm4vllm.serving.server_access import NO_ACCESS, Access
+from cm4vllm.serving.probed_answers import read_ids, words_of
+from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
+from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
 from cm4vllm.serving.server_identities import identity, reported_options, require_one_server
 from cm4vllm.serving.server_requests import (
     LONG_S,
-    NO_HTTP,
+    OPTIONAL_S,
+    REFUSED,
     Site,
     ask,
     base_urls,
-    choices_of,
     decoded,
-    events_of,
-    not_measurable,
     request,
+    said,
     sites_of,
-    usage_of,
 )
 from cm4vllm.serving.text_servers import find_dialect
 
@@ -40,14 +43,18 @@ __all__ = ["check_answer", "check_completion", "check_vocabulary", "probe", "ser
 
 #: For an address that must answer at once.
 _SHORT_S = 10.0
-_PROMPT = [3, 4, 5]
+#: Statuses for token ids that a vocabulary does not have.
+_NO_SUCH_IDS = (400, 422)
+#: Long enough to fill a block of a server's cache, of 16 to 128 tokens: asked twice, it shows in `cached_tokens`.
+_PROMPT = [3, 4, 5] * 48
 #: About how many token ids a vocabulary is compared by.
 _SPREAD = 64
 _TOKENS = 4
+_LIMITS = AnswerLimits(min_tokens=_TOKENS, max_tokens=_TOKENS, max_model_len=2**31)
 #: The owner that a server states for its models, and the name of that server's software.
 _NAMES = {"sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "llamacpp": "llama.cpp"}
-#: The message about a server that does not name the model it was asked for.
-_NOT_LISTED = "whether it serves that model: its /v1/models does not list it"
+#: The cause where a server does not name the model that it was asked for.
+_NOT_LISTED = "its /v1/models does not list it"
 
 
 @dataclass(frozen=True)
@@ -101,16 +108,23 @@ def probe(
 def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: bool) -> ServerRecord:
     """Return the record of one server."""
     unchecked = []
+    model, unlisted = _model(site, model_name, text=text)
     version, simulated = _version(site)
-    require_one_server(site)
-    model, note = _model(site, model_name, text=text)
-    length, media = _context(site, model, max_model_len), media_api_of(api)
-    dialect = media.dialect if media else _dialect(site, model.name, api) if text else None
-    if media is not None:
-        media.check(site, model.name, LONG_S)
-    elif dialect is None:
-        for streamed in (True, False):
-            check_completion(site, model.name, streamed=streamed, api=api)
+    try:
+        dialect, stated = _asked(site, model.name, api, text=text)
+    except ServerUnsuitable as error:
+        if unlisted:
+            error.cause = f"{unlisted}\n{error.cause}"
+            error.remedy = f"check the path before /v1 in --api_server\n{error.remedy}"
+        raise
+    length = _context(site, model, max_model_len)
+    names = list(dict.fromkeys(name for each in stated for name in map(cleaned, each.models)))
+    if len(names) > 1:
+        raise ServerUnsuitable(
+            f"the answers of the server at {site.endpoint} name several models",
+            cause=", ".join(names),
+            remedy="point --api_server at one server; a result is of one model",
+        )
     software = _software(version, model.owner, dialect)
     if software != "vLLM":
         unchecked.append(
@@ -134,13 +148,14 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
         ca_file=site.ca_file,
         access=site.access,
         model_name=model.name,
+        answered_by=names[0] if names else "",
         max_model_len=length,
         software=software,
         version=version,
         owned=False,
         options=options,
         model_folder=_folder(site, model),
-        unchecked=[*unchecked, *note],
+        unchecked=[*unchecked, *([f"whether it serves that model: {unlisted}"] if unlisted else [])],
         identities={site.endpoint: identity(site, model.name)},
         simulated=simulated,
     )
@@ -157,45 +172,63 @@ def _context(site: Site, model: Model, given: int) -> int:
     )
 
 
-def _model(site: Site, name: str, *, text: bool) -> tuple[Model, list[str]]:
-    """Return the requested model, and sentences on what is unknown about it. Raises ServerUnsuitable.
+def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
+    """Return the requested model, and why it is not known that the server has it. Raises ServerUnsuitable.
 
     Not every server that gives text lists its models: then the name is taken as it is, and its completions show whether
     it is right.
     """
     try:
         models = served_models(site)
+    except Unanswered:
+        raise
     except ServerUnsuitable as error:
         if not text or not name:
             error.remedy += "" if name or not text else "; where it does not list its model, --vllm_model_name names it"
             raise
-        return Model(name), [f"whether it serves that model: {error.cause}"]
-    if text and name and all(model.name != name for model in models) and _answers(site, name):
-        return Model(name), [_NOT_LISTED]
-    return _chosen(site.endpoint, name, models), []
+        return Model(name), error.cause
+    require_one_server(site)
+    listed = any(model.name == name or _same_root(model.root, name) for model in models)
+    if text and name and not listed and _answers(site, name):
+        return Model(name), _NOT_LISTED
+    return _chosen(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
-    """Tell whether a server answers for a model that it does not list."""
+    """Tell whether a server answers for a model that it does not list. Raises Unanswered."""
     try:
         return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
+    except Unanswered:
+        raise
     except ServerUnsuitable:
         return False
 
 
-def _dialect(site: Site, model: str, api: Api) -> Dialect | None:
-    """Return the dialect of a server that gives text alone, None for one that lists token ids, or should."""
-    if api is Api.GENERATE or (api is Api.COMPLETIONS and _lists_ids(site, model)):
-        return None
-    return find_dialect(site, model, api)
+def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | None, list[Stated]]:
+    """Return the dialect of a server, None for one that lists token ids, with its statements about its answers.
+
+    With `text` one that gives text alone is taken too.
+    """
+    if (media := media_api_of(api)) is not None:
+        return media.dialect, [media.check(site, model, LONG_S)]
+    if text and api is not Api.GENERATE and not (api is Api.COMPLETIONS and _lists_ids(site, model)):
+        dialect, stated = find_dialect(site, model, api)
+        # A server that failed for a moment now takes everything, and may list ids after all.
+        if api is not Api.COMPLETIONS or dialect.left_out or not _lists_ids(site, model):
+            return dialect, [stated]
+    return None, [check_completion(site, model, streamed=streamed, api=api) for streamed in (True, False)]
 
 
 def _lists_ids(site: Site, model: str) -> bool:
     """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
-    choices = choices_of(decoded(site, path, answer)) if status == 200 else []
-    return any(isinstance(choice.get("token_ids"), list) for choice in choices)
+    if status not in (200, *REFUSED):
+        raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
+    try:
+        return status == 200 and lists_ids(answer)
+    except AnswerError as error:
+        raise not_measurable(site.endpoint, f"its {path}: {words_of(site, error)}") from error
 
 
 def _software(version: str, owner: str, dialect: Dialect | None) -> str:
@@ -248,39 +281,32 @@ def check_answer(site: Site, model: str, api: Api, timeout_s: float = LONG_S) ->
 
 def check_completion(
     site: Site, model: str, *, streamed: bool, timeout_s: float = LONG_S, api: Api = Api.COMPLETIONS
-) -> None:
-    """Ask for a few tokens and prove that their ids come back, as many as the server says it made."""
-    endpoint = site.endpoint
+) -> Stated:
+    """Ask for a few tokens and prove that their ids come back, as many as the server says it made.
+
+    Returns its statements about them.
+    """
     try:
         answer = request(site, "POST", api.path, _completion(model, api, streamed=streamed), timeout_s)
     except ServerUnsuitable as error:
         if api is Api.GENERATE:
             error.remedy = f"vLLM offers {api.path} with --enable-scale-out; --api=completions needs no option"
         raise
-    documents, done = events_of(site, api.path, answer) if streamed else ([decoded(site, api.path, answer)], True)
-    if not done:
-        raise not_measurable(endpoint, "its streamed completion does not end with data: [DONE]")
-    usage = usage_of(documents)
-    counted = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-    choices = [choice for document in documents for choice in choices_of(document)]
-    try:
-        tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
-    except TypeError as error:
-        raise not_measurable(endpoint, "its completion is not in the OpenAI format") from error
     kind = "a streamed completion" if streamed else "a completion"
-    if not tokens:
+    try:
+        return read_ids(site, answer, _LIMITS, len(_PROMPT), streamed=streamed).stated
+    except NoTokenIds as error:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not return token ids",
+            f"the server at {site.endpoint} does not return token ids",
             cause=f"{kind} with return_token_ids has none",
             remedy="serve with vLLM 0.10.2 or newer: without ids, tokens can only be estimated from text",
-        )
-    if len(tokens) != _TOKENS or counted != (len(_PROMPT), _TOKENS):
+        ) from error
+    except AnswerError as error:
         raise ServerUnsuitable(
-            f"the server at {endpoint} does not count tokens exactly",
-            cause=f"{kind} of {_TOKENS} tokens to a prompt of {len(_PROMPT)} listed {len(tokens)} ids and reported "
-            f"{counted[1]} tokens to a prompt of {counted[0]}",
-            remedy="point --api_server at vLLM itself, not at a proxy that changes requests",
-        )
+            f"the tokens of the server at {site.endpoint} cannot be counted exactly",
+            cause=f"{kind} of {_TOKENS} tokens: {words_of(site, error)}",
+            remedy="point --api_server at vLLM itself, not at a proxy that changes requests or answers",
+        ) from error
 
 
 def _completion(model: str, api: Api, *, streamed: bool) -> dict[str, Any]:
@@ -311,11 +337,13 @@ def check_vocabulary(server: ServerRecord, model: ModelRecord) -> None:
     ours = tokenizer.decode(ids, skip_special_tokens=False)
     body = {"model": server.model_name, "tokens": ids}
     site = sites_of(server)[0]
-    try:
-        answer = request(site, "POST", "/detokenize", body, _SHORT_S)
+    status, answer = ask(site, "POST", "/detokenize", body, _SHORT_S)
+    if status in _NO_SUCH_IDS:
+        theirs = said(site, answer)
+    elif status == 200:
         theirs = str(decoded(site, "/detokenize", answer).get("prompt"))
-    except ServerUnsuitable as error:
-        theirs = error.cause
+    else:
+        raise not_measurable(site.endpoint, f"its /detokenize answers HTTP {status} {said(site, answer)}")
     if _letters(ours) != _letters(theirs):
         raise ServerUnsuitable(
             f"the server at {server.endpoint} does not serve {model.name}",
@@ -336,10 +364,8 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
     shows in its /v1/models.
     """
     try:
-        answer = _json(site, "/version")
-    except ServerUnsuitable as error:
-        if NO_HTTP in error.cause:
-            raise
+        answer = _json(site._replace(patience_s=OPTIONAL_S), "/version")
+    except ServerUnsuitable:
         return "", None
     version, simulated = answer.get("version"), answer.get("simulated")
     try:
@@ -353,9 +379,10 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
-    for model in models:
-        if model.name == name:
-            return model
+    named = [model for model in models if model.name == name]
+    loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
+    if named or loaded:
+        return (named or loaded)[0]
     if name:
         raise ServerUnsuitable(
             f"the server at {endpoint} does not serve {name}",
@@ -369,6 +396,12 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             remedy="choose one with --vllm_model_name",
         )
     return own[0]
+
+
+def _same_root(root: str, name: str) -> bool:
+    """Say whether a server loaded the model from what it is called by: the same name of the hub, or the same folder."""
+    folder = typed_path(name)
+    return root == name or (bool(root) and folder.is_dir() and Path(root).resolve() == folder.resolve())
 
 
 def _prefix_caching_is_known(site: Site, options: Mapping[str, OptionValue]) -> bool:

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import socket
-import ssl
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from pathlib import Path
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
-from cm4vllm.common.files import json_of, opened
-from cm4vllm.serving.records import ServerRecord, host_of
-from cm4vllm.serving.server_access import Access, refused
+from cm4vllm.common.errors import UsageError
+from cm4vllm.common.files import json_of
+from cm4vllm.common.http_requests import LATER, REDIRECTS, Answer, HttpClient
+from cm4vllm.common.progress import say
+from cm4vllm.serving.connection_errors import require_plain_http, translated_errors, trusted
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_access import Access, Unanswered, not_measurable, refused
 from cm4vllm.serving.server_places import require_distinct_addresses
 
 __all__ = [
     "LONG_S",
-    "NO_HTTP",
+    "OPTIONAL_S",
+    "PATIENCE_S",
+    "REFUSED",
     "Site",
     "ask",
     "base_url",
     "base_urls",
-    "choices_of",
     "decoded",
-    "events_of",
-    "not_measurable",
     "request",
     "said",
     "sites_of",
-    "trusted",
-    "usage_of",
 ]
 
 #: Seconds for an answer of a few tokens: a large model that has just started compiles and allocates for its first one.
 LONG_S = 120.0
-#: Bytes of an answer that are read at most.
-_MOST_BYTES = 1 << 26
-#: The begin of the cause where what answers is no HTTP.
-NO_HTTP = "it does not speak HTTP"
-_REDIRECTS = (301, 302, 303, 307, 308)
+#: Seconds for which a server that answers "not now" is asked again: a gateway may give one 503 for a moment.
+PATIENCE_S = 60.0
+#: The same for a page that a server need not have: some gateways answer every path that they do not know with a 503.
+OPTIONAL_S = 10.0
+#: Statuses of a request whose path, form or parameters a server does not support, and of one that it fails at.
+REFUSED = frozenset({400, 404, 405, 410, 415, 422, 501, HTTPStatus.INTERNAL_SERVER_ERROR})
+#: Seconds between tries, the last of them from then on; and the number of tries after which waiting is said.
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_SAID_AFTER = 3
 
 
 def base_urls(text: str) -> list[str]:
@@ -130,59 +132,37 @@ _EXAMPLE = "give it as --api_server=http://localhost:8000"
 
 
 class Site(NamedTuple):
-    """Access to a server: its base URL, the file of certificates that it is checked against, its key."""
+    """Access to a server: its base URL, the file of certificates that it is checked against, its key.
+
+    `patience_s` is for how many seconds it is asked again while it answers "not now"; None is PATIENCE_S.
+    """
 
     endpoint: str
     ca_file: str = ""
     access: Access = Access()
+    patience_s: float | None = None
 
     def target(self, path: str) -> str:
         """Return the path of a request to the server's `path`."""
         return path if self.endpoint.startswith("unix:") else urlsplit(self.endpoint).path + path
 
-    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection that is not made yet. Raises UsageError when the certificates cannot be read."""
-        parts = urlsplit(self.endpoint)
-        if parts.scheme == "unix":
-            return _UnixConnection(parts.path, timeout_s)
-        if parts.scheme == "http":
-            return http.client.HTTPConnection(host_of(self.endpoint), parts.port, timeout=timeout_s)
-        tls = trusted(self.ca_file)
-        return http.client.HTTPSConnection(host_of(self.endpoint), parts.port, timeout=timeout_s, context=tls)
+    def url(self, path: str) -> str:
+        """Return the URL of the server's `path`; of a Unix socket, one that goes to it whatever host it names."""
+        return f"http://localhost{path}" if self._unix_socket else f"{self.endpoint}{path}"
 
+    def client(self) -> HttpClient:
+        """Return a client whose requests go straight to the server. Raises UsageError for unreadable certificates."""
+        tls = trusted(self.ca_file) if self.endpoint.startswith("https:") else None
+        return HttpClient(unix_socket=self._unix_socket, tls=tls)
 
-def trusted(ca_file: str) -> ssl.SSLContext:
-    """Return a context that trusts the system's certificates and those of `ca_file`. Raises UsageError."""
-    tls = ssl.create_default_context()
-    if ca_file:
-        try:
-            with opened(Path(ca_file)):
-                tls.load_verify_locations(ca_file)
-        except OSError as error:
-            raise UsageError(
-                f"cannot read the certificates in {ca_file}",
-                cause=error.strerror or str(error),
-                remedy="give a file of PEM certificates with --api_server_ca",
-            ) from error
-    return tls
+    @property
+    def _unix_socket(self) -> str:
+        return urlsplit(self.endpoint).path if self.endpoint.startswith("unix:") else ""
 
 
 def sites_of(server: ServerRecord) -> list[Site]:
     """Return all servers of a record."""
     return [Site(endpoint, server.ca_file, server.access) for endpoint in server.endpoints]
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
@@ -197,90 +177,76 @@ def decoded(site: Site, path: str, answer: bytes) -> Mapping[str, Any]:
     return value
 
 
-def events_of(site: Site, path: str, answer: bytes) -> tuple[list[Mapping[str, Any]], bool]:
-    """Return the documents of a stream's events, and whether it ends with [DONE]. Raises ServerUnsuitable."""
-    data = [line[5:].strip() for line in answer.splitlines() if line.startswith(b"data:")]
-    done = data[-1:] == [b"[DONE]"]
-    return [decoded(site, path, event) for event in (data[:-1] if done else data)], done
-
-
-def choices_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the choices of an answer or of an event; none where it has no list of them."""
-    choices = document.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def usage_of(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the last usage that an answer's documents state; empty where they state none."""
-    stated = [document["usage"] for document in documents if isinstance(document.get("usage"), dict)]
-    return stated[-1] if stated else {}
-
-
 def ask(
     site: Site, method: str, path: str, body: Any, timeout_s: float, *, content_type: str = "application/json"
 ) -> tuple[int, bytes]:
     """Return status and body of a server's answer to a JSON document, or to bytes of another content type.
 
-    Raises ServerUnreachable; ServerUnsuitable where what comes is no HTTP, or a redirect, or asks for a key.
+    What is answered with "not now" (LATER) is asked again for the site's `patience_s`, an internal error once. A
+    request without a body follows redirects on the server itself. Raises ServerUnreachable where nothing answers;
+    Unanswered where the server asks for a key, is not ready in that time, redirects elsewhere, or where what comes is
+    no HTTP.
     """
-    headers = site.access.headers()
-    connection = site.connect(timeout_s)
-    with _translated_errors(site.endpoint, path, timeout_s), closing(connection):
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
-        connection.request(method, site.target(path), data, {"Content-Type": content_type, **headers})
-        response = connection.getresponse()
-        answer = response.read(_MOST_BYTES)
-        if response.length:
-            raise http.client.IncompleteRead(answer, response.length)
-    if response.status in (401, 403):
-        raise refused(site.endpoint, path, response.status, site.access)
-    if response.status in _REDIRECTS:
-        raise _redirected(site, path, response.headers.get("Location", ""))
-    return response.status, answer
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = site.access.headers() | ({} if body is None else {"Content-Type": content_type})
+    end = time.monotonic() + (PATIENCE_S if site.patience_s is None else site.patience_s)
+    with site.client() as client:
+        for asked in count(1):
+            with translated_errors(site, path, timeout_s):
+                answer = client.answer(method, site.url(path), headers=headers, body=data, total_s=timeout_s)
+            if not _asked_again(site, path, answer, asked, end):
+                break
+    if answer.status in (401, 403):
+        raise refused(site.endpoint, path, answer.status, site.access)
+    if answer.status in LATER:
+        raise _not_now(site, path, answer, asked)
+    if answer.status in REDIRECTS:
+        raise _redirected(site, path, answer.headers.get("location", ""))
+    if answer.status == HTTPStatus.BAD_REQUEST and body is None:
+        require_plain_http(site)
+    return answer.status, answer.body
 
 
-@contextmanager
-def _translated_errors(endpoint: str, path: str, timeout_s: float) -> Iterator[None]:
-    """Turn the errors of a connection into ServerUnreachable, or ServerUnsuitable where the answer is no HTTP."""
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise ServerUnreachable(
-            f"no TLS connection to {endpoint}",
-            cause=getattr(error, "verify_message", "") or error.reason or str(error),
-            remedy="name the file of its certificate's authority with --api_server_ca=FILE, or give a http:// address "
-            "if the server has no certificate",
-        ) from error
-    except TimeoutError as error:
-        raise ServerUnreachable(
-            f"{endpoint} does not answer {path}",
-            cause=f"no answer within {timeout_s:.0f} s",
-            remedy="read the server's log, or wait until it has started",
-        ) from error
-    except OSError as error:
-        raise ServerUnreachable(
-            f"nothing answers at {endpoint}",
-            cause=error.strerror or str(error),
-            remedy="start the server first, or correct --api_server",
-        ) from error
-    except http.client.HTTPException as error:
-        raise not_measurable(endpoint, f"{NO_HTTP}: {type(error).__name__}") from error
+def _asked_again(site: Site, path: str, answer: Answer, asked: int, end: float) -> bool:
+    """Wait before the next try, and tell whether there is one: `asked` were made, the last begins before `end`."""
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and asked == 1:
+        time.sleep(_PAUSES_S[0])
+        return True
+    left = end - time.monotonic()
+    if answer.status not in LATER or left <= 0:
+        return False
+    wished = answer.headers.get("retry-after", "")
+    pause = max(_PAUSES_S[min(asked, len(_PAUSES_S)) - 1], float(wished) if re.fullmatch(r"[0-9]{1,6}", wished) else 0)
+    if asked == _SAID_AFTER:
+        say(f"{site.endpoint} answers HTTP {answer.status} to {path}: asked again for {left:.0f} s")
+    time.sleep(min(pause, left))
+    return True
 
 
-def _redirected(site: Site, path: str, location: str) -> ServerUnsuitable:
+def _not_now(site: Site, path: str, answer: Answer, asked: int) -> Unanswered:
+    times = "once" if asked == 1 else f"{asked} times, the last time"
+    return Unanswered(
+        f"the server at {site.endpoint} is not ready, or has too many requests",
+        cause=f"its {path} answered {times} with HTTP {answer.status} {said(site, answer.body)}".strip(),
+        remedy="wait until it has loaded its model and is free, and run again; the log of the server, or of the "
+        "gateway in front of it, says more",
+    )
+
+
+def _redirected(site: Site, path: str, location: str) -> Unanswered:
     """Return the error for a redirect; it names the target without user name and query, which may be secret."""
     where = urlsplit(location)
     target = (f"{where.scheme}://" if where.scheme else "") + where.netloc.rpartition("@")[2] + where.path
-    return ServerUnsuitable(
+    return Unanswered(
         f"the server at {site.endpoint} redirects its {path}",
-        cause=f"to {site.access.hidden(target)}; redirects are "
-        "not followed: the key and prompts would go to an address that you did not name",
+        cause=f"to {site.access.hidden(target)}; a request with a key or a prompt is not sent to another address than "
+        "the one that you named, and one with a prompt follows no redirect at all",
         remedy="give the final address with --api_server, if you trust it",
     )
 
 
 def request(site: Site, method: str, path: str, body: Any, timeout_s: float) -> bytes:
-    """Return the body of a 200 answer. Raises ServerUnreachable, ServerUnsuitable."""
+    """Return the body of a 200 answer. Raises as `ask` does, and ServerUnsuitable for another status."""
     status, answer = ask(site, method, path, body, timeout_s)
     if status != 200:
         raise not_measurable(site.endpoint, f"its {path} answers HTTP {status} {said(site, answer)}")
@@ -293,13 +259,3 @@ def said(site: Site, answer: bytes) -> str:
     match = re.search(r'"(?:message|detail)":\s*"((?:[^"\\]|\\.)*)', text)
     words = match[1] if match else text.splitlines()[0] if text.strip() else ""
     return site.access.hidden(words)[:300]
-
-
-def not_measurable(endpoint: str, cause: str) -> ServerUnsuitable:
-    """Return the error for what answers and is no server of this kind."""
-    return ServerUnsuitable(
-        f"what answers at {endpoint} is not a server that can be measured",
-        cause=cause.strip(),
-        remedy="point --api_server at a server of OpenAI's completions API, such as `vllm serve`, "
-        "with the path that stands before its /v1",
-    )

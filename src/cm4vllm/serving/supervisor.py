@@ -43,8 +43,10 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import object_of, write_json
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.processes import exit_in_words, raise_open_files, safe_environment
+from cm4vllm.serving.carried_variables import without_service_links
 from cm4vllm.serving.ipc_files import BASE, IpcFiles
 
 __all__ = [
@@ -119,7 +121,7 @@ class Supervisor:
             try:
                 child = subprocess.Popen(
                     argv,
-                    env=self._environment(pipe, ipc_files.folder),
+                    env=self._environment(pipe, ipc_files),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -139,18 +141,21 @@ class Supervisor:
         self._note(child.pid, status, self.reason)
         return status
 
-    def _environment(self, pipe: int, sockets: Path) -> dict[str, str]:
+    def _environment(self, pipe: int, ipc_files: IpcFiles) -> dict[str, str]:
         # Our packages are not the server's: it has an environment of its own, where its bytecode is kept.
         ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         site = str(Path(__file__).with_name("end_with_supervisor"))
         held = {
             SUPERVISOR_PIPE: f"/proc/{os.getpid()}/fd/{pipe}",
             "PYTHONPATH": os.pathsep.join(filter(None, (site, self.env.get("PYTHONPATH")))),
-            BASE: str(sockets),
+            BASE: str(ipc_files.folder),
             "SPT_NOENV": "1",  # setproctitle, which vLLM calls, would write its title over the environment in /proc
         }
-        inherited = {key: value for key, value in os.environ.items() if key not in ours}
-        return safe_environment({**inherited, **self.env, **held})
+        inherited = {key: value for key, value in without_service_links(os.environ).items() if key not in ours}
+        env = safe_environment({**inherited, **self.env, **held})
+        # A container engine finds its containers below the folder for temporary files.
+        in_container = any("{container}" in word for word in self.argv)
+        return env if in_container else {**env, **ipc_files.temporary(env)}
 
     def _wake_on_signals(self) -> int:
         """Have every signal of interest wake the select() below; return the descriptor to select on."""
@@ -338,6 +343,14 @@ def start_supervised(
     variables of the environment that are written to no file; `cwd` is the folder that `argv` works in, `last` the
     command that removes its container.
     """
+    earlier = object_of(spec)
+    if "argv" not in earlier:
+        make_way(spec)
+    for name, place in (("log", log), ("state", state)):
+        if Path(str(earlier.get(name))).name == place.name:  # what the specification of an earlier start names is ours
+            place.unlink(missing_ok=True)
+        else:
+            make_way(place)
     given = {"argv": argv, "env": dict(env), "log": str(log), "state": str(state), "grace_s": grace_s}
     write_json(spec, {**given, "last": list(last)})
     source = str(Path(__file__).resolve().parents[2])

@@ -7,8 +7,10 @@ their `usage`, and the ids are those that the model's own tokenizer makes of the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -16,20 +18,15 @@ from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
 from cm4vllm.rules import Division
+from cm4vllm.serving.answers.stated import FORMAT_TOKENS, Stated
+from cm4vllm.serving.answers.text_answers import TextAnswer
+from cm4vllm.serving.probed_answers import read_text
 from cm4vllm.serving.records import Api, Dialect, Prompts, ServerRecord
-from cm4vllm.serving.server_requests import (
-    LONG_S,
-    Site,
-    ask,
-    choices_of,
-    decoded,
-    events_of,
-    not_measurable,
-    request,
-    said,
-    sites_of,
-    usage_of,
-)
+from cm4vllm.serving.server_access import not_measurable
+from cm4vllm.serving.server_requests import LONG_S, REFUSED, Site, ask, request, said, sites_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["check_tokenizer", "counting", "find_dialect", "require_division", "text_body"]
 
@@ -45,6 +42,10 @@ _SAMPLE_TOKENS, _SAMPLE_APART = 64, 0.1
 
 class _Refused(Exception):
     """A request in one dialect was answered with an error."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"HTTP {status} {words}")
+        self.status, self.words = status, words
 
 
 def text_body(
@@ -62,20 +63,24 @@ def text_body(
     return {name: value for name, value in asked.items() if name not in dialect.left_out}
 
 
-def find_dialect(site: Site, model: str, api: Api) -> Dialect:
+def find_dialect(site: Site, model: str, api: Api) -> tuple[Dialect, Stated]:
     """Return the first dialect in which a server gives text, whole and streamed, with as much of a request as it takes.
 
-    Prompts are sent as token ids where the server takes them. Raises ServerUnreachable, ServerUnsuitable.
+    With it come the server's statements about its last answer. Prompts are sent as token ids where the server takes
+    them. Raises ServerUnreachable, ServerUnsuitable.
     """
     causes: dict[str, None] = {}
     for prompts in (Prompts.CHAT,) if api is Api.CHAT else (Prompts.IDS, Prompts.TEXT):
         dialect: Dialect | None = Dialect(prompts=prompts)
+        guessed: list[str] = []
         while dialect is not None:
             try:
-                return _tried(site, model, dialect, api)
+                taken, stated = _tried(site, model, dialect, api)
+                return _with_more(site, model, taken, api, guessed), stated
             except _Refused as refusal:
                 causes[f"{api.path}: {refusal}".strip()] = None
-                dialect = _with_less(dialect, str(refusal))
+                dialect, dropped = _with_less(dialect, refusal)
+                guessed += dropped
     remedy = (
         "leave --api out, or serve the model with a chat template"
         if api is Api.CHAT
@@ -88,94 +93,108 @@ def find_dialect(site: Site, model: str, api: Api) -> Dialect:
     )
 
 
-def _with_less(dialect: Dialect, refusal: str) -> Dialect | None:
-    """Return the dialect without what a server refused: the parameters that it names, else all; None without any."""
+def _with_less(dialect: Dialect, refusal: _Refused) -> tuple[Dialect | None, list[str]]:
+    """Return the dialect without what a server refused, None without any, and the parameters that were guessed.
+
+    Those go that the server names, unless it repeats the whole request; else the next one in the order of _OPTIONAL.
+    """
     left = [name for name in _OPTIONAL if name not in dialect.left_out]
-    named = [name for name in left if re.search(rf"\b{name}\b", refusal)]
-    if not named and re.search(r"\b(prompt|messages)\b", refusal):
-        return None
-    return replace(dialect, left_out=[*dialect.left_out, *(named or left)]) if left else None
+    named = [name for name in left if re.search(rf"\b{name}\b", refusal.words)]
+    about_prompt = refusal.status != HTTPStatus.INTERNAL_SERVER_ERROR and re.search(
+        r"\b(prompt|messages)\b", refusal.words
+    )
+    if not left or (about_prompt and not named):
+        return None, []
+    all_named = {*left} - {"stream_options"} <= {*named}  # which only a request for a stream has
+    guessed = left[:1] if all_named or not named else []
+    return replace(dialect, left_out=[*dialect.left_out, *(guessed or named)]), guessed
 
 
-def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> Dialect:
+def _with_more(site: Site, model: str, dialect: Dialect, api: Api, guessed: Sequence[str]) -> Dialect:
+    """Return the dialect with those parameters again that were left out by guess and that the server takes after all.
+
+    Raises as `_tried` does, but for _Refused.
+    """
+    for name in guessed:
+        if name == dialect.left_out[-1]:  # without it the server did not answer
+            continue
+        with suppress(_Refused):
+            more = replace(dialect, left_out=[other for other in dialect.left_out if other != name])
+            dialect, _ = _tried(site, model, more, api)
+    return dialect
+
+
+def _tried(site: Site, model: str, dialect: Dialect, api: Api) -> tuple[Dialect, Stated]:
     """Return the dialect, completed from two answers in it. Raises _Refused, ServerUnreachable, ServerUnsuitable."""
     prompt = _PROMPT_IDS if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
-    counted, done = [], True
+    stated, done = [], True
     for streamed in (False, True):
         body = text_body(dialect, model, prompt, _DRAWN, streamed=streamed)
         status, answer = ask(site, "POST", api.path, body, LONG_S)
-        if status != 200:
-            raise _Refused(f"HTTP {status} {said(site, answer)}")
-        if streamed:
-            documents, done = events_of(site, api.path, answer)
-            if not documents:
-                raise not_measurable(site.endpoint, f"its streamed {api.path} has no events")
-        else:
-            documents = [decoded(site, api.path, answer)]
-        counted.append(_counted(site, documents, streamed=streamed))
-    if dialect.prompts is Prompts.IDS and any(usage != len(_PROMPT_IDS) for usage, _ in counted):
+        if status in REFUSED:
+            raise _Refused(status, said(site, answer))
+        if status != HTTPStatus.OK:
+            raise not_measurable(site.endpoint, f"its {api.path} answers HTTP {status} {said(site, answer)}")
+        read, done = read_text(site, answer, dialect.prompts, streamed=streamed)
+        _require_text(site, read, streamed=streamed)
+        stated.append(read.stated)
+    if dialect.prompts is Prompts.IDS and any(each.prompt_tokens != len(_PROMPT_IDS) for each in stated):
         # Without that count it is not known whether the ids were read as ids.
+        first = stated[0].prompt_tokens
         raise _Refused(
-            f"HTTP 200 the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
-            f"{counted[0][0] if counted[0][0] >= 0 else 'nothing'}"
+            HTTPStatus.OK,
+            f"the prompt was sent as {len(_PROMPT_IDS)} token ids, and the server counts "
+            f"{first if first >= 0 else 'nothing'}",
         )
-    return replace(dialect, usage=all(tokens >= 0 for _, tokens in counted), done=done)
+    usage = all(min(each.prompt_tokens, each.tokens) >= 0 for each in stated)
+    return replace(dialect, usage=usage, done=done), stated[-1]
 
 
-def _counted(site: Site, documents: Sequence[Mapping[str, Any]], *, streamed: bool) -> tuple[int, int]:
-    """Return how many tokens of prompt and answer a server counts, -1 where it does not. Raises ServerUnsuitable."""
-    kind = "a streamed answer" if streamed else "an answer"
-    text, reason = "", None
-    usage = usage_of(documents)
-    for document in documents:
-        if document.get("error"):
-            raise not_measurable(site.endpoint, site.access.hidden(f"it answered: {str(document['error'])[:200]}"))
-        for choice in choices_of(document):
-            text += "".join(_texts(choice))
-            reason = choice.get("finish_reason") or reason
-    prompt, tokens = (
-        value if isinstance(value := usage.get(name), int) and value >= 0 else -1
-        for name in ("prompt_tokens", "completion_tokens")
-    )
-    if reason not in ("stop", "length"):
-        raise not_measurable(site.endpoint, f"the finish_reason of {kind} is {str(reason)[:40]!r}: the text may be cut")
-    if not text and tokens <= 0:
+def _require_text(site: Site, answer: TextAnswer, *, streamed: bool) -> None:
+    """Raise ServerUnsuitable for an answer to the probe that has no text, or more than was asked for."""
+    kind, tokens = "a streamed answer" if streamed else "an answer", answer.stated.tokens
+    if not answer.text and tokens <= 0:
         raise not_measurable(site.endpoint, f"{kind} has no text and no token_ids")
     if tokens > _TOKENS:
         raise not_measurable(site.endpoint, f"{kind} of at most {_TOKENS} tokens counts {tokens} in its usage")
-    return prompt, tokens
-
-
-def _texts(choice: Mapping[str, Any]) -> Iterator[str]:
-    """Give the texts of a choice or of its part in a stream, those of a reasoning channel first."""
-    for part in (choice, choice.get("delta"), choice.get("message")):
-        if isinstance(part, dict):
-            for name in ("reasoning_content", "reasoning", "content", "text"):
-                if isinstance(value := part.get(name), str):
-                    yield value
 
 
 def check_tokenizer(server: ServerRecord, model: ModelRecord) -> None:
     """Prove that a server which gives text alone may be that of `model`, whose tokenizer counts an answer as it does.
 
-    Raises ServerUnsuitable, ServerUnreachable, and ModelError where the model has no tokenizer.
+    A few tokens more, the same of a short and of a long answer, are those that begin and end a message. Raises
+    ServerUnsuitable, ServerUnreachable, and ModelError where the model has no tokenizer.
     """
-    if server.dialect is None or server.dialect.prompts is Prompts.AUDIO:
+    if server.dialect is None or not server.dialect.usage or server.dialect.prompts is Prompts.AUDIO:
         return
     tokenizer = read_tokenizer(model.tokenizer_file)
-    site, dialect, path = sites_of(server)[0], server.dialect, server.api.path
-    prompt = tokenizer.encode(_PROMPT_TEXT).ids if dialect.prompts is Prompts.IDS else _PROMPT_TEXT
-    body = text_body(dialect, server.model_name, prompt, {**_DRAWN, "max_tokens": _SAMPLE_TOKENS}, streamed=False)
-    document = decoded(site, path, request(site, "POST", path, body, LONG_S))
-    text = "".join(part for choice in choices_of(document) for part in _texts(choice))
-    count = len(tokenizer.encode(text, add_special_tokens=False).ids)
-    counted = usage_of([document]).get("completion_tokens", count) if dialect.usage else count
-    if not isinstance(counted, int) or abs(counted - count) > 1 + _SAMPLE_APART * counted:
+    answer, count = _sample(server, server.dialect, tokenizer, _SAMPLE_TOKENS)
+    counted = answer.stated.tokens
+    if counted < 0 or abs(counted - count) <= 1 + _SAMPLE_APART * counted:
+        return
+    if answer.unsent:
         raise ServerUnsuitable(
-            f"the server at {server.endpoint} does not serve {model.name}",
-            cause=f"it counts {counted} tokens in an answer for which that model's tokenizer gives {count}",
-            remedy="name the model it serves with --vllm_model_name (a hub id or a folder)",
+            f"the server at {server.endpoint} does not send all text that it generates",
+            cause=f"it counts {counted} tokens in an answer whose text has {count}: {answer.unsent}",
+            remedy="serve the model without parsers of reasoning and tools, or have the server send their text",
         )
+    short, short_count = _sample(server, server.dialect, tokenizer, _SAMPLE_TOKENS // 4)
+    if counted - count == short.stated.tokens - short_count <= FORMAT_TOKENS:
+        return
+    raise ServerUnsuitable(
+        f"the server at {server.endpoint} does not serve {model.name}",
+        cause=f"it counts {counted} tokens in an answer for which that model's tokenizer gives {count}",
+        remedy="name the model it serves with --vllm_model_name (a hub id or a folder)",
+    )
+
+
+def _sample(server: ServerRecord, dialect: Dialect, tokenizer: Tokenizer, most: int) -> tuple[TextAnswer, int]:
+    """Return an answer of at most `most` tokens, and how many `tokenizer` makes of its text."""
+    site, prompts, path = sites_of(server)[0], dialect.prompts, server.api.path
+    prompt = tokenizer.encode(_PROMPT_TEXT).ids if prompts is Prompts.IDS else _PROMPT_TEXT
+    body = text_body(dialect, server.model_name, prompt, {**_DRAWN, "max_tokens": most}, streamed=False)
+    answer, _ = read_text(site, request(site, "POST", path, body, LONG_S), prompts, streamed=False)
+    return answer, len(tokenizer.encode(answer.text, add_special_tokens=False).ids)
 
 
 def require_division(server: ServerRecord, division: Division) -> None:

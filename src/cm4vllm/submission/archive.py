@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from cm4vllm.common.errors import NotFoundError, SubmissionError, UsageError, nearest, translated_os_errors
-from cm4vllm.common.files import sha256_of, write_text
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.owned_folders import staged_file, write_noted
 from cm4vllm.common.processes import die_with_parent, exit_in_words, run
 from cm4vllm.common.progress import warn
 from cm4vllm.common.temporary_folders import scratch_folder
@@ -91,7 +92,6 @@ def pack(
     plain = archive if keep_plain or encrypted is None else None
     with translated_os_errors("write", archive, "--archive"), contextlib.ExitStack() as opened:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        _partial(archive).unlink(missing_ok=True)  # of an archive that was killed, and is not encrypted
         out = _opened(opened, plain, encrypted, program, recipients)
         _write(out, tree, files, added)
     digest = out.digest.hexdigest()
@@ -108,9 +108,9 @@ def _opened(
     """Return a stream into both files, or the one that is asked for; `stack` closes them."""
     out = _Digested()
     if plain is not None:
-        out.streams.append(stack.enter_context(stack.enter_context(_aside(plain)).open("wb")))
+        out.streams.append(stack.enter_context(stack.enter_context(staged_file(plain)).open("wb")))
     if encrypted is not None:
-        aside = stack.enter_context(_aside(encrypted))
+        aside = stack.enter_context(staged_file(encrypted))
         out.streams.append(stack.enter_context(encrypting(program, recipients, aside)))
     return out
 
@@ -207,27 +207,9 @@ class _Digested(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
-
-
-@contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """Give the file that becomes `path` when the block ends well; it is removed otherwise."""
-    partial = _partial(path)
-    partial.unlink(missing_ok=True)
-    try:
-        yield partial
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-
-
 def _state(path: Path, digest: str) -> str:
     """Write a file's digest beside it, in the form of sha256sum, and return it."""
-    write_text(path.with_name(f"{path.name}.sha256"), f"{digest}  {path.name}\n")
+    write_noted(path.with_name(f"{path.name}.sha256"), f"{digest}  {path.name}\n")
     return digest
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, opened, sha256_of, write_bytes
+from cm4vllm.common.owned_folders import note_files
 from cm4vllm.submission.privacy_check import inspect_tree
 
 __all__ = ["truncate_log", "truncate_tree"]
@@ -33,6 +34,8 @@ def truncate_tree(submission: Path, submitter: str = "") -> list[Path]:
             remedy="build the tree first: --tags=generate,mlperf,inference,submission",
         )
     cut = [log for log in logs if truncate_log(log)]
+    names = (log.relative_to(submission).as_posix() for log in cut)
+    note_files(submission, [place for name in names for place in (name, f"{name.rpartition('/')[0]}/accuracy.txt")])
     inspect_tree(submission)
     return cut
 

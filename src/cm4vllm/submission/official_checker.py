@@ -16,6 +16,7 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
+from cm4vllm.common.owned_folders import forget, make_way, note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import Record, write_record
@@ -188,7 +189,9 @@ def unexpected_findings(record: CheckerRecord) -> list[str]:
 def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: str, logs: Path) -> CheckerRun:
     name = checker.name
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
-    table.unlink(missing_ok=True)
+    forget(table)
+    for path in (log, table):
+        make_way(path)
     options = ["--input", str(tree), "--version", round_name, "--submitter", submitter, "--csv", str(table)]
     argv = [sys.executable, "-P", "-B", *checker.argv, *options]
     try:
@@ -200,6 +203,8 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
     lines = text_of(log).splitlines()
     own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
     crashed = not own_fault and (status not in (0, 1) or any(line.startswith("Traceback ") for line in lines))
+    for path in filter(Path.exists, (log, table)):
+        note_written(path)
     results = _rows(table)
     errors, warnings = _findings(lines, tree)
     if crashed:

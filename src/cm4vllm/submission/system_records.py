@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from cm4vllm import NO_SUBMITTER, REHEARSAL_NOTICE, SIMULATED_NOTICE
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.files import typed_path, write_json
+from cm4vllm.common.owned_folders import forget, write_noted
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.nvml import gpus_of_processes
@@ -33,7 +34,7 @@ from cm4vllm.hardware.system_description import (
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.serving.clusters.node_report import NodeReport, reports_of
 from cm4vllm.serving.records import ServerRecord, Simulation
-from cm4vllm.submission.campaign_software import SOFTWARE_FILE, detect_software
+from cm4vllm.submission.campaign_software import SOFTWARE_FILE, SoftwareRecord, detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words
 
@@ -124,14 +125,14 @@ def write_system(settings: SystemSettings) -> SystemFiles:
     write_json(folder / SYSTEM_FILE, description)
     blank = None if settings.system_file else folder / _TEMPLATE
     if blank is not None and not blank.exists():
-        write_text(blank, template(description))
+        write_noted(blank, template(description))
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), blank)
 
 
 def _write_machines(folder: Path, machines: Sequence[MachineFacts]) -> None:
     """Write the facts of each machine in place of the facts of an earlier description."""
     for path in folder.glob(NODE_FILES):
-        path.unlink()
+        remove_record(path, MachineFacts)
     for number, machine in enumerate(machines, 1):
         write_record(folder / (MACHINE_FILE if number == 1 else NODE_FILES.replace("*", str(number))), machine)
 
@@ -164,8 +165,10 @@ def _write_simulated(settings: SystemSettings, server: ServerRecord, simulation:
             "sw_notes": f"{notes} {STATUS_NOT_STATED}",
         }
     )
-    for path in (folder / MACHINE_FILE, folder / SOFTWARE_FILE, folder / _TEMPLATE, *folder.glob(NODE_FILES)):
-        path.unlink(missing_ok=True)
+    for path in (folder / MACHINE_FILE, *folder.glob(NODE_FILES)):
+        remove_record(path, MachineFacts)
+    remove_record(folder / SOFTWARE_FILE, SoftwareRecord)
+    forget(folder / _TEMPLATE)
     write_json(folder / SYSTEM_FILE, description)
     return SystemFiles(folder / SYSTEM_FILE, folder_name(description), tuple(not_stated(description)), None)
 

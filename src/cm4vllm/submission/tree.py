@@ -10,6 +10,8 @@ from pathlib import Path
 from cm4vllm.common.command_lines import published_command
 from cm4vllm.common.errors import SubmissionError
 from cm4vllm.common.files import bytes_of, json_of, write_json, write_text
+from cm4vllm.common.own_program import commit_of_this_repository
+from cm4vllm.common.owned_folders import recover
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.hardware.system_description import folder_name, keys_of
@@ -41,15 +43,7 @@ from cm4vllm.submission.submitter_pages import (
     write_overview,
 )
 from cm4vllm.submission.system_records import SYSTEM_FILE
-from cm4vllm.submission.tree_writer import (
-    GENERATE,
-    TreeWriter,
-    changed_tree,
-    new_tree,
-    read_object,
-    recover,
-    refuse_other,
-)
+from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]
 
@@ -96,7 +90,7 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
     recover(submission)
     _require_same_submission(results, submission if add else None)
     changed: list[str] = []
-    with changed_tree(submission) if add else new_tree(submission) as writer:
+    with changed_tree(submission) if add else new_tree(submission, asked.submitter) as writer:
         homes = {result.home(writer.root): result.layout for result in results}
         programs = {}
         for home, layout in homes.items():
@@ -108,7 +102,9 @@ def build_tree(asked: TreeAsked, *more: TreeAsked, tree: Path | None = None, add
             write_overview(writer, home, layout)
             _name_versions(home / layout.program, programs[home])
         inspect_tree(writer.root, private)
-    if changed:
+    if changed and not commit_of_this_repository():
+        warn("the program in the submission is that of no known commit: it does not come from a git checkout")
+    elif changed:
         warn(f"the program in the submission is not that of its commit; changed: {first_of(changed, 5)}")
     return submission
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
+from cm4vllm.common.owned_folders import require_replaceable
 from cm4vllm.results.campaign_record import CAMPAIGN_FILE
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder
-from cm4vllm.submission.tree_writer import GENERATE
+from cm4vllm.submission.tree_writer import GENERATE, tree_kind
 
 __all__ = ["TREE", "TreeInputs", "results_folders", "submission_inputs", "tree_folder", "tree_inputs"]
 
@@ -80,8 +81,12 @@ def submission_inputs(env: Mapping[str, Any]) -> dict[str, str]:
         system_folder(folder)
     add = env.get("CM_MLPERF_SUBMISSION_ADD") == "yes"
     if add or len(folders) > 1:
-        return {TREE: str(_place(tree, "--add" if add else "several results folders"))}
-    return {TREE: tree or str(folders[0] / SUBMISSION)}
+        tree = str(_place(tree, "--add" if add else "several results folders"))
+    if add:
+        return {TREE: tree}
+    tree = tree or str(folders[0] / SUBMISSION)
+    require_replaceable(Path(tree).absolute(), tree_kind(str(env.get("CM_MLPERF_SUBMITTER") or "")))
+    return {TREE: tree}
 
 
 def _place(tree: str, why: str) -> Path:

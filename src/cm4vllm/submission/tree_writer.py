@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.errors import SubmissionError
-from cm4vllm.common.files import bytes_of, json_of, sha256_of, staged_folder, write_bytes, write_json, write_text
+from cm4vllm.common.files import bytes_of, json_of, sha256_of, write_bytes, write_json, write_text
+from cm4vllm.common.own_program import MANIFEST
+from cm4vllm.common.owned_folders import Kind, foreign, recover, staged_folder
+from cm4vllm.common.terminal_text import first_of
+from cm4vllm.rules import Division
 from cm4vllm.submission.shared_pages import sections, with_section
 
-__all__ = ["GENERATE", "TreeWriter", "changed_tree", "digests", "new_tree", "read_object", "recover", "refuse_other"]
+__all__ = ["GENERATE", "TreeWriter", "changed_tree", "digests", "new_tree", "read_object", "refuse_other", "tree_kind"]
 
 #: The recipe that builds and changes trees.
 GENERATE = "generate,mlperf,inference,submission"
@@ -106,10 +110,29 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def tree_kind(submitter: str, flag: str = "--submission_dir") -> Kind:
+    """Return how a tree of a submitter is recognised: by the program in it. What others submit is not replaced."""
+
+    def of_others(tree: Path) -> str:
+        homes = {tuple(name.rstrip("/").split("/")[:2]) for name in foreign(tree) if name.count("/") > 1}
+        others = sorted("/".join(home) for home in homes if home[0] in set(Division) and home[1] != submitter)
+        return f"it holds the submission of others: {first_of(others, 4)}" if others and submitter else ""
+
+    return Kind(
+        "a submission tree",
+        flag,
+        recognised=lambda tree: any(tree.glob(f"*/*/*/cm4vllm*/{MANIFEST}")),
+        refused=of_others,
+    )
+
+
 @contextmanager
-def new_tree(tree: Path) -> Iterator[TreeWriter]:
-    """Give a writer to a new tree, which takes the place of `tree` when the block ends well."""
-    with staged_folder(tree) as staging:
+def new_tree(tree: Path, submitter: str) -> Iterator[TreeWriter]:
+    """Give a writer to a new tree, which takes the place of `tree` when the block ends well.
+
+    Raises UsageError for a folder that is not replaced.
+    """
+    with staged_folder(tree, tree_kind(submitter)) as staging:
         yield TreeWriter(staging)
 
 
@@ -124,7 +147,7 @@ def changed_tree(tree: Path) -> Iterator[TreeWriter]:
     if not tree.is_dir():
         raise SubmissionError(f"no submission in {tree}", remedy=f"build it first: --tags={GENERATE} without --add")
     before = digests(tree)
-    with staged_folder(tree) as staging:
+    with staged_folder(tree, carried=foreign(tree)) as staging:
         shutil.copytree(tree, staging, dirs_exist_ok=True, symlinks=True)
         for path in (staging, *staging.rglob("*")):
             if not path.is_symlink():
@@ -145,13 +168,6 @@ def changed_tree(tree: Path) -> Iterator[TreeWriter]:
                 else "another program changed files in it",
                 remedy="run it again, and let no other program write to the tree",
             )
-
-
-def recover(tree: Path) -> None:
-    """Give a tree its name back that a killed run had moved aside: it is whole, and was about to be replaced."""
-    aside = tree.with_name(f"{tree.name}.old")
-    if aside.is_dir() and not tree.exists():
-        aside.rename(tree)
 
 
 def digests(tree: Path) -> dict[str, str]:

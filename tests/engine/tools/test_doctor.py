@@ -75,7 +75,7 @@ def test_what_is_wrong_with_files_of_the_home(home):
     assert "indexed folders no longer exist" in symptoms(home)[1]["index"]["text"]
 
 
-@pytest.mark.parametrize(("tool", "level"), [("compiler", "WRONG"), ("git", "note")])
+@pytest.mark.parametrize(("tool", "level"), [("compiler", "note"), ("bash", "WRONG"), ("git", "note")])
 def test_a_missing_tool_is_named(home, tmp_path, tool, level):
     folder = tmp_path / "bin"
     folder.mkdir()

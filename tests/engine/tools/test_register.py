@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.engine.automation import _other_checkout
 from cm4vllm.engine.tools.register import engines_before, main, register, warning_about_engines
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,3 +97,71 @@ def test_home_after_registration_works_with_cm(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert f"Python: {sys.executable}" in done.stdout
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two checkouts of one repository, each with the engine of this one."""
+    checkouts = [tmp_path / name for name in ("first", "second")]
+    for checkout in checkouts:
+        checkout.mkdir()
+        (checkout / "cmr.yaml").write_text((ROOT / "cmr.yaml").read_text())
+        (checkout / "automation").symlink_to(ROOT / "automation")
+    return checkouts
+
+
+@pytest.mark.parametrize("home", ["first/.cm", "elsewhere", "first/deep/home"])
+def test_a_home_of_another_checkout_is_refused_with_both_paths(two, tmp_path, home, monkeypatch, capsys):
+    first, second = two
+    monkeypatch.setenv("CM_REPOS", str(tmp_path / home))
+    assert main([str(first)]) == 0
+    before = (tmp_path / home / "repos.json").read_bytes()
+    assert main([str(second)]) == UsageError.exit_code
+    said = capsys.readouterr().err
+    assert str(first) in said and str(second) in said and "unset CM_REPOS" in said
+    assert (tmp_path / home / "repos.json").read_bytes() == before
+
+
+def test_a_home_that_was_copied_with_its_checkout_leads_to_the_copy(two, tmp_path, other, monkeypatch, capsys):
+    first, second = two
+    monkeypatch.setenv("CM_REPOS", str(first / ".cm"))
+    register(other, first / ".cm")
+    assert main([str(first)]) == 0
+    shutil.copytree(first / ".cm", second / ".cm")
+    monkeypatch.setenv("CM_REPOS", str(second / ".cm"))
+    assert main([str(second)]) == 0
+    assert f"{second / '.cm'} was copied with {first}" in capsys.readouterr().out
+    listed = json.loads((second / ".cm" / "repos.json").read_text())
+    assert str(second) in listed and str(other) in listed and not [path for path in listed if str(first) in path]
+    assert str(first) in json.loads((first / ".cm" / "repos.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["file", "file above it", "link to nothing"])
+def test_a_home_that_is_no_folder_is_named(tmp_path, kind, monkeypatch, capsys):
+    home = tmp_path / "home"
+    if kind == "link to nothing":
+        home.symlink_to("/proc/nothing")
+    else:
+        home.write_text("")
+    monkeypatch.setenv("CM_REPOS", str(home / "CM" if kind == "file above it" else home))
+    assert main([str(ROOT)])
+    said = capsys.readouterr().err
+    assert f"cannot write to {tmp_path}" in said and "CM_REPOS" in said
+
+
+def test_two_at_once_make_one_home(two, tmp_path):
+    words = [sys.executable, "-m", "cm4vllm.engine.tools.register", str(two[0])]
+    env = {**os.environ, "CM_REPOS": str(tmp_path / "CM"), "PYTHONPATH": str(ROOT / "src")}
+    both = [subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert b"".join(said).count(b"registered") == 1
+
+
+def test_recipes_of_another_checkout_than_the_package_are_named(two):
+    recipes = str(two[0] / "automation" / "script")
+    assert _other_checkout(str(ROOT / "automation" / "script")) == ""
+    (two[0] / "automation").unlink()
+    (two[0] / "automation" / "script").mkdir(parents=True)
+    warning = _other_checkout(recipes)
+    assert str(two[0]) in warning and str(ROOT) in warning

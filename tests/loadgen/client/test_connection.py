@@ -6,7 +6,8 @@ import pytest
 from fake_vllm import Behaviour, Fault, stream_events
 
 from cm4vllm.loadgen.client.connection import Connection
-from cm4vllm.loadgen.client.wire import AnswerLimits, StreamReader, whole_answer
+from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
+from cm4vllm.serving.answers.stated import AnswerLimits
 
 PROMPT = [5, 6, 7]
 TOKENS = [11, 0, 767, 3, 3, 128009, 42]
@@ -45,10 +46,10 @@ class Exchange:
             self.firsts.append(first)
         return bool(self.firsts)
 
-    def response_ended(self, connection, status):
+    def response_ended(self, connection, status, *, cut=False):
         self.tokens = self.reader.finish(len(PROMPT), LIMITS).tokens.tolist()
 
-    def connection_failed(self, cause, *, answered):
+    def connection_failed(self, cause, *, answered, kept=False):
         self.cause = cause, answered
 
 

@@ -35,7 +35,7 @@ def readable(raw):
 
 
 def plain_reading(body, prompt_tokens, *, streamed):
-    """Return the tokens of an answer, None where it must not count."""
+    """Return the tokens of an answer, None where it must not count. An empty error is none."""
     tokens, reasons, counts, done = [], set(), None, False
     for line in re.split(rb"\r\n|\n|\r", body) if streamed else [b"data:" + body]:
         field, _, value = line.partition(b":")
@@ -43,23 +43,25 @@ def plain_reading(body, prompt_tokens, *, streamed):
             if field not in (b"", b"event", b"id", b"retry") or (field == b"event" and b"error" in value.lower()):
                 return None
             continue
-        if done:
-            return None
         if value.strip() == b"[DONE]":
             done = True
             continue
+        if streamed and not value.strip():
+            continue
+        if done:
+            return None
         try:
             document = readable(value)
-            if document.get("error") is not None:
+            if document.get("error"):
                 return None
-            if document.get("usage") is not None:
-                usage = document["usage"]
-                counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
-            for choice in document["choices"]:
-                if choice.get("index", 0) != 0 or len(document["choices"]) != 1:
+            usage = document.get("usage")
+            if isinstance(usage, dict) and usage.get("completion_tokens") is not None:
+                counts = usage["completion_tokens"], usage.get("prompt_tokens")
+            for choice in document.get("choices") or ():
+                if choice.get("index") not in (0, None) or len(document["choices"]) != 1:
                     return None
                 tokens += choice.get("token_ids") or []
-                reasons.add(choice.get("finish_reason"))
+                reasons.add(choice.get("finish_reason") or None)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
     usable = all(type(token) is int and 0 <= token < 2**31 for token in tokens)
@@ -262,6 +264,8 @@ class Faults:
 
 class Peer:
     """Answers each request of the client's connections, over socket pairs, as `faults` draws it."""
+
+    connect_s = 0.0
 
     def __init__(self, faults):
         self.faults = faults

@@ -97,7 +97,8 @@ def test_a_body_that_cannot_be_read_fails_its_request_alone(status, stream_inter
 
 
 def test_an_event_that_cannot_be_read_fails_its_request_alone():
-    bodies = dict(enumerate(BODIES.values()))
+    legal = ("empty", "error that is null")
+    bodies = dict(enumerate(body for name, body in BODIES.items() if name not in legal))
 
     def raw(key, body):
         events = stream_events(body, expected_tokens(body["prompt"], 128, 2), Behaviour(), Fault.NONE)
@@ -223,15 +224,15 @@ def test_comments_that_keep_a_connection_alive_are_no_work(stream_interval):
 
     async def main():
         async def serve(reader, writer):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             try:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
                 while True:
                     writer.write(b"2\r\n:\n\r\n" if stream_interval else b"1\r\n \r\n")
                     await writer.drain()
                     await asyncio.sleep(0.02)
                     clock.now += 0.02
-            except ConnectionError:
+            except (asyncio.IncompleteReadError, ConnectionError):  # the first comes to see whether anything listens
                 writer.close()
 
         ledger = Ledger()

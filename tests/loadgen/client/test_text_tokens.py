@@ -6,67 +6,20 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from word_runs import SAMPLES, expected, logged
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import ModelError, RunFailed, ServerUnsuitable, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.client.event_stream import AnswerError
 from cm4vllm.loadgen.client.text_tokens import Texts, TextSettings, added_up
-from cm4vllm.loadgen.client.text_wire import TextAnswer
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_accuracy_log, read_performance
+from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, DETAIL_LOG, read_performance
 from cm4vllm.loadgen.process.runner import run
 from cm4vllm.loadgen.records import FAILURE_FILE, FailureRecord, TextCounts
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.stated import Stated
+from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.records import Api, Dialect, Prompts
-from cm4vllm.serving.server_probe import probe
-from text_server import MODEL, WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer
-
-SAMPLES = 64
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    """The dataset whose prompts the text server reads, and the model whose tokenizer counts."""
-    folder = tmp_path_factory.mktemp("words")
-    reader = tokenizer()
-    rows = [
-        {"input": prompt_text(i), "tok_input": reader.encode(prompt_text(i)).ids, "output": "x"} for i in range(SAMPLES)
-    ]
-    path = folder / "dataset.json"
-    path.write_text(json.dumps(rows))
-    dataset = DatasetRecord(
-        name="words",
-        path=str(path),
-        source="made by the test",
-        sha256=sha256_of(path),
-        samples=SAMPLES,
-        max_input_tokens=42,
-        sentences="punkt-untrained",
-    )
-    model = ModelRecord(name=MODEL, path=str(save_model(folder / "model")), source="made by the test", sha256="")
-    return dataset, model
-
-
-@pytest.fixture
-def settings_for(make_settings, words):
-    """Make the settings of a run against a text server, in the dialect that the probe finds."""
-    dataset, model = words
-
-    def make(server, scenario, mode="accuracy", *, api=Api.COMPLETIONS, **more):
-        record = probe(server.endpoint, MODEL, text=True, max_model_len=2048, api=api)
-        made = make_settings(server.endpoint, scenario, mode, stream_interval=1 if scenario == "Server" else 0, **more)
-        return replace(made, server=record, dataset=dataset, model=model)
-
-    return make
-
-
-def expected(index, most=128):
-    """Return the ids that the tokenizer makes of the answer to a sample."""
-    return tokenizer().encode("".join(answer_words(prompt_text(index), 2 * most)[:most])).ids
-
-
-def logged(folder):
-    return {index: tokens.tolist() for index, tokens, _ in read_accuracy_log(folder / ACCURACY_LOG)}
+from text_server import WORDS, TextServer, answer_words, prompt_text, save_model, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -88,7 +41,8 @@ def test_an_accuracy_log_holds_what_the_tokenizer_makes_of_the_text(tmp_path, se
     ended = record.client.finish_reasons.stop if habits.get("counts_end", True) else 0
     assert (text.answers, text.tokenizer_tokens, text.server_tokens) == (SAMPLES, total, total + ended)
     assert text.difference == 0
-    assert text.prompt_tokens == text.server_prompt_tokens == record.client.prompt_tokens
+    assert record.client.server_prompt_tokens == record.client.prompt_tokens
+    assert record.client.least_more == record.client.most_more == 0
     assert text.prompts_changed == 0
 
 
@@ -129,8 +83,10 @@ def test_prompts_that_the_server_reads_as_other_tokens_refuse_the_run(tmp_path, 
 
 
 def test_prompt_tokens_out_of_a_cache_make_a_run_invalid(tmp_path, settings_for):
-    with TextServer(cached=2) as server:
-        record = run(settings_for(server, "Offline", "performance"), tmp_path / "run")
+    with TextServer() as server:
+        settings = settings_for(server, "Offline", "performance")
+        server.cached = 2
+        record = run(settings, tmp_path / "run")
     assert any("from a cache" in fault for fault in record.faults)
 
 
@@ -145,7 +101,7 @@ def test_the_first_token_of_a_reasoning_model_is_that_of_its_reasoning(tmp_path,
     result = read_performance(tmp_path / "run")
     # The reasoning takes 10 x 100 ms: a first token of the answer itself would come after all of it.
     assert 100 < result.figures["ttft_mean"] < 700
-    assert record.client.text.server_prompt_tokens > record.client.text.prompt_tokens
+    assert record.client.least_more == record.client.most_more == 9
     assert record.client.failed == 0
 
 
@@ -153,6 +109,23 @@ def test_text_of_a_reasoning_channel_is_in_the_accuracy_log(tmp_path, settings_f
     with TextServer(chat=True, takes_text=False, reasoning=4) as server:
         run(settings_for(server, "Offline", api=Api.CHAT), tmp_path / "run")
     assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
+
+
+@pytest.mark.parametrize(
+    ("habits", "api"), [({"chat": True, "takes_text": False}, Api.CHAT), ({"takes_ids": False}, Api.COMPLETIONS)]
+)
+def test_a_server_of_texts_gets_the_whole_prompt_and_not_the_article_alone(habits, api, tmp_path, settings_for, words):
+    rows = json.loads(Path(words[0].path).read_text())
+    made = [{**row, "input": row["input"].partition(" ")[2]} for row in rows]
+    path = tmp_path / "articles.json"
+    path.write_text(json.dumps(made))
+    with TextServer(**habits) as server:
+        settings = settings_for(server, "Offline", api=api)
+        before = len(server.bodies)
+        run(replace(settings, dataset=replace(words[0], path=str(path), sha256=sha256_of(path))), tmp_path / "run")
+    asked = [body.get("prompt") or body["messages"][0]["content"] for body in server.bodies[before:]]
+    assert {row["input"] for row in rows} <= set(asked)
+    assert not {row["input"] for row in made} & set(asked) - {row["input"] for row in rows}
 
 
 def test_an_answer_without_text_has_a_first_token_at_its_end(tmp_path, settings_for, monkeypatch):
@@ -257,7 +230,8 @@ def texts(folder, *, every=False, usage=True):
 
 
 def answer(words, tokens, reason="stop"):
-    return TextAnswer("".join(f" {word}" for word in WORDS[2 : 2 + words]), tokens, 5, 0, reason)
+    text = "".join(f" {word}" for word in WORDS[2 : 2 + words])
+    return TextAnswer(text, reason, Stated(prompt_tokens=5, tokens=tokens))
 
 
 @pytest.mark.parametrize(
@@ -267,8 +241,9 @@ def answer(words, tokens, reason="stop"):
 def test_the_token_that_ends_an_answer_may_be_counted_or_not(tmp_path, tokens, reason, apart):
     counted = texts(tmp_path, every=True)
     assert counted.tokens_of(answer(10, tokens, reason)) == array("i", tokenizer().encode(answer(10, 0).text).ids)
+    more = apart if tokens > 10 else 0
     assert counted.counts() == TextCounts(
-        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, server_prompt_tokens=5
+        answers=1, server_tokens=tokens, tokenizer_tokens=10, apart=apart, least_more=more
     )
 
 
@@ -287,7 +262,6 @@ def test_a_performance_run_keeps_a_sample_of_bounded_size_and_every_answer_has_i
     counts = counted.counts()
     assert counts.answers == 100
     assert 30 < counts.apart < 70  # about half of the sample is of the second half
-    assert counts.server_prompt_tokens == 10_000
 
 
 def test_long_answers_are_kept_up_to_a_bound_of_memory(tmp_path, monkeypatch):
@@ -305,15 +279,41 @@ def test_without_usage_the_tokenizer_counts_each_answer(tmp_path):
         counted.tokens_of(answer(0, -1))
 
 
+@pytest.mark.parametrize(
+    ("usage", "tokens", "logged_tokens"), [(True, 1, 1), (True, 0, 1), (False, -1, 1), (True, 3, 3)]
+)
+def test_an_empty_answer_of_an_accuracy_run_is_logged_as_one(tmp_path, usage, tokens, logged_tokens):
+    encoded = texts(tmp_path, every=True, usage=usage).tokens_of(answer(0, tokens))
+    assert (encoded.data, len(encoded)) == (b"", logged_tokens)
+
+
+def test_an_answer_of_no_tokens_is_none_of_a_performance_run(tmp_path):
+    with pytest.raises(AnswerError, match="no tokens"):
+        texts(tmp_path).tokens_of(answer(0, 0))
+
+
+@pytest.mark.parametrize("format_tokens", [1, 4, 16])
+def test_a_constant_few_tokens_more_in_each_answer_are_no_other_tokenizer(tmp_path, format_tokens):
+    counted = texts(tmp_path, every=True)
+    for words in range(5, 50):
+        counted.tokens_of(answer(words, words + format_tokens, "length"))
+    counts = counted.counts()
+    assert (counts.format_tokens, counts.difference) == (format_tokens, 0)
+    counted.tokens_of(answer(10, 10 + 3 * format_tokens, "length"))
+    assert counted.counts().difference > 0
+
+
+def test_many_tokens_more_in_each_answer_are_another_tokenizer(tmp_path):
+    counted = texts(tmp_path, every=True)
+    counted.tokens_of(answer(10, 27, "length"))
+    assert counted.counts().difference > 0.5
+
+
 def test_the_counts_of_several_workers_are_added_up():
-    counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, server_prompt_tokens=7)
-    assert added_up([counts, None, counts], prompt_tokens=15, prompts_changed=2) == TextCounts(
-        answers=2,
-        server_tokens=4,
-        tokenizer_tokens=6,
-        apart=2,
-        server_prompt_tokens=14,
-        prompt_tokens=15,
-        prompts_changed=2,
+    counts = TextCounts(answers=1, server_tokens=2, tokenizer_tokens=3, apart=1, least_more=5)
+    none = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
+    other = replace(counts, least_more=3, unsent="x")
+    assert added_up([counts, None, none, other], prompts_changed=2) == TextCounts(
+        answers=2, server_tokens=4, tokenizer_tokens=6, apart=2, least_more=3, unsent="x", prompts_changed=2
     )
-    assert added_up([None], prompt_tokens=15, prompts_changed=2) is None
+    assert added_up([None], prompts_changed=2) is None

@@ -29,6 +29,24 @@ def container(document):
     )["containers"][0]
 
 
+def pods(value):
+    """Return all pods of a document, wherever they stand in it."""
+    if isinstance(value, list):
+        return [pod for part in value for pod in pods(part)]
+    if not isinstance(value, dict):
+        return []
+    return ([value] if "containers" in value else []) + pods(list(value.values()))
+
+
+@pytest.mark.parametrize("kind", ["deployment", "kserve", "leader-worker-set", "llm-d"])
+def test_no_pod_gets_the_variables_of_services(kind):
+    env = {"CM_KUBERNETES_KIND": kind}
+    env |= {"CM_KUBERNETES_IMAGE": ""} if kind == "llm-d" else {}
+    env |= {"CM_VLLM_SERVER_NODES": "2", "CM_VLLM_SERVER_TP_SIZE": "2"} if kind == "leader-worker-set" else {}
+    made = pods(objects(**env))
+    assert made and all(pod["enableServiceLinks"] is False for pod in made)
+
+
 @pytest.mark.parametrize("kind", ["deployment", "kserve"])
 def test_the_pod_starts_the_server_that_the_inputs_describe(kind):
     document = objects(

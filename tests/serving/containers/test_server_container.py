@@ -70,9 +70,13 @@ def test_of_a_model_of_the_hub_the_hubs_folder_is_mounted(tmp_path, monkeypatch)
 def test_variables_go_in_by_name_alone(model, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.0.0.7:8000")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     record = server_container(image(), settings(model))
     assert {"HF_TOKEN", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "VLLM_NO_USAGE_STATS"} <= set(record.passed)
+    assert "HTTPS_PROXY" in record.passed
+    assert "VLLM_PORT" not in record.passed
     assert "PATH" not in record.passed
     assert "PYTHONPATH" not in record.passed
     argv = server_argv(Path("python3"), settings(model), 8000)

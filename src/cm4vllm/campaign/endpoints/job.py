@@ -15,7 +15,7 @@ from cm4vllm.campaign.execution import Execution, run_schedule
 from cm4vllm.campaign.steps import Recipes
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import typed_path
-from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record, write_record
@@ -28,7 +28,6 @@ from cm4vllm.report.curve_page import curve_table, write_curve_page
 from cm4vllm.results.campaign_record import COMMAND_FILE, CommandRecord
 from cm4vllm.results.curves import read_curves
 from cm4vllm.rules import endpoints_rules, regions
-from cm4vllm.serving.records import host_of
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import CAPSULE_FILE, write_capsule

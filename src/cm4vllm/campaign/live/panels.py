@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from cm4vllm.campaign.ledger import State
-from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus
+from cm4vllm.campaign.live.status import JobState, StatusRecord, StepStatus, left_words
 from cm4vllm.campaign.search.search_status import SearchStatus
 from cm4vllm.common.records import Record
-from cm4vllm.common.units import four_digits
+from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
-from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus, TimeLeft
+from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
 from cm4vllm.loadgen.records import HEADROOM
 
 __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
@@ -64,7 +64,7 @@ def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     state, tone = str(status.state), Tone.STRONG
     silent = status.state is JobState.RUNNING and age_s > _SILENT * status.interval_s
     if silent:
-        state, tone = f"no sign of life for {duration(age_s)}: stopped or killed", Tone.BAD
+        state, tone = f"no sign of life for {duration_text(age_s)}: stopped or killed", Tone.BAD
     elif status.state is not JobState.RUNNING:
         tone = Tone.GOOD if status.state is JobState.DONE else Tone.BAD
     panels = (
@@ -74,7 +74,7 @@ def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     )
     return View(
         title=status.title,
-        state=f"{state}, {duration(status.elapsed_s)}",
+        state=f"{state}, {duration_text(status.elapsed_s)}",
         tone=tone,
         ended=status.state is not JobState.RUNNING,
         notices=status.notices,
@@ -82,29 +82,12 @@ def view_of(status: StatusRecord, age_s: float = 0.0) -> View:
     )
 
 
-def duration(seconds: float) -> str:
-    """Return a time as 4:07, or 1:04:07."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
-
-
-def left_words(left: TimeLeft | None, *, least: bool = False) -> str:
-    """Return the time left with its bounds where they differ from it; empty where it is not known."""
-    if left is None:
-        return ""
-    words = f"{'at least ' if least else ''}{duration(left.seconds)} left"
-    low, high = duration(left.low), duration(left.high)
-    return words if low == high else f"{words} ({low} to {high})"
-
-
 # --- the steps -------------------------------------------------------------------------------------------------------
 
 
 def _heading(status: StatusRecord) -> str:
     ended = sum(step.state in _ENDED for step in status.steps)
-    left = left_words(status.left, least=status.left_is_least)
-    return ", ".join(filter(None, (f"{ended} of {len(status.steps)} steps", left)))
+    return ", ".join(filter(None, (f"{ended} of {len(status.steps)} steps", status.left_words)))
 
 
 def _steps(steps: Sequence[StepStatus]) -> Iterator[Line]:
@@ -139,9 +122,9 @@ _TONES = {
 def _step(step: StepStatus) -> Line:
     why = step.why.partition("\n")[0]  # cause and remedy stand in the output
     text = f"{step.name}: {why}" if why and step.state is not State.LEFT_OUT else step.name
-    end = duration(step.took_s) if step.took_s is not None and step.state is not State.LEFT_OUT else ""
+    end = duration_text(step.took_s) if step.took_s is not None and step.state is not State.LEFT_OUT else ""
     if step.state is State.PLANNED and step.expected_s is not None:
-        end = f"{'at least' if step.at_least else 'about'} {duration(step.expected_s)}"
+        end = f"{'at least' if step.at_least else 'about'} {duration_text(step.expected_s)}"
     return Line(label=str(step.state), text=text, end=end, tone=_TONES[step.state])
 
 
@@ -225,8 +208,8 @@ def _search(search: SearchStatus) -> Iterator[Line]:
     kind = "full-length run" if search.full_length else "probe"
     yield Line(
         label="probe",
-        text=f"{search.number}: {search.rate:g} queries/s, a {kind} of {duration(search.planned_s)}",
-        end=f"{duration(search.spent_s)} spent",
+        text=f"{search.number}: {search.rate:g} queries/s, a {kind} of {duration_text(search.planned_s)}",
+        end=f"{duration_text(search.spent_s)} spent",
     )
     passing = f"{search.passing:g} passes" if search.passing is not None else "none passes yet"
     failing = f"{search.failing:g} fails" if search.failing is not None else "none fails yet"
@@ -240,7 +223,7 @@ def _curve(curve: CurveStatus) -> Iterator[Line]:
     yield Line(
         label=f"{curve.concurrency:,}",
         text=f"in flight: {samples}",
-        end=f"{duration(left)} left",
+        end=f"{duration_text(left)} left",
         tone=Tone.STRONG,
         part=min(1.0, curve.done / curve.total) if curve.total else None,
     )

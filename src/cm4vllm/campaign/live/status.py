@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from cm4vllm.campaign.ledger import LedgerFile, State, StepState
 from cm4vllm.campaign.search.search_status import SearchStatus
-from cm4vllm.campaign.steps import Step, point_name
+from cm4vllm.campaign.steps import Duration, Step, point_name
 from cm4vllm.common import progress
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.progress import under_way, warnings
 from cm4vllm.common.records import Record, now, read_record
+from cm4vllm.common.units import duration_text
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import RunStatus, TimeLeft
 
@@ -33,6 +34,7 @@ __all__ = [
     "StepStatus",
     "Steps",
     "job_left",
+    "left_words",
     "read_status",
     "steps_of",
 ]
@@ -81,7 +83,7 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     `doing` is the innermost piece of work under way and `progress` how far it is, in words. `run` is the LoadGen run
     under way, `search` the search, `curve` the curve of MLPerf Endpoints while a point of it is measured. `left` is the
     time to the end of the job as far as it is known; `left_is_least` says that for some of its steps no time is known,
-    or only the least. `cause` says why the job failed.
+    or only the least; `left_at_most` are the seconds that its minutes leave a rehearsal. `cause` says why it failed.
     """
 
     title: str
@@ -100,18 +102,31 @@ class StatusRecord(Record, frozen=True, kw_only=True):
     curve: CurveStatus | None = None
     left: TimeLeft | None = None
     left_is_least: bool = False
+    left_at_most: float | None = None
     warnings: tuple[str, ...] = ()
     cause: str = ""
+
+    @property
+    def left_words(self) -> str:
+        """The time to the end of the job, as far as it is known."""
+        return left_words(self.left, least=self.left_is_least, most_s=self.left_at_most)
+
+    @property
+    def outlook(self) -> str:
+        """The same as a part of a line on something else."""
+        return f"the job: {self.left_words}" if self.left_words else ""
 
 
 class JobStatus:
     """Gives the status of a job from its start on; `state` and `cause` are set when it has ended."""
 
-    def __init__(self, title: str, notices: Sequence[str], steps: Steps) -> None:
+    def __init__(
+        self, title: str, notices: Sequence[str], steps: Steps, most_s: Callable[[], float | None] = lambda: None
+    ) -> None:
         self.state = JobState.RUNNING
         self.cause = ""
         self._title, self._notices = title, tuple(notices)
-        self._steps = steps
+        self._steps, self._most_s = steps, most_s
         self._started_at, self._began = now(), time.monotonic()
 
     def read(self) -> StatusRecord:
@@ -120,6 +135,7 @@ class JobStatus:
         run, curve = _facts(works, RunStatus), _facts(works, CurveStatus)
         steps = _foreseen(self._steps(), curve)
         left, least = job_left(steps, run) if self.state is JobState.RUNNING else (None, False)
+        most_s = self._most_s() if self.state is JobState.RUNNING else None
         innermost = works[-1] if works else None
         return StatusRecord(
             title=self._title,
@@ -137,6 +153,7 @@ class JobStatus:
             curve=curve,
             left=left,
             left_is_least=least,
+            left_at_most=None if most_s is None else round(max(0.0, most_s), 1),
             warnings=warnings()[-_WARNINGS:],
             cause=self.cause,
         )
@@ -155,16 +172,28 @@ def _foreseen(steps: Sequence[StepStatus], curve: CurveStatus | None) -> tuple[S
     )
 
 
-def steps_of(steps: Sequence[Step], file: LedgerFile) -> Steps:
-    """Return a function for the steps of a job as its ledger has them, with how long they took before this command."""
+def steps_of(
+    steps: Sequence[Step], file: LedgerFile, expected: Callable[[Step], Duration | None] | None = None
+) -> Steps:
+    """Return a function for the steps of a job as its ledger has them, with how long they took before this command.
+
+    What is `expected` of a step by the rates measured so far goes before that.
+    """
     planned = file.ledger.with_durations(steps)
     seen: dict[tuple[str, int], float] = {}  # by the monotonic clock: the time of day may be set
-    return lambda: [_step_status(step, file.ledger.states.get(step.name), seen) for step in planned]
+
+    def read() -> list[StepStatus]:
+        known = [(step, (expected(step) if expected else None) or step.duration) for step in planned]
+        return [_step_status(step, took, file.ledger.states.get(step.name), seen) for step, took in known]
+
+    return read
 
 
-def _step_status(step: Step, entered: StepState | None, seen: dict[tuple[str, int], float]) -> StepStatus:
+def _step_status(
+    step: Step, expected: Duration | None, entered: StepState | None, seen: dict[tuple[str, int], float]
+) -> StepStatus:
     """Return the status of a step; `seen` is when each attempt was first seen to run."""
-    seconds, at_least = (step.duration.seconds, step.duration.at_least) if step.duration else (None, False)
+    seconds, at_least = (expected.seconds, expected.at_least) if expected else (None, False)
     state, last = (entered.last.state, entered.last) if entered else (State.PLANNED, None)
     if entered is not None and state is State.RUNNING:
         took = time.monotonic() - seen.setdefault((step.name, entered.attempts), time.monotonic())
@@ -209,3 +238,13 @@ def read_status(out: Path) -> tuple[StatusRecord, float] | None:
         return read_record(path, StatusRecord), max(0.0, time.time() - path.stat().st_mtime)
     except (OSError, CmError):
         return None
+
+
+def left_words(left: TimeLeft | None, *, least: bool = False, most_s: float | None = None) -> str:
+    """Return the time left with its bounds where they differ from it; empty where nothing is known of it."""
+    most = "" if most_s is None else f"at most {duration_text(max(0.0, most_s))}"
+    if left is None or (most_s is not None and left.seconds > most_s):
+        return f"{most} left" if most else ""
+    words = f"{'at least ' if least else ''}{duration_text(left.seconds)} left"
+    low, high = duration_text(left.low), duration_text(left.high)
+    return ", ".join(filter(None, (words if low == high else f"{words} ({low} to {high})", most)))

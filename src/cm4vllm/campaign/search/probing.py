@@ -22,9 +22,10 @@ from cm4vllm.campaign.search.projection import Window
 from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_estimate, search
 from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import staged_folder, writable_folder
+from cm4vllm.common.files import writable_folder
+from cm4vllm.common.owned_folders import discard, note_files, staged_folder
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.limits import demand_of, highest_rate
@@ -205,6 +206,7 @@ class LoadGenProber:
             speed=metrics.speed if metrics else None,
         )
         write_record(folder / PROBE_FILE, record)
+        note_files(folder, [PROBE_FILE])
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
@@ -228,7 +230,6 @@ def run_or_part(
             settings, folder, pythonpath=pythonpath, alive=partial(death_reason, settings.server), on_latencies=take
         )
     except RunStopped as stopped:
-        folder.with_name(f"{folder.name}.failed").rename(folder)
         _wait_until_idle(settings)
         return stopped.metrics, None
     return made.server_metrics, made
@@ -253,9 +254,9 @@ def _probe_folder(number: int) -> str:
 
 def _remove_earlier(folder: Path) -> None:
     """Remove the probes of an earlier search, which would be taken for probes of this one."""
-    (folder / SEARCH_FILE).unlink(missing_ok=True)
+    remove_record(folder / SEARCH_FILE, SearchRecord)
     for probe in folder.glob("probe-*"):
-        shutil.rmtree(probe)
+        discard(probe)
 
 
 def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
@@ -265,8 +266,7 @@ def _hand_over(run_folder: Path, inputs: RunInputs) -> str:
     result = Path(inputs.search_result_dir)
     writable_folder(result.parent)
     with staged_folder(result) as staging:
-        shutil.copytree(run_folder, staging, dirs_exist_ok=True)
-        (staging / PROBE_FILE).unlink()
+        shutil.copytree(run_folder, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PROBE_FILE))
     return str(result)
 
 

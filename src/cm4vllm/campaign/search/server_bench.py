@@ -10,7 +10,6 @@ whose queries follow each other is the rate in answers/s.
 from __future__ import annotations
 
 import itertools
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +38,7 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
+from cm4vllm.common.owned_folders import discard, mark, note_finished
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
@@ -130,6 +130,7 @@ class ServerBench:
             folder=place.relative_to(self._folder).as_posix(),
         )
         write_record(place / EVALUATION_FILE, made)
+        note_finished(place)
         self._known.append(made)
         return made
 
@@ -285,6 +286,7 @@ def _full(folder: Path) -> list[MetricsSample]:
 
 def _free(place: Path) -> Path:
     """Return the folder of an evaluation, without what one that was interrupted has left."""
-    if place.exists():
-        shutil.rmtree(place)
-    return writable_folder(place)
+    discard(place)
+    writable_folder(place)
+    mark(place)
+    return place

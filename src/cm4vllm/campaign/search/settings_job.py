@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +21,9 @@ from cm4vllm.campaign.search.server_bench import EXTRA, SERVER_FOLDER, ServerBen
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import writable_folder, write_text
+from cm4vllm.common.owned_folders import discard
 from cm4vllm.common.progress import say, say_text, step
-from cm4vllm.common.records import read_record, write_record
+from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
@@ -220,8 +220,8 @@ def _keep_what_was_made_from(folder: Path, digest: str) -> None:
     if path.exists() and path.read_text(encoding="utf-8").strip() == digest:
         return
     for left in folder.glob("candidate-*"):
-        shutil.rmtree(left)
-    (folder / SETTINGS_FILE).unlink(missing_ok=True)
+        discard(left)
+    remove_record(folder / SETTINGS_FILE, SettingsRecord)
     write_text(path, f"{digest}{os.linesep}")
 
 

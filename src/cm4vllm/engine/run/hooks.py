@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.common.errors import CmError, InstallError, NotWritable, RecipeError
 from cm4vllm.common.files import working_folder
 from cm4vllm.engine.format.meta import ScriptMeta
+from cm4vllm.engine.run.shadowed_packages import shadowed_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +109,9 @@ class Hooks:
         except (CmError, KeyboardInterrupt):
             raise
         except ModuleNotFoundError as error:
-            if (requirements := self._requirements_with(error.name or "")) is None:
-                raise RecipeError(f"{self._name}: {failure}", cause=self._where(error)) from error
+            hidden = shadowed_packages()
+            if hidden or (requirements := self._requirements_with(error.name or "")) is None:
+                raise RecipeError(f"{self._name}: {failure}", cause=self._where(error), remedy=hidden) from error
             raise InstallError(
                 f"{self._name}: {failure}, because packages of {requirements} are not installed in this Python",
                 cause=self._where(error),
@@ -117,7 +119,9 @@ class Hooks:
                 f"again: {shlex.quote(sys.executable)} -m pip install -r {shlex.quote(str(requirements))}",
             ) from error
         except BaseException as error:
-            raise RecipeError(f"{self._name}: {failure}", cause=self._where(error)) from error
+            raise RecipeError(
+                f"{self._name}: {failure}", cause=self._where(error), remedy=shadowed_packages()
+            ) from error
 
     def _requirements_with(self, module: str) -> Path | None:
         """Return the requirements of the recipe's repository where they list the package of a module."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cm4vllm.common.errors import RecipeError, UsageError, nearest
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
 from cm4vllm.common.secret_names import is_secret_name
 from cm4vllm.engine.format.conditions import Conditions
 from cm4vllm.engine.format.dependency import PHASES, Amendment, Dependency, amendments_of, split_tags
@@ -70,19 +71,7 @@ class Outcome(Value):
 
 
 # Of the caller's process environment, hooks see these; shell files see all of it.
-_OUTSIDE = (
-    "GH_TOKEN",
-    "ftp_proxy",
-    "FTP_PROXY",
-    "http_proxy",
-    "HTTP_PROXY",
-    "https_proxy",
-    "HTTPS_PROXY",
-    "no_proxy",
-    "NO_PROXY",
-    "socks_proxy",
-    "SOCKS_PROXY",
-)
+_OUTSIDE = ("GH_TOKEN", *PROXY_VARIABLES, "ftp_proxy", "FTP_PROXY", "socks_proxy", "SOCKS_PROXY")
 
 
 def _from_outside(task: Task) -> Env:

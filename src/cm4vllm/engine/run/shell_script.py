@@ -263,6 +263,10 @@ _SIGNS: tuple[tuple[str, str], ...] = (
         "the network did not answer: check the connection and the proxy settings (http_proxy, https_proxy)",
     ),
     (
+        r"CONNECT tunnel failed|Tunnel connection failed|Proxy Authentication Required|Cannot connect to proxy",
+        "the proxy that https_proxy or HTTPS_PROXY names did not let the request through: correct the variable",
+    ),
+    (
         r"401 Unauthorized|403 Forbidden|gated repo|Authentication failed|could not read Username",
         "access was refused: accept the licence of what is downloaded, and give a token by HF_TOKEN or CM_GH_TOKEN",
     ),

@@ -14,8 +14,10 @@ from typing import Any
 
 from cm4vllm.common.containers import Container, Mount, engines, require_ready, run_words
 from cm4vllm.common.errors import InstallError, RecipeError, RunFailed, UsageError, translated_os_errors
-from cm4vllm.common.files import working_folder, write_text
+from cm4vllm.common.files import working_folder
 from cm4vllm.common.git_objects import borrowed, run_git
+from cm4vllm.common.host_addresses import PROXY_VARIABLES
+from cm4vllm.common.owned_folders import staged_folder, write_noted
 from cm4vllm.common.processes import Completed, exit_in_words
 from cm4vllm.common.progress import say
 from cm4vllm.common.redaction import secret_flags, vault
@@ -36,16 +38,7 @@ _INSIDE = "/home/cm"
 #: Docker refuses --gpus without a driver: `all_gpus: present` in a meta asks for the GPUs there are, possibly none.
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 #: The variables that are passed by name alone, so that no value stands in a file or on a command line.
-_PASSED = (
-    "HF_TOKEN",
-    "CM_HF_TOKEN",
-    "GH_TOKEN",
-    "VLLM_API_KEY",
-    "OPENAI_API_KEY",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-)
+_PASSED = ("HF_TOKEN", "CM_HF_TOKEN", "GH_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", *PROXY_VARIABLES)
 #: The files that do not belong into an image; applied where a repository is not a git checkout.
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".cm", "__pycache__", "mlperf-results", "*.pyc", "node_modules")
 #: Flags that are about the container, not about the recipe.
@@ -152,11 +145,10 @@ def _repositories(cmind: Any, checkout: Path, script: ScriptMeta) -> dict[str, P
 
 def write_context(image: RecipeImage, folder: Path, repositories: Mapping[str, Path]) -> None:
     """Write Dockerfile and the repositories' files to `folder`. What git ignores is left out."""
-    with translated_os_errors("write", folder, "--docker_folder"):
-        shutil.rmtree(folder / "repos", ignore_errors=True)
+    with translated_os_errors("write", folder, "--docker_folder"), staged_folder(folder / "repos") as staging:
         for alias, path in repositories.items():
-            _copy(path, folder / "repos" / alias)
-    write_text(folder / "Dockerfile", dockerfile(image, list(repositories)))
+            _copy(path, staging / alias)
+    write_noted(folder / "Dockerfile", dockerfile(image, list(repositories)))
 
 
 def _copy(source: Path, target: Path) -> None:

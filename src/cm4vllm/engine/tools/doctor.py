@@ -52,8 +52,8 @@ _TOOLS = (
     (
         "compiler",
         ("cc", "gcc", "clang"),
-        Level.WRONG,
-        "no C compiler on PATH; vLLM needs one while it runs",
+        Level.ODD,
+        "no C compiler on PATH: vLLM needs one on GPUs, and pip for packages that are published as source",
         "install gcc, for example: apt-get install gcc",
     ),
     ("git", ("git",), Level.ODD, "not found on PATH: sources cannot be fetched", "install git"),

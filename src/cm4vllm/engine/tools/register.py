@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import writable_folder, write_json
+from cm4vllm.common.files import locked, writable_folder, write_json
 from cm4vllm.engine.format.documents import has_meta, read_meta, read_yaml
 from cm4vllm.engine.format.script_catalogue import SCRIPT_AUTOMATION
 
 __all__ = ["cm_home", "complete", "engines_before", "register", "registered", "warning_about_engines"]
+
+
+_OWN_HOME = "unset CM_REPOS, or name a folder of this checkout alone: export CM_REPOS=FOLDER"
 
 
 def cm_home() -> Path:
@@ -27,18 +30,29 @@ def cm_home() -> Path:
 
 
 def register(checkout: Path, home: Path) -> bool:
-    """Add a checkout to repos.json; tell whether it was not there yet. Raises UsageError when it is no CM repository.
+    """Add a checkout to repos.json; tell whether it was not there yet.
 
-    cmind's index is removed when the list changes: cmind makes a new one at its next start.
+    In a home inside the checkout, which was copied with it, the list of the other checkout is replaced. cmind's index
+    is removed when the list changes: cmind makes a new one at its next start. Raises UsageError when it is no CM
+    repository, and where the home belongs to another checkout of the same repository.
     """
     checkout = checkout.resolve()
     if not any((checkout / name).is_file() for name in ("cmr.yaml", "cmr.json")):
         raise UsageError(f"{checkout} is not a CM repository", cause="it holds no cmr.yaml")
     known = registered(home)
-    if checkout in known:
+    others = [path for path in known if path != checkout and _uid(path) and _uid(path) == _uid(checkout)]
+    if others and not home.resolve().is_relative_to(checkout):
+        raise UsageError(
+            f"the CM home {home} belongs to another checkout of this repository, {others[0]}",
+            cause=f"commands of this one, {checkout}, would run the programs of the other",
+            remedy=_OWN_HOME,
+        )
+    if checkout in known and not others:
         return False
-    writable_folder(home, "CM_REPOS")
-    write_json(home / "repos.json", [*map(str, known), str(checkout)])
+    for other in others:
+        print(f"{home} was copied with {other}: it is the CM home of {checkout} now")
+        known = [path for path in known if not path.is_relative_to(other)]
+    write_json(home / "repos.json", list(dict.fromkeys([*map(str, known), str(checkout)])))
     (home / "index.json").unlink(missing_ok=True)
     return True
 
@@ -108,6 +122,11 @@ def _installed() -> list[Path]:
     return folders[::-1]  # cmind puts each before the ones it found earlier
 
 
+def _uid(repository: Path) -> str:
+    descriptor = repository / "cmr.yaml"
+    return str((read_yaml(descriptor) or {}).get("uid") or "") if descriptor.is_file() else ""
+
+
 def _has_script_engine(repository: Path) -> bool:
     descriptor = repository / "cmr.yaml"
     prefix = (read_yaml(descriptor) or {}).get("prefix") if descriptor.is_file() else ""
@@ -124,9 +143,11 @@ def main(argv: list[str]) -> int:
         return UsageError.exit_code
     try:
         checkout, home = Path(argv[0]), cm_home()
-        if register(checkout, home):
-            print(f"registered {checkout.resolve()} in {home}")
-        complete(home)
+        # Two that make a new home at once would each lose what the other writes.
+        with locked(writable_folder(home, "CM_REPOS") / ".repos.json.lock"):
+            if register(checkout, home):
+                print(f"registered {checkout.resolve()} in {home}")
+            complete(home)
         if warning := warning_about_engines(checkout, home):
             print(f"WARNING: {warning}", file=sys.stderr)
     except CmError as error:

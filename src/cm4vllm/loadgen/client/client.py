@@ -15,11 +15,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from cm4vllm.loadgen.client.client_counts import Counts
-from cm4vllm.loadgen.client.connection import Address, Connection, Server
+from cm4vllm.loadgen.client.connection import STEP_S, Address, Connection, Server
 from cm4vllm.loadgen.client.in_flight import InFlightRequest, Request
 from cm4vllm.loadgen.client.stream_poller import StreamPoller
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
-from cm4vllm.loadgen.client.wire import AnswerLimits, FinishReason
+from cm4vllm.serving.answers.stated import AnswerLimits, FinishReason
 from cm4vllm.serving.media_apis import FORM
 from cm4vllm.serving.records import Api
 
@@ -32,6 +32,8 @@ REUSE_WITHIN_S = 4.0
 SPARE_INTERVAL_S, SPARE_AT_A_TIME = 0.1, 2
 #: Mean pause before the first and the second retry on the same server, in s; another server is used at once.
 RETRY_PAUSE_S = (0.05, 0.25)
+#: Seconds of one wait that a busy server may ask a patient client for, and of all waits of a request.
+LONGEST_WAIT_S, MOST_WAITED_S = 60.0, 600.0
 #: Seconds that a server may take to accept a connection.
 CONNECT_S = 10.0
 #: Seconds during which a server that did not answer is avoided, where there is another.
@@ -75,7 +77,8 @@ class Client:
     several servers the one with the fewest open requests is used. `sent` is called with the time at which a request
     was issued, when it is written to a connection for the first time, or one is being opened for it. After `prepare`,
     `spare` connections to each server are kept open beside those in use, so that no handshake counts as the server's
-    time to the first token. With `texts` the servers give text alone, which it turns into tokens.
+    time to the first token. A `patient` client, whose times are not measured, asks again when a busy server says. With
+    `texts` the servers give text alone, which it turns into tokens.
     """
 
     def __init__(
@@ -90,16 +93,19 @@ class Client:
         stall_s: float | None = None,
         sent: Callable[[int], None] | None = None,
         spare: int = 0,
+        patient: bool = False,
         texts: Texts | None = None,
     ) -> None:
         self.counts = Counts()
         self.texts = texts
+        self.end_lags = array("d")
         self.in_flight = 0
         self.streamed = stream_interval > 0
         self.limits = limits
         self.sink = sink
         self._sent = sent
         self._spare = spare
+        self._patient = patient
         content_type = FORM if api is Api.TRANSCRIPTIONS else "application/json"
         self._servers = [Server(address, address.head(api.path, content_type)) for address in addresses]
         self._max_in_flight = max_in_flight
@@ -194,12 +200,20 @@ class Client:
         connection = Connection(self._connections.discard, self._poller)
         self._connections.add(connection)
         self.counts.connections += 1
+        in_steps = self._max_in_flight is not None  # else requests, and so connections, come at the run's rate
+        if in_steps:
+            await server.openings.acquire()
+        begin = self._loop.time()
         try:
             async with asyncio.timeout(CONNECT_S):
                 await server.address.connect(connection)
         except OSError:
             self._connections.discard(connection)
             raise
+        finally:
+            if in_steps:  # the system has completed the connection; the server accepts it later
+                self._loop.call_later(STEP_S, server.openings.release)
+            self.counts.longest_connect_s = max(self.counts.longest_connect_s, self._loop.time() - begin)
         return connection
 
     async def _open_spare(self, server: Server) -> None:
@@ -247,6 +261,22 @@ class Client:
         # random: spreads the load
         pause = RETRY_PAUSE_S[request.retries - 1] * random.uniform(0.5, 1.5)  # noqa: S311
         self._loop.call_later(pause if request.server is failed else 0, self._send_again, request)
+
+    def send_on_new_connection(self, request: InFlightRequest) -> None:
+        """Send at once a request that met a connection which the server had closed: no retry, nothing was refused."""
+        request.server.in_flight += 1
+        self._start_task(self._connect_and_send(request, request.server))
+
+    def waits(self, request: InFlightRequest, seconds: float) -> bool:
+        """Send the request again when a busy server asks for it; return False where the client is not patient."""
+        if not self._patient or not seconds or request.waited_s >= MOST_WAITED_S:
+            return False
+        self.counts.retries += 1
+        pause = min(seconds, LONGEST_WAIT_S)
+        request.waited_s += pause
+        # random: spreads the load
+        self._loop.call_later(pause * random.uniform(1.0, 1.2), self._send_again, request)  # noqa: S311
+        return True
 
     def _send_again(self, request: InFlightRequest) -> None:
         if not request.abandoned:

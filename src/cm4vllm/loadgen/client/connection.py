@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from cm4vllm.common.host_addresses import host_header, host_of
 from cm4vllm.loadgen.client.stream_poller import HTTP_ERRORS, StreamPoller
-from cm4vllm.serving.records import host_header, host_of
 
 __all__ = ["Address", "Connection", "ResponseHandler", "Server", "resolve"]
+
+#: Connections to one server that are opened in one step, of so many seconds: short queues of servers that listen hold
+#: so many, and the system drops what comes beyond that, and sends it again after a second.
+OPENED_AT_A_TIME, STEP_S = 16, 0.01
+#: Times as many are opened at a time over a network on which a connection takes so many steps, at most.
+_MOST_STEPS = 32
+#: The statuses with which a server that is busy names a time (RFC 9110, section 10.2.3).
+_BUSY = (b"429", b"503")
+_RETRY_AFTER = re.compile(rb"\r\nretry-after:([^\r\n]*)", re.IGNORECASE)
 
 
 class ResponseHandler(Protocol):
@@ -30,11 +42,17 @@ class ResponseHandler(Protocol):
     def body_received(self, status: int, data: bytes) -> bool:
         """Bytes of the body arrived. Returns whether further bytes may be collected before they are handed over."""
 
-    def response_ended(self, connection: Connection, status: int) -> None:
-        """The response is complete; the connection can carry the next request if it is still `open`."""
+    def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
+        """The response is complete; the connection can carry the next request if it is still `open`.
 
-    def connection_failed(self, cause: str, *, answered: bool) -> None:
-        """The connection failed before the response was complete; `answered`: after some of it had arrived."""
+        With `cut` it ended with the connection, and its content must show whether it is complete.
+        """
+
+    def connection_failed(self, cause: str, *, answered: bool, kept: bool = False) -> None:
+        """The connection failed before the response was complete; `answered`: after some of it had arrived.
+
+        `kept`: the server closed a connection that had been idle before nothing of the response had arrived.
+        """
 
 
 class Address:
@@ -53,6 +71,7 @@ class Address:
     ) -> None:
         parts = urlsplit(endpoint)
         self.endpoint = endpoint
+        self.connect_s = 0.0  # of the connection that showed that it can be reached
         self._socket = parts.path if parts.scheme == "unix" else ""
         self._host, self._port, self._tls = host, port, tls
         self._server_name = parts.hostname if tls else None
@@ -93,13 +112,14 @@ async def resolve(endpoint: str, ca_file: str = "", headers: Mapping[str, str] =
         addresses = [Address(endpoint, str(where[0]), port, tls, headers) for *_, where in resolved]
     refused: OSError | None = None
     for address in addresses:
-        trial = Connection(lambda _: None)
+        trial, begin = Connection(lambda _: None), time.monotonic()
         try:
             await asyncio.wait_for(address.connect(trial), timeout=10)
         except OSError as error:
             refused = error
             continue
         trial.close()
+        address.connect_s = time.monotonic() - begin
         return address
     raise refused or OSError(f"no address for {endpoint}")
 
@@ -112,10 +132,11 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, lost: Callable[[Connection], None], poller: StreamPoller | None = None) -> None:
         self.open = False
-        self.idle_since = 0.0
+        self.idle_since = self.retry_after_s = 0.0
         self._lost = lost
         self._poller = poller
         self._descriptor = -1
+        self._kept = False  # for this request, from before it
         self._transport: asyncio.Transport
         self._handler: ResponseHandler | None = None
         self._pieces: list[bytes] = []
@@ -141,6 +162,7 @@ class Connection(asyncio.Protocol):
         """Send `request`; `handler` receives the response."""
         self._handler = handler
         self._answered = False
+        self._kept = bool(self.idle_since)
         self._transport.write(request)
 
     @property
@@ -180,7 +202,9 @@ class Connection(asyncio.Protocol):
             self._descriptor = sock.fileno()
 
     def data_received(self, data: bytes) -> None:
-        self._answered = True
+        if not self._answered:
+            self._answered = True
+            self.retry_after_s = _retry_after_s(data) if data[9:12] in _BUSY else 0.0
         if self._handler is None:
             self._close_unasked()
             return
@@ -196,7 +220,7 @@ class Connection(asyncio.Protocol):
         self._stop_polling()
         self.open = False
         self._lost(self)
-        self._break(_cause(exc))
+        self._break(exc)
 
     # stream_poller
 
@@ -205,7 +229,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, httptools.HttpParserCallbackError):
             raise error  # a fault of the client itself: its process ends with a traceback, and no request is lost
         self.close()
-        self._break(_cause(error))
+        self._break(error)
 
     # httptools
 
@@ -232,10 +256,22 @@ class Connection(asyncio.Protocol):
         self._unasked = True
         self.close()
 
-    def _break(self, cause: str) -> None:
+    def _break(self, error: Exception | None) -> None:
+        # A body without a length ends with the connection (RFC 9112, section 6.3).
+        unframed = error is None and self._answered and not self._parser.should_keep_alive()
+        if unframed:
+            self._collecting = True
+            self.hand_over()
+            self._collecting = False
         handler, self._handler = self._handler, None
-        if handler is not None:
-            handler.connection_failed(cause, answered=self._answered)
+        if handler is None:
+            return
+        if unframed:
+            handler.response_ended(self, self._parser.get_status_code(), cut=True)
+        else:
+            closed = error is None or isinstance(error, ConnectionError)
+            kept = self._kept and closed and not self._answered
+            handler.connection_failed(_cause(error), answered=self._answered, kept=kept)
 
     def _stop_polling(self) -> bool:
         """Have the poller stop reading; return whether it did read this connection."""
@@ -249,15 +285,16 @@ class Connection(asyncio.Protocol):
 class Server:
     """One server: its connections that are idle, the last used one last, and what is open on the others.
 
-    `opening` is the number of spare connections that are being opened.
+    `opening` is the number of spare connections that are being opened; `openings` are the places in a step.
     """
 
-    __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening")
+    __slots__ = ("_head", "address", "avoid_until", "idle", "in_flight", "opening", "openings")
 
     def __init__(self, address: Address, head: bytes) -> None:
         self.address = address
         self.idle: deque[Connection] = deque()
         self.in_flight = self.opening = 0
+        self.openings = asyncio.Semaphore(OPENED_AT_A_TIME * min(_MOST_STEPS, 1 + int(address.connect_s / STEP_S)))
         self.avoid_until = 0.0
         self._head = head
 
@@ -285,6 +322,22 @@ class Server:
         """Close the connections that are idle since before `oldest`, and forget those that are closed."""
         while self.idle and (self.idle[0].idle_since < oldest or not self.idle[0].open):
             self.idle.popleft().close()
+
+
+def _retry_after_s(head: bytes) -> float:
+    """Return the seconds after which a server that is busy asks to be asked again; 0 where it names none."""
+    named = _RETRY_AFTER.search(head)
+    if named is None:
+        return 0.0
+    text = named[1].decode("latin-1").strip()
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return 0.0
 
 
 def _cause(error: Exception | None) -> str:

@@ -7,10 +7,12 @@ from array import array
 from typing import TYPE_CHECKING
 
 from cm4vllm.loadgen.client.connection import Connection, Server
-from cm4vllm.loadgen.client.event_stream import AnswerError, refusal_words
 from cm4vllm.loadgen.client.text_tokens import Encoded
-from cm4vllm.loadgen.client.text_wire import TextReader, whole_text
-from cm4vllm.loadgen.client.wire import FinishReason, StreamReader, most_bytes, whole_answer
+from cm4vllm.loadgen.client.wire import most_bytes
+from cm4vllm.serving.answers.event_stream import AnswerError, refusal_words
+from cm4vllm.serving.answers.id_answers import StreamReader, whole_answer
+from cm4vllm.serving.answers.stated import FinishReason
+from cm4vllm.serving.answers.text_answers import TextReader, whole_text
 
 if TYPE_CHECKING:
     from cm4vllm.loadgen.client.client import Client
@@ -19,6 +21,9 @@ __all__ = ["InFlightRequest", "Request"]
 
 #: Retries of a request of whose response nothing has arrived; LoadGen's clock runs on.
 MAX_RETRIES = 2
+#: Of a worker's first streams these, and then each of so many, are read token by token to their ends, at the cost of a
+#: wake-up for each token: the time from the last token to the end is known of them.
+_TIMED_FIRST, _TIMED_EVERY = (0, 7, 63), 512
 #: Pieces of a stream, of about 250 bytes each, that are reduced to their tokens before the stream ends.
 PIECES_TO_COMPACT = 16
 
@@ -39,15 +44,19 @@ class InFlightRequest:
         "_client",
         "_reader",
         "_room",
+        "_timed",
+        "_tokens_seen",
         "abandoned",
         "connection",
         "first_token_at",
         "first_token_seen",
         "json",
         "key",
+        "last_token_at",
         "prompt_tokens",
         "retries",
         "server",
+        "waited_s",
     )
 
     def __init__(self, client: Client, request: Request, server: Server) -> None:
@@ -55,12 +64,15 @@ class InFlightRequest:
         self.server = server
         self.retries = 0
         self.first_token_seen = self.abandoned = False
-        self.first_token_at = 0.0
+        self.first_token_at = self.last_token_at = self.waited_s = 0.0
         self.connection: Connection | None = None
         self._client = client
         self._reader = _reader(client)
         self._body = b""
         self._room = most_bytes(client.limits, self.prompt_tokens)
+        number = client.counts.requests
+        self._timed = client.streamed and (number in _TIMED_FIRST or number % _TIMED_EVERY == _TIMED_EVERY - 1)
+        self._tokens_seen = 0
 
     def body_received(self, status: int, data: bytes) -> bool:
         self._room -= len(data)
@@ -74,6 +86,8 @@ class InFlightRequest:
             return False
         try:
             first = reader.feed(data)
+            if self._timed:
+                self._note_token(reader)
         except Exception as error:
             self.abandon(_unreadable(error))
             return False
@@ -81,7 +95,13 @@ class InFlightRequest:
             self.first_token_seen = True
             self.first_token_at = time.monotonic()
             self._client.sink.first_token(self.key, first)
-        return self.first_token_seen
+        return self.first_token_seen and not self._timed
+
+    def _note_token(self, reader: StreamReader | TextReader) -> None:
+        """Note when the last token came."""
+        reader.compact()
+        if reader.token_count != self._tokens_seen:
+            self._tokens_seen, self.last_token_at = reader.token_count, time.monotonic()
 
     def read_ahead(self) -> None:
         """Reduce the collected bytes to their tokens, where there are many."""
@@ -101,20 +121,22 @@ class InFlightRequest:
             self.abandon(_unreadable(error))
         return reader.token_count
 
-    def response_ended(self, connection: Connection, status: int) -> None:
+    def response_ended(self, connection: Connection, status: int, *, cut: bool = False) -> None:
         self.server.in_flight -= 1
         self.connection = None
-        answer = self._answer(status) if not self.abandoned else None
+        answer = self._answer(connection, status, cut=cut) if not self.abandoned else None
         if answer is None:
             connection.close()  # more may follow of a response that was not understood
         else:
             self._client.release(connection, self.server)
             self._client.complete(self, *answer)
 
-    def connection_failed(self, cause: str, *, answered: bool) -> None:
+    def connection_failed(self, cause: str, *, answered: bool, kept: bool = False) -> None:
         self.server.in_flight -= 1
         self.connection = None
-        if not self.abandoned:
+        if kept and not self.abandoned:
+            self._client.send_on_new_connection(self)
+        elif not self.abandoned:
             self._retry_or_fail(f"{cause} in the middle of an answer" if answered else cause, again=not answered)
 
     def abandon(self, cause: str) -> None:
@@ -126,19 +148,24 @@ class InFlightRequest:
         if self.connection is not None:
             self.connection.close()
 
-    def _answer(self, status: int) -> tuple[array[int] | Encoded | int, FinishReason] | None:
+    def _answer(
+        self, connection: Connection, status: int, *, cut: bool
+    ) -> tuple[array[int] | Encoded | int, FinishReason] | None:
         """Return the tokens of the whole answer and why it ended; None where the request failed or is sent again."""
         if status != 200:
             message = refusal_words(self._body)
             self._body = b""
             cause = f"HTTP status {status}" + (f": {message}" if message else "")
             # 5xx and 429 (too many requests) may pass; any other refusal would be repeated.
-            self._retry_or_fail(cause, again=status >= 500 or status == 429)
+            if not self._client.waits(self, connection.retry_after_s):
+                self._retry_or_fail(cause, again=status >= 500 or status == 429)
             return None
+        if self.last_token_at:
+            self._client.end_lags.append((time.monotonic() - self.last_token_at) * 1e3)
         try:
             return self._read()
         except AnswerError as error:
-            self._client.fail(self, str(error))
+            self._client.fail(self, f"{error}: the server closed the connection" if cut else str(error))
         except Exception as error:
             self._client.fail(self, _unreadable(error))
         return None
@@ -149,13 +176,17 @@ class InFlightRequest:
         limits, texts = client.limits, client.texts
         if texts is None:
             if isinstance(reader, StreamReader):
-                return reader.finish(self.prompt_tokens, limits)
-            return whole_answer(self._body, self.prompt_tokens, limits)
+                listed = reader.finish(self.prompt_tokens, limits)
+            else:
+                listed = whole_answer(self._body, self.prompt_tokens, limits)
+            client.counts.take(listed.stated, self.prompt_tokens, listed.first_tokens)
+            return listed.tokens, listed.finish_reason
         if isinstance(reader, TextReader):
             answer = reader.finish(self.prompt_tokens, limits)
         else:
             answer = whole_text(self._body, self.prompt_tokens, limits, texts.dialect)
         tokens = texts.tokens_of(answer)
+        client.counts.take(answer.stated, self.prompt_tokens, 0)
         if reader is not None and not self.first_token_seen:
             # Its tokens have no text: the first of them arrived with the end, at the latest.
             self.first_token_seen = True

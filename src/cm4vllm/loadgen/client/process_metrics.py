@@ -66,8 +66,8 @@ class ProcessMetrics:
         """Record the time since a query was issued that is being sent now."""
         self._issue_lags.append((time.monotonic_ns() - issued_ns) / 1e6)
 
-    def record(self) -> ProcessRecord:
-        """Return what was measured."""
+    def record(self, end_lags: Sequence[float] = ()) -> ProcessRecord:
+        """Return what was measured, with the times in ms from the last token of some answers to their ends."""
         wall = time.monotonic() - self._begin
         gc.callbacks.remove(self._collected)
         return ProcessRecord(
@@ -79,6 +79,7 @@ class ProcessMetrics:
             gc_longest_ms=round(max(self._pauses, default=0.0), 3),
             loop_lag=spread(self._loop_lags),
             issue_lag=spread(self._issue_lags),
+            end_lag=spread(end_lags),
         )
 
     def _collected(self, phase: str, _: dict[str, Any]) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
+from cm4vllm.assets.prompt_tokens import message
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.loadgen.client.event_stream import AnswerError
-from cm4vllm.loadgen.client.text_wire import TextAnswer
-from cm4vllm.loadgen.records import RunSettings, TextCounts
+from cm4vllm.loadgen.records import ClientRecord, RunSettings, TextCounts
 from cm4vllm.rules import Logged
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.text_answers import TextAnswer
 from cm4vllm.serving.records import Dialect, Prompts
 
 if TYPE_CHECKING:
@@ -68,8 +70,7 @@ class Texts:
         self._kept_characters = 0
         self._seen = 0
         self._draw = random.Random(0)  # noqa: S311 - a sample of answers
-        self._compared = self._server_tokens = self._tokenizer_tokens = self._apart = 0
-        self._prompt_tokens = self._cached_tokens = 0
+        self._counts = TextCounts(answers=0, server_tokens=0, tokenizer_tokens=0, apart=0)
 
     @property
     def dialect(self) -> Dialect:
@@ -80,32 +81,29 @@ class Texts:
 
         Raises AnswerError.
         """
-        self._prompt_tokens += max(0, answer.prompt_tokens)
-        self._cached_tokens += answer.cached_tokens
+        tokens = answer.stated.tokens
         if not self._settings.every and self.dialect.usage:
+            if not tokens:
+                raise AnswerError("the answer has no tokens")
             self._keep(answer)
-            return answer.tokens
+            return tokens
         ids = self._ids(answer.text)
         self._compare(answer, len(ids))
         if self._settings.logged is not Logged.TOKENS:
-            return Encoded(self._logged(answer.text), answer.tokens)
-        if not ids:
-            raise AnswerError("the answer has no text, so that it has no token ids")
-        return array("i", ids) if self._settings.every else len(ids)
+            return Encoded(self._logged(answer.text), max(1, tokens))
+        if not self._settings.every:
+            if not ids:
+                raise AnswerError("the answer has no text, so that its tokens cannot be counted")
+            return len(ids)
+        # An empty answer is one token, the one that ended it: scored as empty, as the references do.
+        return array("i", ids) if ids else Encoded(b"", max(1, tokens))
 
     def counts(self) -> TextCounts:
         """Return the counts, with the answers that were kept for them."""
         kept, self._kept = self._kept, []
         for answer in kept:
             self._compare(answer, len(self._ids(answer.text)))
-        return TextCounts(
-            answers=self._compared,
-            server_tokens=self._server_tokens,
-            tokenizer_tokens=self._tokenizer_tokens,
-            apart=self._apart,
-            server_prompt_tokens=self._prompt_tokens,
-            cached_prompt_tokens=self._cached_tokens,
-        )
+        return self._counts
 
     def _logged(self, text: str) -> bytes:
         """Return an answer as the reference logs it."""
@@ -119,14 +117,22 @@ class Texts:
         return ids
 
     def _compare(self, answer: TextAnswer, count: int) -> None:
-        if answer.tokens < 0:
+        tokens = answer.stated.tokens
+        if tokens < 0:
             return
         # The token that ends an answer is in no text; some servers count it, some do not.
-        ended = answer.finish_reason == "stop" and answer.tokens > count
-        self._compared += 1
-        self._server_tokens += answer.tokens
-        self._tokenizer_tokens += count
-        self._apart += abs(answer.tokens - count - ended)
+        more = tokens - count - (answer.finish_reason == "stop" and tokens > count)
+        self._counts = self._counts.plus(
+            TextCounts(
+                answers=1,
+                server_tokens=tokens,
+                tokenizer_tokens=count,
+                apart=abs(more),
+                least_more=max(0, more),
+                first_tokens=len(self._ids(answer.first)),
+                unsent=answer.unsent if more > 0 else "",
+            )
+        )
 
     def _keep(self, answer: TextAnswer) -> None:
         """Keep an answer for the comparison, so that each has the same chance whenever it comes."""
@@ -141,22 +147,25 @@ class Texts:
             self._kept[place] = answer
 
 
-def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], int]:
-    """Return the prompts of a dataset's rows as text, and how many of them the tokenizer reads as other token ids.
+def prompt_texts(settings: RunSettings, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[int], int]:
+    """Return the prompts of a dataset's rows as text, and the tokens of each as the tokenizer reads it.
 
-    A conversation has the dataset's own text: the server's chat template is added to it.
+    The last number is how many of them it reads as other token ids. A conversation is the whole prompt, decoded: the
+    server's chat template is added to it, with the tokens that the tokenizer adds to a text by itself.
     """
     tokenizer = read_tokenizer(settings.model.tokenizer_file)
-    texts, changed = [], 0
+    texts, lengths, changed = [], [], 0
+    chat = settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT
     for row in rows:
         ids, own = row["tok_input"], str(row.get("input") or "")
-        candidates = [own, *_decoded(tokenizer, ids)]
-        same = next((text for text in candidates if text and tokenizer.encode(text).ids == ids), None)
-        if settings.server.dialect is not None and settings.server.dialect.prompts is Prompts.CHAT:
-            same = own or candidates[-1]
-        texts.append(next(filter(None, candidates), "") if same is None else same)
+        decoded = [] if chat else list(_decoded(tokenizer, ids))
+        alike = (text for text in (own, *decoded) if text and tokenizer.encode(text).ids == ids)
+        same = message(tokenizer, ids, own) if chat else next(alike, None)
+        # The row's text may be a part of the prompt: an article without what is asked about it.
+        texts.append(next(filter(None, decoded), own) if same is None else same)
+        lengths.append(len(tokenizer.encode(texts[-1], add_special_tokens=not chat).ids))
         changed += same is None
-    return texts, changed
+    return texts, lengths, changed
 
 
 def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
@@ -167,48 +176,39 @@ def _decoded(tokenizer: Tokenizer, ids: list[int]) -> Iterator[str]:
     yield tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def added_up(counts: Iterable[TextCounts | None], *, prompt_tokens: int, prompts_changed: int) -> TextCounts | None:
+def added_up(counts: Iterable[TextCounts | None], *, prompts_changed: int) -> TextCounts | None:
     """Return the sum of the workers' counts, None if no worker counted.
 
-    Together they sent `prompt_tokens`, of prompts of which `prompts_changed` are read as other token ids.
+    `prompts_changed` of their prompts are read as other token ids.
     """
-    total: TextCounts | None = None
-    for count in filter(None, counts):
-        total = (
-            count
-            if total is None
-            else TextCounts(
-                **{name: getattr(total, name) + getattr(count, name) for name in TextCounts.__struct_fields__}
-            )
-        )
-    return None if total is None else replace(total, prompt_tokens=prompt_tokens, prompts_changed=prompts_changed)
+    known = [count for count in counts if count is not None]
+    return replace(reduce(TextCounts.plus, known), prompts_changed=prompts_changed) if known else None
 
 
-def require_agreement(settings: RunSettings, counts: TextCounts | None) -> None:
+def require_agreement(settings: RunSettings, client: ClientRecord) -> None:
     """Raise ServerUnsuitable when a server and the model's tokenizer count more than MOST_APART apart."""
-    dialect = settings.server.dialect
+    dialect, counts = settings.server.dialect, client.text
     if counts is None or dialect is None:
         return
     if counts.difference is not None and counts.difference > MOST_APART:
+        unsent = f"; {counts.unsent}" if counts.unsent else ""
         raise ServerUnsuitable(
             f"the server counts other tokens than the tokenizer of {settings.model.name}",
             cause=f"they differ by {counts.difference:.1%} over {counts.answers:,} answers ({counts.server_tokens:,} "
-            f"and {counts.tokenizer_tokens:,} tokens); {MOST_APART:.0%} is allowed",
-            remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name",
+            f"and {counts.tokenizer_tokens:,} tokens); {MOST_APART:.0%} is allowed{unsent}",
+            remedy="have the server send all text that it generates: serve it without parsers of reasoning and tools"
+            if unsent
+            else "give the model that it serves, with its own tokenizer, by --vllm_model_name",
         )
-    sent, counted = counts.prompt_tokens, counts.server_prompt_tokens
-    if dialect.prompts is Prompts.PICTURE and counted != sent:
-        raise ServerUnsuitable(
-            f"the server counts other tokens of prompts with pictures than {settings.model.name} has",
-            cause=f"it counts {counted:,} where the chat template and the sizes of the pictures give {sent:,}: it "
-            "reads other prompts, or pictures of other sizes",
-            remedy="give the model that it serves by --vllm_model_name, and serve it without other settings of its "
-            "picture processor",
-        )
-    if dialect.prompts is Prompts.TEXT and dialect.usage and abs(counted - sent) > MOST_APART * sent:
+    if dialect.prompts is not Prompts.TEXT or not dialect.usage:
+        return
+    sent, counted, least, most = client.prompt_tokens, client.server_prompt_tokens, client.least_more, client.most_more
+    begins_twice = least == most == 1
+    if counted - sent > MOST_APART * sent and not begins_twice:
         raise ServerUnsuitable(
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
-            cause=f"it counts {counted:,} tokens where the dataset has {sent:,}; {MOST_APART:.0%} is allowed",
+            cause=f"it counts {counted:,} tokens where the prompts that were sent have {sent:,} "
+            f"({client.more_words}); {MOST_APART:.0%} is allowed",
             remedy="give the model that it serves, with its own tokenizer, by --vllm_model_name, and a dataset "
             "that was made with that tokenizer by --dataset_path, or --dataset=tiny of run-mlperf,inference",
         )

@@ -26,8 +26,8 @@ from cm4vllm.loadgen.client.client_counts import SPARE
 from cm4vllm.loadgen.client.connection import Address, resolve
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.text_tokens import Encoded, Texts
-from cm4vllm.loadgen.client.wire import FinishReason
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
+from cm4vllm.serving.answers.stated import FinishReason
 
 __all__ = ["main"]
 
@@ -66,13 +66,18 @@ async def _work(settings: WorkerSettings, link: _Link, bodies: _SharedBodies) ->
         max_in_flight=settings.max_in_flight,
         sent=metrics.add_issue_lag if at_once else None,
         spare=SPARE if at_once else 0,
+        patient=settings.patient,
         texts=texts,
     )
     await client.prepare()
     await link.send_record(Kind.READY)
     await link.read(lambda records: client.submit(map(bodies.request, REQUEST.iter_unpack(records))))
     client.close()
-    stats = Stats(counts=client.counts, process=metrics.record(), text=texts.counts() if texts is not None else None)
+    stats = Stats(
+        counts=client.counts,
+        process=metrics.record(client.end_lags),
+        text=texts.counts() if texts is not None else None,
+    )
     await link.send_record(Kind.STATS, msgspec.json.encode(stats))
 
 

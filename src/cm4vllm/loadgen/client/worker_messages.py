@@ -14,8 +14,8 @@ import msgspec
 
 from cm4vllm.loadgen.client.client_counts import Counts
 from cm4vllm.loadgen.client.text_tokens import TextSettings
-from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.records import ProcessRecord, TextCounts
+from cm4vllm.serving.answers.stated import AnswerLimits
 from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_access import Access
 
@@ -60,7 +60,7 @@ class Kind(IntEnum):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a worker. `max_in_flight` is its own share; None: no bound.
+    """The settings of a worker. `max_in_flight` is its own share; None: no bound. `patient`: no time is measured.
 
     `text` says how answers are read that are text; None where they list token ids.
     The key and the headers that `access` names are not among the settings: the worker reads them from its environment.
@@ -74,6 +74,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int
     limits: AnswerLimits
     max_in_flight: int | None
+    patient: bool = False
     text: TextSettings | None = None
 
 

@@ -21,9 +21,10 @@ import msgspec
 from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import TextSettings
-from cm4vllm.loadgen.client.wire import AnswerLimits
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
 from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.rules import Mode
+from cm4vllm.serving.answers.stated import AnswerLimits
 
 __all__ = ["Answer", "Receiver", "WholeAnswer", "Workers", "worker_settings"]
 
@@ -92,6 +93,7 @@ def worker_settings(settings: RunSettings, workers: int) -> list[WorkerSettings]
             stream_interval=settings.stream_interval,
             limits=limits,
             max_in_flight=share,
+            patient=settings.mode is Mode.ACCURACY,
             text=text,
         )
         for number in range(workers)

@@ -23,7 +23,7 @@ from cm4vllm.common.units import (
 )
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 
-__all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "negative", "undefined"]
+__all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "negative", "one_token_words", "undefined"]
 
 #: LoadGen's scenarios (loadgen/test_settings.h).
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -69,6 +69,8 @@ _RULES = tuple(
     )
 )
 
+#: The mean and the least time per output token.
+_TPOT_MEAN, _TPOT_LEAST = "result_time_to_output_token_mean", "result_time_to_output_token_min"
 #: LoadGen's words for an answer of one token, which has no time per output token (loadgen/logging.cc).
 _OF_ONE = "Number of tokens need to be greater than 1"
 
@@ -123,9 +125,30 @@ def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
 def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
     for key in log.values:
         for rule, name in _meanings(key):
-            if not log.is_undefined(key) and not log.is_negative(key):
+            if not (log.is_undefined(key) or log.is_negative(key) or _of_one_token(log, rule, key)):
                 yield LoggedFigure(name, rule.unit(log.number(key) / rule.divisor), key)
                 break
+
+
+def _of_one_token(log: DetailLog, rule: _Rule, key: str) -> bool:
+    """Tell whether a figure is LoadGen's time per output token of answers of one token: negative, or a mean of such."""
+    return rule.name.startswith("tpot") and (
+        log.is_negative(key) or (key == _TPOT_MEAN and log.is_negative(_TPOT_LEAST))
+    )
+
+
+def one_token_words(log: DetailLog) -> str:
+    """Name the figures that LoadGen computed of answers of one token, which have no time per output token.
+
+    Empty where there are none.
+    """
+    keys = [key for key in log.values if any(_of_one_token(log, rule, key) for rule, _ in _meanings(key))]
+    if not keys:
+        return ""
+    return (
+        f"LoadGen's {keys[0]} is {log.values[keys[0]]}: it computes a negative time per output token of answers of one "
+        f"token, which have none; {len(keys)} such figures are left out"
+    )
 
 
 @lru_cache(maxsize=2048)

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, negative, undefined
+from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
 from cm4vllm.loadgen.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
@@ -57,6 +57,7 @@ class PerformanceResult:
     says what does, one reason each. `errors` counts LoadGen's error entries.
     `seeds` are those that LoadGen used: qsl, sample index, schedule.
     `duration` is derived in Server: (samples - 1) / samples_per_second, to the six digits that LoadGen prints.
+    `note` names the figures that are left out because LoadGen computed them of answers of one token.
     """
 
     scenario: str
@@ -71,6 +72,7 @@ class PerformanceResult:
     errors: int
     seeds: tuple[int, int, int]
     loadgen_version: str
+    note: str = ""
 
 
 class AccuracyEntry(msgspec.Struct, frozen=True):
@@ -165,7 +167,7 @@ def _require_int32(path: Path, entries: list[AccuracyEntry], tokens: list[npt.ND
 
     An id above 32 bits has a second word, and a damaged answer an odd number of words: most of the log counts.
     """
-    counted = [(e.token_count, len(ids)) for e, ids in zip(entries, tokens, strict=True) if e.token_count]
+    counted = [(e.token_count, len(ids)) for e, ids in zip(entries, tokens, strict=True) if e.token_count and e.data]
     cause = ""
     even = [ids for ids in tokens if len(ids) % 2 == 0]  # an odd number of words cannot be 64-bit integers
     if sum(map(len, even)) * 2 > sum(map(len, tokens)) and _zero_share(even, 1) > 0.5 > _zero_share(even, 0):
@@ -239,6 +241,7 @@ def _result(log: DetailLog) -> PerformanceResult:
             log.count("effective_schedule_rng_seed"),
         ),
         loadgen_version=log.text("loadgen_version"),
+        note=one_token_words(log),
     )
 
 

@@ -23,6 +23,7 @@ import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
 from cm4vllm.common.files import bytes_of, sync_folder
+from cm4vllm.common.owned_folders import beside, make_way
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
@@ -86,7 +87,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def file_of(folder: Path) -> Path:
     """Return the file with the answers of the run whose folder this is."""
-    return folder.with_name(f"{folder.name}.answers")
+    return beside(folder, ".answers")
 
 
 def begin_piece(
@@ -108,6 +109,9 @@ def begin_piece(
         reported = [*(begin.servers for begin in begun), present]
         again = [words for before, other in pairwise(reported) for words in restarts(before, other)]
         dropped = ""
+        if not begun:
+            make_way(path)
+            whole = b""
         if begun and begun[0].settings != settings_sha256:
             dropped = "; ".join(other_content(begun[-1].servers, present)) or "the settings of the run have changed"
         elif again and not accept_restarted:
@@ -123,6 +127,12 @@ def begin_piece(
             os.fsync(file.fileno())
         sync_folder(path.parent)
     return Begun(len(kept_answers(path)), dropped, tuple(again))
+
+
+def remove_answers(path: Path) -> None:
+    """Remove the file with the answers of a run; a file that no run has begun stays. Raises OSError."""
+    if any(map(_begin, _whole_bytes(path).splitlines()[:1])):
+        path.unlink()
 
 
 def kept_answers(path: Path) -> dict[int, Answer]:

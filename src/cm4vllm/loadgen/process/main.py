@@ -9,7 +9,6 @@ mlperf.conf only to the first FromConfig of a process.
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import platform
 import signal
@@ -30,20 +29,16 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.processes import die_with_parent, raise_open_files
 from cm4vllm.common.records import read_record
 from cm4vllm.hardware.machine_limits import machine_limits
-from cm4vllm.loadgen.client.text_tokens import prompt_texts
-from cm4vllm.loadgen.client.text_wire import text_completion_body
-from cm4vllm.loadgen.client.wire import completion_body
 from cm4vllm.loadgen.limits import demand_of, needs
 from cm4vllm.loadgen.logs.run_logs import AUDIT_CONFIG
 from cm4vllm.loadgen.process.messages import Checked, Ended, Failed, Message, Note
-from cm4vllm.loadgen.process.sample_library import SampleLibrary, audio_library, picture_library, read_rows
+from cm4vllm.loadgen.process.sample_library import SampleLibrary, library_of, read_rows
 from cm4vllm.loadgen.process.system_under_test import SystemUnderTest
 from cm4vllm.loadgen.records import RunSettings, SelfCheck
-from cm4vllm.loadgen.settings import require_room, sampling_of
+from cm4vllm.loadgen.settings import require_room
 from cm4vllm.loadgen.wheel import DISTRIBUTION, MLPERF_CONF, compiled_in_conf, require_seeds
-from cm4vllm.rules import Audit, Media, Mode, Seeds, Terms, audit
+from cm4vllm.rules import Audit, Mode, Seeds, Terms, audit
 from cm4vllm.serving.node_names import network_name
-from cm4vllm.serving.records import Prompts
 
 __all__ = ["main"]
 
@@ -90,7 +85,15 @@ def _run(
     settings.server.access.headers()  # refused here, in words, and not in a worker
     if settings.dataset.media_folder:
         require_media(Path(settings.dataset.media_folder), rows)
-    library = _library(settings, rows)
+    library = library_of(settings, rows)
+    if library.prompts_changed:
+        _send(
+            Note(
+                text=f"{library.prompts_changed:,} of {len(rows):,} prompts are other token ids than the dataset's "
+                "when the model's tokenizer reads their text",
+                loud=True,
+            )
+        )
     require_room(settings, library.longest_prompt)
     raise_open_files()  # which the workers inherit
     least = needs(demand_of(settings), machine_limits()).workers
@@ -120,35 +123,6 @@ def _self_check(settings: RunSettings, library: SampleLibrary, least: int) -> Se
     checked = self_check(settings, library, least)
     _send(Checked(check=checked, text=in_words(checked, settings)))
     return checked
-
-
-def _library(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleLibrary:
-    """Return the prompts in the server's form."""
-    sampling = sampling_of(settings)
-    if settings.terms.media is Media.AUDIO:
-        return audio_library(Path(settings.dataset.media_folder), rows, sampling)
-    if settings.terms.prompt is not None:
-        return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt)
-    prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
-    if dialect is None:
-        stops = [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
-        asked = {stop: dataclasses.replace(sampling, stop=stop) for stop in set(stops)}
-        return SampleLibrary(
-            prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
-        )
-    serialise = partial(text_completion_body, sampling, dialect)
-    if dialect.prompts is Prompts.IDS:
-        return SampleLibrary(prompts, serialise)
-    texts, changed = prompt_texts(settings, rows)
-    if changed:
-        _send(
-            Note(
-                text=f"{changed:,} of {len(rows):,} prompts are other token ids than the dataset's when the model's "
-                "tokenizer reads their text",
-                loud=True,
-            )
-        )
-    return SampleLibrary(prompts, serialise, texts, changed)
 
 
 def _network_name(settings: RunSettings) -> Callable[[], str] | None:

@@ -17,6 +17,7 @@ import msgspec
 from cm4vllm.common.errors import CmError, RunFailed, ServerDied, ServerStuck
 from cm4vllm.common.processes import exit_in_words, last_lines, safe_environment
 from cm4vllm.common.progress import Step, say, warn
+from cm4vllm.common.units import duration_text
 from cm4vllm.loadgen.process.clock import ClockWatch
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.messages import (
@@ -211,7 +212,8 @@ def _show(message: Progress, run: MonitoredRun) -> None:
         for latency in status.latencies
         if latency.limit_ms is not None
     ]
-    run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *limits]))
+    left = [f"about {duration_text(status.left.seconds)} left"] if status.left else []
+    run.shown.update("; ".join([f"{message.done:,}{total} samples, {rate:,.0f} tokens/s so far", *left, *limits]))
 
 
 def _environment(pythonpath: str) -> dict[str, str]:

@@ -85,7 +85,7 @@ class Reporter:
             # Where only the number of tokens is known, LoadGen gets no data: nothing stands for the tokens.
             responses.append(
                 response(key, address + left_out * _INT_BYTES, size - left_out * _INT_BYTES, reported)
-                if address
+                if size > left_out * _INT_BYTES
                 else response(key, 0, 0, reported)
             )
         # Before LoadGen hears of them: where it loads the dataset in parts, it then gives their keys to other queries.

@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cm4vllm.common.errors import CmError, RunFailed
-from cm4vllm.common.files import sha256_of, staged_folder, sync_files, sync_folder, write_text
+from cm4vllm.common.files import sha256_of, sync_files, sync_folder, write_text
 from cm4vllm.common.host_addresses import is_loopback
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import now, write_record
 from cm4vllm.hardware.energy_counters import EnergyWatch, energy_watched
@@ -18,8 +19,10 @@ from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
+from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.figures import one_token_words
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
-from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces
+from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
 from cm4vllm.loadgen.process.live_status import LiveStatus
 from cm4vllm.loadgen.process.machine_load import MachineMeter, NodeSamples, nodes_sampled
 from cm4vllm.loadgen.process.messages import Ended
@@ -74,7 +77,7 @@ def run(
     accuracy = settings.mode is Mode.ACCURACY
     servers = RunServers(settings, accept_restarted=accept_restarted and accuracy)
     keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
-    with staged_folder(folder) as staging, step(title) as shown:
+    with staged_folder(folder, ends_well=(RunStopped,)) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
         if settings.audit_config:
             write_text(staging / AUDIT_CONFIG, settings.audit_config)
@@ -91,8 +94,9 @@ def run(
         sync_files(staging)  # before the ledger says that the run is done
     sync_folder(folder.parent)
     if keep is not None:
-        keep.unlink(missing_ok=True)
-    for warning in run_warnings(record):
+        remove_answers(keep)
+    note = one_token_words(read_detail_log(folder / DETAIL_LOG)) if not accuracy else ""
+    for warning in (*run_warnings(record), *filter(None, (note,))):
         warn(f"{title}: {warning}")
     return record
 
@@ -194,7 +198,7 @@ def _record(
         cause = f"missing: {', '.join(missing)}" if missing else answered
         raise RunFailed("the run ended, but it is not complete", cause=cause)
     detail = require_whole(folder, settings.mode)
-    require_agreement(settings, client.text)
+    require_agreement(settings, client)
     window = detail.window if settings.mode is Mode.PERFORMANCE else None
     pids = {pid for supervisor in settings.server.supervisors for pid in descendants(supervisor)}
     parts = pieces(run.keep) if run.keep else []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import msgspec
 from cm4vllm.assets.published_formats import recorded_rows
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import DatasetError
-from cm4vllm.loadgen.client.wire import Sampling, drawn
-from cm4vllm.rules import ChatPrompt
+from cm4vllm.loadgen.client.text_tokens import prompt_texts
+from cm4vllm.loadgen.client.wire import Sampling, completion_body, drawn, text_completion_body
+from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.loadgen.settings import sampling_of
+from cm4vllm.rules import ChatPrompt, Media
 from cm4vllm.serving.media_apis import picture_chat, transcription_form
+from cm4vllm.serving.records import Prompts
 
-__all__ = ["SampleLibrary", "audio_library", "picture_library", "read_rows"]
+__all__ = ["SampleLibrary", "audio_library", "library_of", "picture_library", "read_rows"]
 
 
 def read_rows(dataset: DatasetRecord, count: int) -> list[dict[str, Any]]:
@@ -71,6 +77,10 @@ class SampleLibrary:
                     self.records[index] = (self._size, length, len(self._prompts[index]))
                     self._size += length
 
+    def body(self, index: int) -> bytes:
+        """Return the request of one sample."""
+        return self._serialise(self._bodies[index])
+
     def unload(self, indices: Iterable[int]) -> None:
         """Keep these samples (UnloadSamplesFromRam)."""
 
@@ -99,3 +109,24 @@ def picture_library(
         return msgspec.json.encode(picture_chat(sampling.model, user, picture, row["format"], asked, system=system))
 
     return SampleLibrary([range(row["prompt_tokens"][prompt.name]) for row in rows], body, rows)
+
+
+def library_of(settings: RunSettings, rows: Sequence[dict[str, Any]]) -> SampleLibrary:
+    """Return the prompts of a run in its server's form."""
+    sampling = sampling_of(settings)
+    if settings.terms.media is Media.AUDIO:
+        return audio_library(Path(settings.dataset.media_folder), rows, sampling)
+    if settings.terms.prompt is not None:
+        return picture_library(Path(settings.dataset.media_folder), rows, sampling, settings.terms.prompt)
+    prompts, dialect = [row["tok_input"] for row in rows], settings.server.dialect
+    if dialect is None:
+        stops = [tuple(stop.text for stop in settings.terms.stops if stop.ends(row)) for row in rows]
+        asked = {stop: replace(sampling, stop=stop) for stop in set(stops)}
+        return SampleLibrary(
+            prompts, lambda body: completion_body(asked[body[0]], body[1]), list(zip(stops, prompts, strict=True))
+        )
+    serialise = partial(text_completion_body, sampling, dialect)
+    if dialect.prompts is Prompts.IDS:
+        return SampleLibrary(prompts, serialise)
+    texts, lengths, changed = prompt_texts(settings, rows)
+    return SampleLibrary([range(length) for length in lengths], serialise, texts, changed)

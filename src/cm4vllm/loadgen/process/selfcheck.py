@@ -29,6 +29,7 @@ from cm4vllm.loadgen.limits import FILES_BESIDE
 from cm4vllm.loadgen.process.loopback import LoopbackSettings
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
 from cm4vllm.loadgen.records import HEADROOM, RunSettings, SelfCheck
+from cm4vllm.serving.records import Prompts
 from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["in_words", "self_check"]
@@ -98,7 +99,7 @@ def _checked(settings: RunSettings, library: SampleLibrary, workers: int) -> Sel
         try:
             meter = _Meter([(f"worker {n + 1}", pid) for n, pid in enumerate(client.pids)], server)
             drive = _closed if settings.terms.at_once else _paced
-            qps = drive(client, library, tally, meter, settings.target_qps)
+            qps = drive(client, _prompts(settings, library), tally, meter, settings.target_qps)
         finally:
             client.close()
     if tally.error is not None:
@@ -136,7 +137,14 @@ def expected_tokens(settings: RunSettings) -> int:
     return min(most, round(settings.terms.mean_tokens) or most)
 
 
-def _closed(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, _: float) -> float:
+def _prompts(settings: RunSettings, library: SampleLibrary) -> list[tuple[int, int, int]]:
+    """Return the records of the loaded prompts; text has no tokens in them: the server in memory counts ids alone."""
+    dialect = settings.server.dialect
+    counted = dialect is None or dialect.prompts is Prompts.IDS
+    return [(offset, length, counted * tokens) for offset, length, tokens in library.records.values()]
+
+
+def _closed(client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, _: float) -> float:
     """Issue queries all at once, as many as take about CLOSED_S; return the queries/s that were answered."""
     count, took = 500, 0.0
     while took < CLOSED_S / 2:
@@ -144,14 +152,16 @@ def _closed(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Mete
         tally.restart()
         meter.start()
         begin = time.monotonic()
-        client.issue([(key, *library.records[key % len(library.records)]) for key in range(count)])
+        client.issue([(key, *prompts[key % len(prompts)]) for key in range(count)])
         tally.wait(count)
         took = time.monotonic() - begin
         meter.stop()
     return count / took
 
 
-def _paced(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter, target_qps: float) -> float:
+def _paced(
+    client: Workers, prompts: Sequence[tuple[int, int, int]], tally: _Tally, meter: _Meter, target_qps: float
+) -> float:
     """Issue queries at the run's rate, at random times as LoadGen does; return that rate."""
     qps = max(target_qps, LEAST_QPS)
     draw = random.Random(0)  # noqa: S311 - times of arrival
@@ -164,7 +174,7 @@ def _paced(client: Workers, library: SampleLibrary, tally: _Tally, meter: _Meter
         if pause > 0:
             time.sleep(pause)
         tally.issued.append(time.monotonic())
-        client.issue([(key, *library.records[key % len(library.records)])])
+        client.issue([(key, *prompts[key % len(prompts)])])
         key += 1
         due += draw.expovariate(qps)
     meter.stop()

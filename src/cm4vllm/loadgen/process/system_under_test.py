@@ -8,7 +8,7 @@ import time
 import traceback
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import CmError, RunFailed
+from cm4vllm.loadgen.client.client_counts import total
 from cm4vllm.loadgen.client.process_metrics import ProcessMetrics, stop_garbage_collection
 from cm4vllm.loadgen.client.sample_times import SampleTimes
 from cm4vllm.loadgen.client.text_tokens import added_up
@@ -26,13 +27,15 @@ from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Mess
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck
+from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck, fewer
 from cm4vllm.rules import Mode
 
 __all__ = ["SystemUnderTest"]
 
 #: Seconds that a failed run goes on, so that its report distinguishes one bad request from a server that is gone.
 GRACE_S = 1.0
+#: The begins of the causes with which a server refuses what is too much at a time.
+_CROWDED = ("HTTP status 429", "HTTP status 503", "cannot connect", "the server closed the connection")
 #: Seconds between two progress messages.
 PROGRESS_INTERVAL_S = 1.0
 
@@ -137,29 +140,31 @@ class SystemUnderTest:
         """Return the client's record, after its end."""
         kept = self._kept_counts
         stats = sorted(self._workers.stats, key=lambda stats: (len(stats.process.name), stats.process.name))
-        counts = [each.counts for each in stats]
-        text = added_up(
-            [each.text for each in stats],
-            prompt_tokens=sum(c.prompt_tokens for c in counts),
-            prompts_changed=self._library.prompts_changed,
-        )
+        counts = total(each.counts for each in stats)
         return ClientRecord(
             requests=self._issued,
             completed=self._reporter.completed_count,
             failed=self._reporter.failed_count,
-            retries=sum(c.retries for c in counts),
+            retries=counts.retries,
             kept=kept["answers"],
-            prompt_tokens=sum(c.prompt_tokens for c in counts) + kept["prompt"],
-            completion_tokens=sum(c.completion_tokens for c in counts) + kept["completion"],
+            prompt_tokens=counts.prompt_tokens + kept["prompt"],
+            completion_tokens=counts.completion_tokens + kept["completion"],
             finish_reasons=FinishReasons(
-                stop=sum(c.completed - c.at_length for c in counts) + kept["answers"] - kept["length"],
-                length=sum(c.at_length for c in counts) + kept["length"],
+                stop=counts.completed - counts.at_length + kept["answers"] - kept["length"],
+                length=counts.at_length + kept["length"],
             ),
-            at_once=sum(c.at_once for c in counts),
+            at_once=counts.at_once,
             reported_tokens=self._reporter.token_count,
-            text=text,
+            text=added_up((each.text for each in stats), prompts_changed=self._library.prompts_changed),
             failures=dict(self._workers.failures),
-            connections=sum(c.connections for c in counts),
+            connections=counts.connections,
+            longest_connect_s=round(counts.longest_connect_s, 4),
+            server_prompt_tokens=counts.server_prompt_tokens,
+            cached_prompt_tokens=counts.cached_prompt_tokens,
+            least_more=counts.least_more,
+            most_more=counts.most_more,
+            first_tokens=counts.first_tokens,
+            models=counts.models,
             processes=[
                 replace(self._process, watching_s=round(self._watching_s, 4)),
                 *(each.process for each in stats),
@@ -240,5 +245,15 @@ class SystemUnderTest:
         return RunFailed(
             f"{failures.total()} of {self._issued} requests of the {settings.title} run failed",
             cause=causes,
-            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result",
+            remedy=f"see what the server reports{log}, then run again; no part of this run counts as a result"
+            + (
+                f"\nif it takes no more at a time, give it {fewer(at_once=settings.terms.at_once)}"
+                if _is_crowded(failures)
+                else ""
+            ),
         )
+
+
+def _is_crowded(causes: Iterable[str]) -> bool:
+    """Tell whether the server may have refused requests because they were too many at a time."""
+    return any(cause.startswith(_CROWDED) for cause in causes)

@@ -21,7 +21,7 @@ from cm4vllm.common.errors import CmError, PortInUse, ServerDied, ServerNotReady
 from cm4vllm.common.files import writable_folder
 from cm4vllm.common.processes import last_lines, run
 from cm4vllm.common.progress import say, step
-from cm4vllm.common.records import Record, read_record, write_record
+from cm4vllm.common.records import Record, read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.serving.arguments import ray_env
 from cm4vllm.serving.own_supervisors import GRACE_S, end_supervisors, is_owned, own, runs, wait_for_end
@@ -97,8 +97,7 @@ def start(settings: RaySettings) -> tuple[RayRecord, Path]:
     # Ray's sockets lie below it, and their paths may have 107 bytes at most.
     temp_dir = tempfile.mkdtemp(prefix="ray-") if settings.role == "head" else ""
     words = _command(settings, address, temp_dir)
-    for name in (RAY_FILE, _LOG_FILE, _STATE_FILE):
-        (folder / name).unlink(missing_ok=True)
+    remove_record(folder / RAY_FILE, RayRecord)
     supervisor = start_supervised(
         words,
         ray_env(),
@@ -194,7 +193,7 @@ def end(path: str) -> None:
     end_supervisors([record.supervisor_pid])
     if record.temp_dir:
         shutil.rmtree(record.temp_dir, ignore_errors=True)
-    Path(path).unlink(missing_ok=True)
+    remove_record(Path(path), RayRecord)
 
 
 def _address(settings: RaySettings) -> str:

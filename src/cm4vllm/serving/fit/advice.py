@@ -1,10 +1,14 @@
-"""The recipe `advise,vllm-fit`, and the check of the host's memory before a server is started."""
+"""The recipe `advise,vllm-fit`, and the part of the host's memory that a server on the CPU backend gets."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
+
+from msgspec.structs import replace
 
 from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.checkpoint import read_checkpoint
@@ -19,11 +23,11 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
-from cm4vllm.serving.arguments import ServerSettings
+from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table
 
-__all__ = ["AdviceSettings", "advice", "asked_of", "require_host_memory"]
+__all__ = ["AdviceSettings", "advice", "asked_of", "with_host_memory"]
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
@@ -49,7 +53,7 @@ class AdviceSettings(Settings, frozen=True, kw_only=True):
     tp_size: input_types.TpSize = None
     pp_size: input_types.PpSize = None
     kv_cache_dtype: input_types.KvCacheDtype = ""
-    kv_cache_gib: input_types.KvCacheSpace = 1
+    kv_cache_gib: input_types.KvCacheSpace = None
     max_model_len: input_types.MaxModelLen = None
     max_num_seqs: input_types.MaxNumSeqs = None
     max_num_batched_tokens: input_types.MaxNumBatchedTokens = None
@@ -63,22 +67,48 @@ def advice(settings: AdviceSettings) -> Fit:
     return fit
 
 
-def require_host_memory(server: ServerSettings, model: ModelRecord | None, servers: int = 1) -> None:
-    """Refuse to load what the host's free memory cannot hold on the CPU backend. Raises ModelError with the sums.
+def with_host_memory(
+    server: ServerSettings, model: ModelRecord | None, *, servers: int, sequences: int, longest: int
+) -> ServerSettings:
+    """Return the settings of a server with a KV cache for `sequences` of `longest` tokens where none is given.
 
-    Each of several `servers` alike may have its part of the memory.
+    On the CPU backend the workers have half of the host's free memory for it at most, and each a power of two of GiB,
+    so that it is the same where a little more or less is free. Each of several `servers` alike may have its part of the
+    memory. `longest` is 0 where it is not known: the context counts. Raises ModelError with the sums for what the free
+    memory cannot hold.
     """
+    asked = _on_host(server, model, servers)
+    if model is None or asked is None:
+        return server
+    least = advise(asked)
+    if server.kv_cache_gib is None:
+        free = (asked.memory_bytes - least.used_bytes + asked.kv_cache_bytes) / 2 / GIB / server.workers
+        needed = sequences * (longest or asked.max_model_len) * least.kv_bytes_per_token / GIB
+        gib = min(1 << max(0, math.ceil(math.log2(max(needed, 1)))), 1 << int(math.log2(max(free, 1))))
+        server = replace(server, kv_cache_gib=gib)
+        asked = dataclasses.replace(asked, kv_cache_bytes=gib * GIB)
+    fit = advise(asked)
+    each = f", its part of {servers}" if servers > 1 else ""
+    say(
+        f"fit: {fit.used_bytes / GIB:.1f} GiB of the {asked.memory_bytes / GIB:.1f} that are free{each}; the KV cache "
+        f"holds {fit.kv_tokens:,} tokens, {fit.kv_tokens // asked.max_model_len:,} requests of {asked.max_model_len:,}"
+    )
+    return server
+
+
+def _on_host(server: ServerSettings, model: ModelRecord | None, servers: int) -> Asked | None:
+    """Return the inputs of the advice on a server on the CPU backend; None where its sizes are not known."""
     if server.device != "cpu" or model is None or not (Path(model.path) / "config.json").is_file():
-        return
+        return None
     config = json_object(Path(model.path) / "config.json")
     try:
         architecture = read_architecture(config)
     except ModelError:
-        return  # an architecture that we cannot size may well be one that vLLM can serve
+        return None  # an architecture that we cannot size may well be one that vLLM can serve
     longest, size = server.max_model_len or architecture.max_positions, _size(Path(model.path))
     if longest is None:
-        return  # vLLM asks for a length, too
-    asked = Asked(
+        return None  # vLLM asks for a length, too
+    return Asked(
         name=model.name,
         architecture=architecture,
         gpus=0,
@@ -87,14 +117,8 @@ def require_host_memory(server: ServerSettings, model: ModelRecord | None, serve
         weight_bytes=size,
         max_model_len=longest,
         kv_dtype=_kv_dtype(server, config),
-        kv_cache_bytes=server.kv_cache_gib * GIB,
+        kv_cache_bytes=least_kv_cache_gib(server.kv_cache_gib) * GIB,
         max_num_seqs=server.max_num_seqs or 0,
-    )
-    fit = advise(asked)
-    each = f", its part of {servers}" if servers > 1 else ""
-    say(
-        f"fit: {fit.used_bytes / GIB:.1f} GiB of the {asked.memory_bytes / GIB:.1f} that are free{each}; the KV cache "
-        f"holds {fit.kv_tokens:,} tokens, {fit.kv_tokens // longest:,} requests of {longest:,}"
     )
 
 
@@ -125,7 +149,7 @@ def asked_of(settings: AdviceSettings) -> Asked:
         weight_bytes=_size(folder) if folder and not settings.precision else 0,
         kv_dtype=settings.kv_cache_dtype or "bf16",
         utilisation=UTILISATION if settings.utilisation is None else settings.utilisation,
-        kv_cache_bytes=settings.kv_cache_gib * GIB if gpus == 0 else 0,
+        kv_cache_bytes=least_kv_cache_gib(settings.kv_cache_gib) * GIB if gpus == 0 else 0,
         max_num_seqs=settings.max_num_seqs or 0,
         max_num_batched_tokens=_BATCHED_TOKENS if batched is None else batched,
         tensor_parallel=settings.tp_size or 0,

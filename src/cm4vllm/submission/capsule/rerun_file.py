@@ -12,7 +12,8 @@ import yaml
 
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import bytes_of, write_text
+from cm4vllm.common.files import bytes_of
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.redaction import vault
 from cm4vllm.results.capsule import Capsule
 from cm4vllm.results.figures import Figure, Figures
@@ -33,7 +34,7 @@ _NOT_WRITTEN = ("folder", "terms", "run", "record", "detail")
 
 def write_capsule(path: Path, capsule: Capsule) -> None:
     """Write a capsule as YAML, whole or not at all."""
-    write_text(path, as_yaml(capsule))
+    write_noted(path, as_yaml(capsule))
 
 
 def as_yaml(capsule: Capsule) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.loadgen.client.event_stream import AnswerError
-from cm4vllm.loadgen.client.text_wire import TextReader, text_completion_body, whole_text
-from cm4vllm.loadgen.client.wire import AnswerLimits, Sampling
+from cm4vllm.serving.answers.event_stream import AnswerError
+from cm4vllm.serving.answers.stated import AnswerLimits
+from cm4vllm.serving.answers.text_answers import TextReader, whole_text
 from cm4vllm.serving.records import Dialect, Prompts
 
 RECORDED = (Path(__file__).parents[2] / "recorded/transformers-serve.txt").read_text()
@@ -52,14 +52,17 @@ def test_the_recorded_stream_is_read_however_it_is_cut(size):
         if reader.feed(raw[at : at + size]) is not None:
             first.append(at)
     answer = reader.finish(5, LIMITS)
-    assert answer == (" On Tuesday the from was Tuesday..", 8, 5, 0, "length")
+    assert answer[:2] == (" On Tuesday the from was Tuesday..", "length")
+    assert answer.stated[:3] == (5, 8, 0)
     assert len(first) == 1
     # The first text is told with the piece that ends its line, and not before.
     assert first[0] <= raw.index(b"\n") < first[0] + size
 
 
 def test_the_recorded_whole_answer_is_read():
-    assert whole_text(recorded("whole"), 5, WIDE, SERVE) == (" On Tuesday the from was Tuesday..", 9, 5, 0, "stop")
+    answer = whole_text(recorded("whole"), 5, WIDE, SERVE)
+    assert answer[:2] == (" On Tuesday the from was Tuesday..", "stop")
+    assert answer.stated[:3] == (5, 9, 0)
 
 
 def test_what_is_gathered_is_reduced_without_a_difference():
@@ -83,7 +86,8 @@ def test_the_reasoning_channel_is_the_first_text_and_is_counted(name):
             usage={"completion_tokens": 3, "prompt_tokens": 90},
         )
     )
-    assert reader.finish(5, LIMITS)[:2] == (" think answer", 3)
+    answer = reader.finish(5, LIMITS)
+    assert (answer.text, answer.first, answer.stated.tokens) == (" think answer", " think", 3)
 
 
 def test_a_whole_conversation_with_reasoning():
@@ -110,19 +114,18 @@ def test_two_names_of_one_channel_are_one_text():
 
 def test_what_a_server_took_from_a_cache_is_noted():
     answer = read(text("a") + end(prompt_tokens_details={"cached_tokens": 4}))
-    assert answer.cached_tokens == 4
-    assert read(text("a") + end(prompt_tokens_details=None)).cached_tokens == 0
+    assert answer.stated.cached_tokens == 4
+    assert read(text("a") + end(prompt_tokens_details=None)).stated.cached_tokens == 0
 
 
 def test_without_usage_the_text_is_all():
     raw = text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}])
-    assert read(raw, UNCOUNTED) == ("a", -1, -1, 0, "stop")
-    with pytest.raises(AnswerError, match="no text"):
-        read(event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), UNCOUNTED)
+    answer = read(raw, UNCOUNTED)
+    assert (answer.text, answer.stated[:3]) == ("a", (-1, -1, 0))
 
 
 def test_an_answer_of_tokens_without_text_is_one():
-    assert read(end(tokens=1)).tokens == 1
+    assert read(end(tokens=1)).stated.tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_an_answer_of_tokens_without_text_is_one():
         (text(5) + end(), "not a completion in JSON"),
         (text("a") + b"data: [DONE]\n\n" + end(), "goes on after [DONE]"),
         (text("a") + end(tokens=9), "more tokens than max_tokens"),
-        (text("a") + end(tokens=0), "no tokens"),
+        (text("a") + end(tokens=0), "counts no tokens"),
         (text("a") + end("length", tokens=3), "before max_tokens"),
         (text("a") + event(choices=[{"index": 0, "text": "", "finish_reason": "stop"}]), "no usage.completion_tokens"),
         (b"", "no finish_reason"),
@@ -164,24 +167,9 @@ def test_a_server_whose_streams_end_with_done_must_end_them_so():
 def test_prompts_sent_as_ids_are_counted_exactly_and_others_are_not():
     with pytest.raises(AnswerError, match="other prompt tokens"):
         read(text("a") + end(prompt=6) + b"data: [DONE]\n\n", IDS)
-    assert read(text("a") + end(prompt=6)).prompt_tokens == 6
+    assert read(text("a") + end(prompt=6)).stated.prompt_tokens == 6
 
 
 def test_a_least_length_counts_where_it_was_asked_for():
     with pytest.raises(AnswerError, match="fewer tokens than min_tokens"):
         read(text("a") + end(tokens=1), limits=AnswerLimits(min_tokens=2, max_tokens=8, max_model_len=2048))
-
-
-def test_a_request_has_what_the_server_takes():
-    sampling = Sampling("m", 16, 2, 1)
-    body = json.loads(text_completion_body(sampling, SERVE, "a prompt"))
-    assert body["prompt"] == "a prompt"
-    assert body["stream"]
-    assert body["max_tokens"] == 16
-    assert body["temperature"] == 0
-    assert not {"min_tokens", "top_k", "return_token_ids", "stream_interval"} & set(body)
-    body = json.loads(text_completion_body(Sampling("m", 16, 2, 0), IDS, [1, 2]))
-    assert body["prompt"] == [1, 2]
-    assert "stream" not in body
-    body = json.loads(text_completion_body(sampling, Dialect(prompts=Prompts.CHAT), "a prompt"))
-    assert body["messages"] == [{"role": "user", "content": "a prompt"}]

@@ -1,0 +1,146 @@
+"""Prompts that a dataset holds as token ids: whether a model's tokenizer made them, and the ids that it makes."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cm4vllm.assets.checkpoint import read_checkpoint
+from cm4vllm.assets.tokenizer_file import read_tokenizer
+from cm4vllm.common.errors import DatasetError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["beyond", "message", "misread", "tokenised"]
+
+#: Rows that are decoded, spread over the dataset, beside the last one.
+_COMPARED = 64
+#: The part of a prompt, from where the row's text begins in it, that is this text where the prompt was cut.
+_CUT = 0.9
+#: Prompts that are tokenised at a time.
+_CHUNK = 1024
+
+
+def beyond(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
+    """Return in words which token id of rows the vocabulary of the model in a folder lacks; empty where it has all.
+
+    Raises ModelError.
+    """
+    vocabulary = read_checkpoint(model).vocabulary
+    for number, row in enumerate(rows if vocabulary is not None else ()):
+        if (largest := max(row["tok_input"])) >= (vocabulary or 0):
+            return f"sample {number} has token id {largest}, and the model's vocabulary has {vocabulary}"
+    return ""
+
+
+def misread(rows: Sequence[Mapping[str, Any]], model: Path) -> str:
+    """Return in words how a model reads the prompts of rows otherwise than their text is; empty where it does not.
+
+    `model` is its folder. Some rows are decoded by its tokenizer: the prompt must have the row's text in it, by its
+    letters and digits, because spaces and cases depend on the tokenizer. A prompt may be cut. Raises ModelError.
+    """
+    if why := beyond(rows, model):
+        return why
+    tokenizer = read_tokenizer(model / "tokenizer.json")
+    for number in sorted({*range(0, len(rows), max(1, len(rows) // _COMPARED)), len(rows) - 1}):
+        text, ids = _text(rows[number]), rows[number]["tok_input"]
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        if text and not _holds(_letters(decoded), text, tokenizer):
+            return (
+                f"sample {number} reads {_short(decoded)!r} by the model's tokenizer, and its text is {_short(text)!r}"
+            )
+    return ""
+
+
+def tokenised(rows: Sequence[Mapping[str, Any]], model: Path, name: str, why: str) -> list[dict[str, Any]]:
+    """Return the rows with the token ids that a model's tokenizer makes of their texts.
+
+    A row whose `instruction` is a template with {input}, as those of cnn_eval.json, has its text in that. `name` is the
+    dataset's, `why` what misread() says of it. Raises DatasetError for a row without a text, ModelError.
+    """
+    tokenizer = read_tokenizer(model / "tokenizer.json")
+    if (lacking := next((number for number, row in enumerate(rows) if not _text(row)), None)) is not None:
+        raise DatasetError(
+            f"{name} was tokenised for another model, and sample {lacking} has no text to tokenise again",
+            cause=why,
+            remedy="give the dataset that belongs to the model, or one whose rows have their prompt as input",
+        )
+    made: list[dict[str, Any]] = []
+    for start in range(0, len(rows), _CHUNK):
+        chunk = rows[start : start + _CHUNK]
+        encodings = tokenizer.encode_batch([_prompt(row) for row in chunk])
+        made += [{**row, "tok_input": encoding.ids} for row, encoding in zip(chunk, encodings, strict=True)]
+    return _without_second_begin(made, tokenizer.encode("").ids)
+
+
+def message(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> str:
+    """Return the message of a prompt, for a server that adds its chat template: what has the row's text in it.
+
+    Where the prompt has a template itself, that is the part between two special tokens; else all without those.
+    """
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    wanted = _letters(text)
+    for is_special, part in groupby(ids, special.__contains__):
+        decoded = "" if is_special else tokenizer.decode(list(part))
+        if wanted and wanted in (letters := _letters(decoded)):
+            return text if letters == wanted else decoded.strip()
+    return tokenizer.decode(list(ids)).strip()
+
+
+def _without_second_begin(rows: list[dict[str, Any]], added: list[int]) -> list[dict[str, Any]]:
+    """Return rows whose prompts begin once with what the tokenizer adds to each: their texts may begin so."""
+    for row in rows if added else ():
+        if row["tok_input"][: 2 * len(added)] == [*added, *added]:
+            row["tok_input"] = row["tok_input"][len(added) :]
+    return rows
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    """Return the text of a row, empty where it has none."""
+    text = row.get("input")
+    return text if isinstance(text, str) else ""
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """Return the prompt of a row as text."""
+    template = next(_templates(row.get("instruction")), "{input}")
+    return template.replace("{input}", _text(row))
+
+
+def _templates(instruction: Any) -> Iterator[str]:
+    """Give the templates in the instruction of a row: a text, or texts by the kind of model."""
+    for text in instruction.values() if isinstance(instruction, Mapping) else (instruction,):
+        if isinstance(text, str) and "{input}" in text:
+            yield text
+
+
+def _holds(prompt: str, text: str, tokenizer: Tokenizer) -> bool:
+    """Say whether a prompt, of which the letters are given, has a text in it, as it is or as the tokenizer keeps it."""
+    kept = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
+    return any(_contains(prompt, _letters(part)) for part in (text, kept))
+
+
+def _contains(prompt: str, text: str) -> bool:
+    """Say whether a prompt has a text in it: whole, or as much of its begin or its end as the prompt was cut to."""
+    backwards = prompt[::-1], text[::-1]
+    return text in prompt or any(_is_cut_to(*both) for both in ((prompt, text), backwards))
+
+
+def _is_cut_to(prompt: str, text: str) -> bool:
+    begin = prompt.find(text[:_COMPARED])
+    rest = prompt[begin:] if begin >= 0 else ""
+    same = next((at for at, both in enumerate(zip_longest(rest, text)) if both[0] != both[1]), len(rest))
+    return same >= max(_COMPARED, _CUT * len(rest))
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _COMPARED else f"{words[:_COMPARED]}..."

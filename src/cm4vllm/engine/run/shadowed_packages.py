@@ -1,0 +1,27 @@
+"""Modules of PYTHONPATH that are imported in the place of installed packages."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+
+__all__ = ["shadowed_packages"]
+
+
+def shadowed_packages() -> str:
+    """Return which installed packages a folder of PYTHONPATH hides, with what to do; empty where it hides none."""
+    installed = _modules(sysconfig.get_path("purelib"))
+    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if hidden := sorted(_modules(folder) & installed):
+            return f"unset PYTHONPATH: its folder {folder} hides the installed {', '.join(hidden)}"
+    return ""
+
+
+def _modules(folder: str) -> set[str]:
+    """Return the names of the modules and packages in a folder."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return set()
+    packages = {name for name in names if name.isidentifier() and os.path.isdir(os.path.join(folder, name))}
+    return (packages | {name[:-3] for name in names if name.endswith(".py")}) - {"__pycache__"}

@@ -1,0 +1,159 @@
+"""The events of a stream, `data: {...}` lines that end with `data: [DONE]`, and the errors in a server's answers.
+
+Read as the standard of server-sent events has it (HTML, section 9.2): a byte order mark at the beginning, comments,
+events without data and data of several lines are legal. An event whose name is of another kind than a message may hold
+anything. Servers that send several documents without an empty line between them are read too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
+from typing import Any
+
+import msgspec
+
+__all__ = ["AnswerError", "EventStream", "NotJson", "cleaned", "error_message", "error_words", "refusal_words"]
+
+#: Characters of a server's own words that are kept of them.
+_MOST_TEXT = 300
+
+
+class AnswerError(Exception):
+    """An answer that cannot be counted; the text says why, the same for all answers with the same fault.
+
+    `detail` has the numbers of this answer, where there are any.
+    """
+
+    def __init__(self, words: str, detail: str = "") -> None:
+        super().__init__(words)
+        self.detail = detail
+
+
+class NotJson(AnswerError):
+    """A document of an answer that is no completion in JSON."""
+
+
+class EventStream(ABC):
+    """The bytes of one stream, whatever pieces they come in, read as events line by line.
+
+    What is wrong with them is raised at the end of the stream.
+    """
+
+    __slots__ = ("_begun", "_buffer", "_done", "_error", "_name", "_parts_of_event")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._begun = self._done = False
+        self._error: AnswerError | None = None
+        self._name = b""  # of the present event
+        self._parts_of_event: list[bytes] = []  # the lines of a document that is not whole yet
+
+    @property
+    def done(self) -> bool:
+        """True when [DONE] has come."""
+        return self._done
+
+    def _read(self, end: int) -> None:
+        """Take up the first `end` bytes: whole lines."""
+        raw = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        if self._error is not None:
+            return
+        if not self._begun and raw:
+            self._begun, raw = True, raw.removeprefix(BOM_UTF8)
+        try:
+            self._read_lines(raw)
+        except AnswerError as error:
+            self._error = error
+
+    def _read_lines(self, raw: bytes) -> None:
+        """Take up whole lines. Raises AnswerError."""
+        for line in raw.splitlines():
+            if not line:
+                self._end_event()
+                continue
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                self._take(value.strip(b" \t"))
+            elif field == b"event":
+                self._name = value.strip(b" \t").lower()
+                if b"error" in self._name:
+                    raise AnswerError("the server sent an error event")
+            elif field not in (b"", b"id", b"retry"):  # without a name: a comment
+                raise AnswerError(error_message(line) or "a line of the stream is no event")
+
+    def _take(self, data: bytes) -> None:
+        """Take up the data of a line: a document, or a part of one. Raises AnswerError."""
+        if not data or data.startswith(b":"):  # a gateway may pass a comment on as data
+            return
+        if data == b"[DONE]":
+            self._end_event()
+            self._done = True
+        elif self._done:
+            raise AnswerError("the stream goes on after [DONE]")
+        elif self._parts_of_event:
+            self._parts_of_event.append(data)
+        else:
+            try:
+                self._add(data)
+            except NotJson:
+                self._parts_of_event.append(data)
+
+    def _end_event(self) -> None:
+        """Take up a document of several lines. Raises AnswerError."""
+        name, parts = self._name, self._parts_of_event
+        if name or parts:
+            self._name, self._parts_of_event = b"", []
+        if parts:
+            try:
+                self._add(b"\n".join(parts))
+            except NotJson:
+                if name in (b"", b"message"):
+                    raise
+
+    @abstractmethod
+    def _add(self, data: bytes) -> None:
+        """Take up one document. Raises NotJson where it is none, AnswerError where it is one of no whole answer."""
+
+    def _require_whole(self, *, done: bool = True) -> None:
+        """Take up what is left. Raises AnswerError for a stream that is wrong, or with `done` has no [DONE]."""
+        self._read(len(self._buffer))
+        if self._error is None:
+            self._end_event()
+        else:
+            raise self._error
+        if done and not self._done:
+            raise AnswerError("the stream ended without [DONE]")
+
+
+def _fields(raw: bytes | bytearray) -> dict[str, Any]:
+    """Return the fields of a JSON object; none of anything else."""
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except Exception:  # whatever a server may have sent
+        return {}
+
+
+def error_message(raw: bytes | bytearray) -> str:
+    """Return the message of an error document in `raw`; empty where none can be read."""
+    return error_words(_fields(raw).get("error"))
+
+
+def refusal_words(raw: bytes) -> str:
+    """Return the message in the body of an answer with an error status: its `error`, or the `detail` of FastAPI."""
+    fields = _fields(raw)
+    return error_words(fields.get("error") or fields.get("detail")).removeprefix("the server answered: ")
+
+
+def error_words(error: Any) -> str:
+    """Return the message of an `error` object; empty without one."""
+    if not error:
+        return ""
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return f"the server answered: {cleaned(str(message))}"
+
+
+def cleaned(text: str) -> str:
+    """Return the beginning of a server's text in printable characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])

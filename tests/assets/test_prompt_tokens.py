@@ -1,0 +1,192 @@
+"""Prompts that were tokenised for another model are found by their text, and tokenised again for the model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cm4vllm.assets.dataset_files import DatasetSettings
+from cm4vllm.assets.datasets import provide
+from cm4vllm.assets.models import MODEL_FILE, ModelSettings
+from cm4vllm.assets.models import provide as provide_model
+from cm4vllm.assets.prompt_tokens import message, misread
+from cm4vllm.assets.published_formats import rows_of
+from cm4vllm.common.errors import DatasetError
+
+ARTICLES = [
+    f"The harbour of Port {name} handled {number} tons of salt on Monday, said Ms O'Neil. Ein Café für Ärzte: 港 ½."
+    for number, name in enumerate(["Alma", "Brest", "Cuxhaven", "Dover", "Esbjerg", "Faro", "Gdansk"] * 40)
+]
+TEMPLATE = "Summarize the following news article in 128 tokens.\n\nArticle:\n{input}\n\nSummary:"
+
+
+def bpe(words, folder, *more):
+    """Write a byte-level BPE tokenizer that was trained on `words`, with a token for the begin of a text and `more`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<s>", *more], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(words, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return saved(tokenizer, folder)
+
+
+def lower_case(_, folder):
+    """Write a tokenizer that keeps neither capitals nor accents, and puts words beside each other as it likes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(ARTICLES[:20], trainers.WordPieceTrainer(vocab_size=250, special_tokens=["[UNK]"]))
+    return saved(tokenizer, folder)
+
+
+def with_spaces(_, folder):
+    """Write a Unigram tokenizer with a mark for spaces, one that is put before the text, too."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=280, special_tokens=["<unk>"], unk_token="<unk>")
+    tokenizer.train_from_iterator(ARTICLES, trainer)
+    return saved(tokenizer, folder)
+
+
+def saved(tokenizer, folder):
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def rows(tokenizer, texts=ARTICLES, template="{input}", **more):
+    return [
+        {"input": text, "tok_input": tokenizer.encode(template.replace("{input}", text)).ids, "output": "gold", **more}
+        for text in texts
+    ]
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A tokenizer of another model, of as many tokens."""
+    return bpe(["zzz qqq xxx", "0123 4567 89"], tmp_path / "other", "</s>", "<pad>")
+
+
+def provided(tmp_path, model, made, **more):
+    entry = tmp_path / "entry"
+    entry.mkdir(exist_ok=True)
+    provide_model(ModelSettings(source="path", location=str(model)), entry)
+    path = tmp_path / "cnn_eval.json"
+    path.write_text(json.dumps(made))
+    record = str(entry / MODEL_FILE)
+    return provide(DatasetSettings(source="path", location=str(path), model_record=record, **more), entry)
+
+
+@pytest.mark.parametrize("kind", [bpe, lower_case, with_spaces])
+@pytest.mark.parametrize("template", ["{input}", TEMPLATE])
+def test_prompts_of_the_models_own_tokenizer_are_taken_as_they_are(kind, template, model, tmp_path, other):
+    own = kind(ARTICLES, model)
+    made = rows(own, template=template)
+    assert misread(made, model) == ""
+    record = provided(tmp_path, model, made)
+    assert not record.tokenised_again
+    assert rows_of(Path(record.path)) == made
+    assert misread(rows(other, template=template), model)
+
+
+@pytest.mark.parametrize("kind", [bpe, lower_case, with_spaces])
+def test_prompts_of_another_tokenizer_are_tokenised_again(kind, model, tmp_path, other, capfd):
+    own = kind(ARTICLES, model)
+    record = provided(tmp_path, model, rows(other))
+    assert rows_of(Path(record.path)) == rows(own)
+    assert record.max_input_tokens == max(len(row["tok_input"]) for row in rows(own))
+    assert "tokenised for another model (sample 0 reads" in record.tokenised_again
+    assert record.tokenised_again in capfd.readouterr().out
+
+
+def test_the_instruction_of_a_row_is_a_part_of_its_prompt_again(model, tmp_path, other):
+    own = bpe(ARTICLES, model)
+    for instruction in (TEMPLATE, {"llama": TEMPLATE}):
+        record = provided(tmp_path, model, rows(other, template=TEMPLATE, instruction=instruction))
+        assert rows_of(Path(record.path)) == rows(own, template=TEMPLATE, instruction=instruction)
+
+
+def test_a_text_that_has_the_begin_of_a_prompt_already_gets_it_once(model, tmp_path, other):
+    own = bpe(ARTICLES, model)
+    texts = [f"<s>[INST] {text} [/INST]" for text in ARTICLES]
+    record = provided(tmp_path, model, rows(other, texts))
+    first = rows_of(Path(record.path))[0]["tok_input"]
+    assert own.decode(first, skip_special_tokens=False) == texts[0]
+
+
+def test_ids_beyond_the_vocabulary_are_of_another_model(model, tmp_path):
+    own = bpe(ARTICLES, model)
+    made = rows(own)
+    made[5]["tok_input"] = [300, 1]
+    record = provided(tmp_path, model, made)
+    assert "sample 5 has token id 300, and the model's vocabulary has 300" in record.tokenised_again
+    assert rows_of(Path(record.path)) == rows(own)
+
+
+def test_some_rows_of_another_model_are_found(model, other):
+    own = bpe(ARTICLES, model)
+    assert "sample 140" in misread([*rows(own)[:140], *rows(other)[140:]], model)
+    assert "sample 279" in misread([*rows(own)[:279], *rows(other)[279:]], model)
+
+
+@pytest.mark.parametrize("kept", [slice(0, 300), slice(-300, None)])
+def test_a_prompt_that_was_cut_is_the_models(kept, model, other):
+    own = bpe(ARTICLES, model)
+    texts = [" ".join(ARTICLES[at : at + 20]) for at in range(20)]
+    made = [{**row, "tok_input": row["tok_input"][kept]} for row in rows(own, texts)]
+    assert misread(made, model) == ""
+    assert misread([{**row, "tok_input": row["tok_input"][kept]} for row in rows(other, texts)], model)
+
+
+def test_a_prompt_without_a_text_cannot_be_tokenised_again(model, tmp_path, other):
+    bpe(ARTICLES, model)
+    made = [*rows(other), {"input": "", "tok_input": [1], "output": "gold"}]
+    with pytest.raises(DatasetError, match="sample 280 has no text") as caught:
+        provided(tmp_path, model, made)
+    assert "belongs to the model" in caught.value.remedy
+
+
+def test_the_ids_of_rows_without_texts_are_taken_as_they_are(model, tmp_path):
+    bpe(ARTICLES, model)
+    made = [{"tok_input": [1, 2], "input": "", "output": "gold"}] * 3
+    assert rows_of(Path(provided(tmp_path, model, made).path)) == made
+
+
+def test_a_calibration_set_of_another_model_is_tokenised_again(model, tmp_path, other):
+    own = bpe(ARTICLES, model)
+    record = provided(tmp_path, model, rows(other), calibration=True)
+    assert rows_of(Path(record.path)) == rows(own)
+
+
+@pytest.mark.parametrize("kind", [bpe, with_spaces])
+def test_a_message_is_the_prompt_with_its_instruction(kind, model):
+    own, text = kind(ARTICLES, model), ARTICLES[3].partition(" Ein")[0]
+    asked = f"Monday handled salt: {text} said Port Dover"
+    assert message(own, own.encode(asked).ids, text) == asked
+    assert message(own, own.encode(text).ids, text) == text
+    assert message(own, own.encode(asked).ids, "") == asked
+
+
+def test_a_message_is_without_the_chat_template_that_the_prompt_has(model):
+    own = bpe(ARTICLES, model, "<|start|>", "<|end|>", "<|message|>")
+    text = ARTICLES[5]
+    prompt = (
+        "<s><|start|>system<|message|>You are a model.<|end|><|start|>user<|message|>\n\nWhat is said in this: "
+        f"{text}<|end|><|start|>assistant"
+    )
+    ids = own.encode(prompt, add_special_tokens=False).ids
+    assert message(own, ids, text) == f"What is said in this: {text}"
+    assert message(
+        own, own.encode("<s>[INST] Why? [/INST]", add_special_tokens=False).ids, "<s>[INST] Why? [/INST]"
+    ) == ("[INST] Why? [/INST]")

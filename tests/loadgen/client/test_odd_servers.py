@@ -1,0 +1,350 @@
+"""Servers that are odd and legal pass the probe and the run alike; what makes a figure wrong is refused or said."""
+
+import json
+
+import pytest
+from driven_client import drive, exactly_once
+from fake_vllm import Behaviour, FakeVllm, Fault, expected_tokens, stream_events
+from msgspec.structs import replace
+from word_runs import SAMPLES, expected, logged
+
+from cm4vllm.common.errors import RunFailed, ServerUnsuitable
+from cm4vllm.loadgen.doubts import client_doubts
+from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.loadgen.process.runner import run
+from cm4vllm.serving.records import Api
+from cm4vllm.serving.server_probe import probe
+from cm4vllm.serving.text_servers import check_tokenizer
+from text_server import TextServer, answer_words
+
+PAGES = {
+    "/v1/models": json.dumps({"data": [{"id": "tiny", "max_model_len": 2048, "owned_by": "vllm"}]}),
+    "/version": '{"version": "0.32.0"}',
+}
+SCENARIOS = ["Offline", "Server"]
+
+
+def served(make_settings, server, scenario, mode="performance", **more):
+    """Return the settings of a run against a server that lists ids, as the probe records it."""
+    made = make_settings(server.endpoint, scenario, mode, **more)
+    return replace(made, server=probe(server.endpoint))
+
+
+# --- Streams that are odd and legal ----------------------------------------------------------------------------------
+
+
+def document(event):
+    return json.loads(event.removeprefix(b"data: "))
+
+
+def changed(event, **changes):
+    """Return an event whose document, or whose choice, has these fields in the place of its own."""
+    if event.startswith(b"data: ["):
+        return event
+    value = document(event)
+    for choice in value.get("choices") or ():
+        choice |= {name: changes[name] for name in ("finish_reason", "index") if name in changes and not choice[name]}
+    value |= {name: change for name, change in changes.items() if name not in ("finish_reason", "index")}
+    return b"data: %b\n\n" % json.dumps(value).encode()
+
+
+def without_choices(event):
+    value = document(event) if event.startswith(b"data: {") else {"choices": 1}
+    return event if value["choices"] else changed(event, choices=None)
+
+
+ODD = {
+    "finish_reason is empty": lambda event: changed(event, finish_reason=""),
+    "choices are null": without_choices,
+    "pings": lambda event: b'event: ping\ndata: {"type": "ping"}\n\n' + event,
+    "nothing behind data": lambda event: b"data:\n\n" + event,
+    "index and error": lambda event: changed(event, index=None, error={}),
+    "NaN": lambda event: changed(event, x=float("nan")),
+    "a byte order mark": lambda event: event,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_streams_pass_the_probe_and_the_run(tmp_path, make_settings, name):
+    def raw(number, body):
+        if not body.get("stream"):
+            return None
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        content = b"".join(map(ODD[name], stream_events(body, tokens, Behaviour(), Fault.NONE)))
+        content = b"\xef\xbb\xbf" * (name == "a byte order mark") + content
+        return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+
+    with FakeVllm(Behaviour(pages=PAGES, raw=raw)) as server:
+        record = run(served(make_settings, server, "Server"), tmp_path / "run")
+    assert (record.client.failed, record.client.completed) == (0, record.client.requests)
+
+
+def odd_text(value):
+    """Return a document of a server that gives text, as odd as it may be."""
+    for choice in value.get("choices") or ():
+        choice |= {"index": None, "finish_reason": choice.get("finish_reason") or ""}
+    usage = value.get("usage") or {"completion_tokens": None, "prompt_tokens": None}
+    usage = {
+        name: count if count is None or name.endswith("details") else float(count) for name, count in usage.items()
+    }
+    return {**value, "usage": {**usage, "prompt_tokens_details": []}, "error": {}, "x": float("inf")}
+
+
+@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.CHAT])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_odd_answers_in_text_pass_the_probe_and_the_run(tmp_path, settings_for, api, scenario):
+    with TextServer(chat=api is Api.CHAT, takes_text=api is not Api.CHAT, odd=odd_text) as server:
+        run(settings_for(server, scenario, api=api), tmp_path / "run")
+    assert logged(tmp_path / "run") == {index: expected(index) for index in range(SAMPLES)}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_answers_that_end_with_the_connection_are_whole(tmp_path, make_settings, scenario, version):
+    def raw(number, body):
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        events = b"".join(stream_events(body, tokens, Behaviour(), Fault.NONE))
+        if not body.get("stream"):
+            choice = {"token_ids": tokens, "finish_reason": "stop" if len(tokens) < body["max_tokens"] else "length"}
+            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(tokens)}
+            events = json.dumps({"choices": [choice], "usage": usage}).encode()
+        return version + b" 200 OK\r\ncontent-type: text/plain\r\n\r\n" + events
+
+    with FakeVllm(Behaviour(pages=PAGES, raw=raw, answers_each=1)) as server:
+        record = run(
+            served(make_settings, server, scenario, stream_interval=int(scenario == "Server")), tmp_path / "run"
+        )
+    assert (record.client.failed, record.client.retries) == (0, 0)
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_an_answer_that_ends_too_early_with_the_connection_is_named(stream_interval):
+    def raw(number, body):
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        events = b"".join(stream_events(body, tokens, Behaviour(), Fault.NONE)[:-1])
+        return b"HTTP/1.0 200 OK\r\n\r\n" + (events if stream_interval else b'{"choices": [')
+
+    with FakeVllm(Behaviour(raw=raw, answers_each=1)) as server:
+        _, ledger = drive(server, [1], stream_interval=stream_interval)
+    assert ledger.causes[1].endswith(": the server closed the connection")
+
+
+# --- Connections -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers_each", [1, 2, 5])
+@pytest.mark.parametrize("stream_interval", [0, 1])
+def test_connections_that_close_unannounced_cost_no_request(answers_each, stream_interval):
+    with FakeVllm(Behaviour(answers_each=answers_each)) as server:
+        client, ledger = drive(server, range(300), stream_interval=stream_interval, max_in_flight=16)
+    exactly_once(ledger, range(300))
+    assert ledger.causes == {}
+    assert client.counts.retries == 0
+    assert len(server.bodies) == 300
+
+
+def test_a_server_that_closes_each_new_connection_is_tried_no_more_often_than_before():
+    with FakeVllm(Behaviour(fault=lambda number: Fault.CLOSE_BEFORE)) as server:
+        client, ledger = drive(server, [1])
+    assert "the server closed the connection" in ledger.causes[1]
+    assert (client.counts.retries, len(server.bodies)) == (2, 3)
+
+
+def test_connections_are_opened_in_steps():
+    opening, most = 0, 0
+
+    async def script(send, client):
+        [server] = client._servers
+        connect = server.address.connect
+
+        async def counted(connection):
+            nonlocal opening, most
+            opening += 1
+            most = max(most, opening)
+            await connect(connection)
+            opening -= 1
+
+        server.address.connect, server.address.connect_s = counted, 0.0
+        await send(range(300))
+
+    with FakeVllm(Behaviour(backlog=16)) as server:
+        client, ledger = drive(server, [], script=script, stream_interval=0, max_in_flight=256)
+    exactly_once(ledger, range(300))
+    assert ledger.causes == {} and client.counts.retries == 0
+    assert most <= 64  # 16 over a network as near as this one, more where the trial took some ms
+    assert client.counts.longest_connect_s > 0
+
+
+@pytest.mark.parametrize("named", ["1", "0.2", "Sun, 06 Nov 2094 08:49:37 GMT"])
+def test_a_busy_server_is_asked_again_when_it_says_in_an_accuracy_run(monkeypatch, named):
+    monkeypatch.setattr("cm4vllm.loadgen.client.client.LONGEST_WAIT_S", 0.3)
+    refused = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: %b\r\ncontent-length: 0\r\n\r\n" % named.encode()
+    busy = Behaviour()
+
+    def raw(number, body):
+        return refused if server._in_flight > 8 or number < 20 else None
+
+    busy.raw, busy.token_delay_s = raw, 0.001
+    with FakeVllm(busy) as server:
+        client, ledger = drive(server, range(100), max_in_flight=32, patient=True)
+    exactly_once(ledger, range(100))
+    assert ledger.causes == {} and client.counts.retries > 20
+
+
+def test_a_measured_run_does_not_wait_for_a_busy_server_and_names_the_flag(tmp_path, make_settings):
+    refused = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\ncontent-length: 0\r\n\r\n"
+    with FakeVllm(Behaviour(raw=lambda number, body: refused)) as server:
+        for scenario, flag in (("Offline", "--max_in_flight"), ("Server", "--server_target_qps")):
+            with pytest.raises(RunFailed) as caught:
+                run(make_settings(server.endpoint, scenario, "performance"), tmp_path / scenario)
+            assert "HTTP status 429" in caught.value.cause and flag in caught.value.remedy
+
+
+# --- What is stated of prompts and of the model ----------------------------------------------------------------------
+
+
+CACHED = [{"prompt_tokens_details": {"cached_tokens": 15}}, {"prompt_cache_hit_tokens": 1}, {"cached_tokens": 3.0}]
+
+
+@pytest.mark.parametrize("cached", CACHED)
+def test_tokens_out_of_a_cache_are_refused_by_the_probe_and_make_a_run_invalid(tmp_path, make_settings, cached):
+    with FakeVllm(Behaviour(pages=PAGES)) as server:
+        settings = served(make_settings, server, "Offline")
+        server.behaviour.usage = lambda number: cached
+        [fault] = run(settings, tmp_path / "run").faults
+        with pytest.raises(ServerUnsuitable, match="caches prompt prefixes"):
+            probe(server.endpoint)
+    assert "prompt tokens from a cache" in fault
+
+
+@pytest.mark.parametrize("habits", [{"takes_ids": True}, {}, {"chat": True, "takes_text": False}])
+def test_tokens_out_of_a_cache_are_refused_by_the_probe_of_text(settings_for, habits):
+    with TextServer(**habits, cached=15) as server, pytest.raises(ServerUnsuitable, match="caches prompt prefixes"):
+        settings_for(server, "Offline", api=Api.CHAT if "chat" in habits else Api.COMPLETIONS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_another_name_of_the_model_in_the_answers_makes_a_run_invalid(tmp_path, make_settings, scenario):
+    with FakeVllm(Behaviour(pages=PAGES)) as server:
+        settings = served(make_settings, server, scenario)
+        assert settings.server.answered_by == "tiny"
+        server.behaviour.model = lambda number: "tiny" if number < 30 else "tiny-int4"
+        [fault] = run(settings, tmp_path / "run").faults
+    assert "tiny-int4 (" in fault and "those of the probe tiny" in fault
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
+def test_several_names_are_seen_without_a_probe_and_in_text(tmp_path, settings_for, names):
+    with TextServer() as server:
+        settings = settings_for(server, "Server", "performance")
+        settings = replace(settings, server=replace(settings.server, answered_by=""))
+        server.model = lambda number: names[number % 2]
+        faults = run(settings, tmp_path / "run").faults
+    assert bool(faults) == (len(set(names)) > 1)
+    assert all("a (" in fault and "b (" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda number, tokens: min(10, tokens), lambda number, tokens: tokens - (number % 40 == 9)]
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_that_are_cut_fail_the_run(tmp_path, settings_for, cut, chat):
+    with TextServer(chat=chat, takes_text=not chat) as server:
+        settings = settings_for(server, "Offline", api=Api.CHAT if chat else Api.COMPLETIONS)
+        server.reads = cut
+        with pytest.raises(RunFailed) as caught:
+            run(settings, tmp_path / "run")
+    assert "the server counts fewer prompt tokens than were sent" in caught.value.cause
+
+
+def test_one_token_more_in_each_prompt_is_said_with_the_constant(tmp_path, settings_for):
+    with TextServer(template_tokens=1) as server:
+        record = run(settings_for(server, "Offline", "performance"), tmp_path / "run")
+    assert any("1 more in each" in doubt for doubt in client_doubts(record))
+    assert record.faults == ()
+
+
+def test_a_template_that_adds_unequal_numbers_is_said(tmp_path, settings_for):
+    with TextServer(chat=True, takes_text=False, template_tokens=30) as server:
+        settings = settings_for(server, "Offline", "performance", api=Api.CHAT)
+        assert not any("chat template" in doubt for doubt in client_doubts(run(settings, tmp_path / "equal")))
+        server.reads = lambda number, tokens: tokens - 12 * (number % 10 == 5)
+        record = run(settings, tmp_path / "cut")
+    assert any("18 to 30 more tokens of a prompt" in doubt for doubt in client_doubts(record))
+
+
+# --- What tokens and times are made of -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "said"), [(1, False), (4, True), (64, True)])
+def test_many_tokens_in_the_first_event_are_said(tmp_path, make_settings, first, said):
+    with FakeVllm(Behaviour(first_tokens=first, tokens_per_chunk=first)) as server:
+        record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+    doubts = [doubt for doubt in client_doubts(record) if "first event" in doubt]
+    assert bool(doubts) is said
+    assert 0 < record.client.first_event_tokens <= first
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_the_time_from_the_last_token_to_the_end_is_stated(tmp_path, make_settings, delay_s):
+    with FakeVllm(Behaviour(last_delay_s=delay_s)) as server:
+        record = run(make_settings(server.endpoint, "Server", "performance"), tmp_path / "run")
+    assert record.client.end_lag_ms is not None
+    assert (record.client.end_lag_ms >= 300) is bool(delay_s)
+    assert any("after its last token" in doubt for doubt in client_doubts(record)) or not delay_s
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("counts_end", [True, False])
+def test_empty_answers_of_an_accuracy_run_are_logged_as_empty(tmp_path, settings_for, scenario, counts_end):
+    with TextServer(counts_end=counts_end) as server:
+        settings = settings_for(server, scenario)
+        before = len(server.bodies)
+        server.empty = lambda number: number - before in (3, 20, 40)
+        record = run(settings, tmp_path / "run")
+    answers = logged(tmp_path / "run")
+    assert len(answers) == SAMPLES and record.client.failed == 0
+    assert sum(not ids for ids in answers.values()) == 3
+    assert all(ids == expected(index) for index, ids in answers.items() if ids)
+
+
+@pytest.mark.parametrize("empty", [range(10**6), range(10, 12)])
+def test_times_of_answers_of_one_token_are_named_and_left_out(tmp_path, settings_for, empty):
+    with TextServer() as server:
+        settings = settings_for(server, "Server", "performance", target_qps=200)
+        server.empty = lambda number: number in empty
+        run(settings, tmp_path / "run")
+    result = read_performance(tmp_path / "run")
+    assert "answers of one token" in result.note
+    assert all(value >= 0 for name, value in result.figures.items() if name.startswith("tpot"))
+    assert "tpot_mean" not in result.figures
+
+
+@pytest.mark.parametrize("more", [1, 4, 10])
+def test_tokens_of_a_format_are_no_other_tokenizer(tmp_path, settings_for, words, more, monkeypatch):
+    monkeypatch.setattr("text_server.answer_words", lambda prompt, most: answer_words(prompt, 100))
+    with TextServer(counts_end=False) as server:
+        settings = settings_for(server, "Offline", "performance")
+        server.extra = lambda count: more
+        check_tokenizer(settings.server, words[1])
+        record = run(settings, tmp_path / "run")
+    assert record.client.text.difference < 0.02
+
+
+@pytest.mark.parametrize(
+    ("habits", "said"),
+    [
+        (
+            {"usage": {"completion_tokens": 60, "completion_tokens_details": {"reasoning_tokens": 40}}},
+            "reasoning tokens",
+        ),
+        ({"usage": {"completion_tokens": 60}}, "does not serve"),
+    ],
+)
+def test_text_that_is_not_sent_is_named_before_the_run(settings_for, words, habits, said):
+    with TextServer() as server:
+        settings = settings_for(server, "Offline")
+        server.usage, server.empty = habits["usage"], lambda number: True
+        with pytest.raises(ServerUnsuitable) as caught:
+            check_tokenizer(settings.server, words[1])
+    assert said in f"{caught.value} {caught.value.cause}"

@@ -1,0 +1,115 @@
+"""Folders that a user names to a recipe: foreign files in them survive, and plan and start say why and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CM = Path(sys.executable).with_name("cm")
+FOREIGN = {"notes.txt": b"mine", "sub/thesis.tex": b"\\documentclass", ".git/HEAD": b"ref: refs/heads/main\n"}
+OFFLINE = ("--scenario=Offline", "--mode=performance", "--target_qps=1")
+RUN = "app,mlperf,inference,vllm"
+#: Recipes that replace a folder, each with the flag that names it, and its other flags.
+REPLACING = {
+    RUN: ("--output_dir", *OFFLINE),
+    "generate,mlperf,endpoints,bundle": ("--bundle_dir", "--input=points"),
+    "run,mlperf,endpoints,point": ("--output_dir",),
+    "run,mlperf,power,client": ("--log_dir", "--run_cmd=true", "--power_server=127.0.0.1", "--ntp_server=127.0.0.1"),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    place = tmp_path_factory.mktemp("home")
+    env = {**os.environ, "CM_REPOS": str(place / "cm"), "HOME": str(place)}
+    subprocess.run([CM, "add", "repo", f"--path={ROOT}"], env=env, check=True, capture_output=True)
+    return env
+
+
+@pytest.fixture
+def cm(home, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(tags, *flags):
+        done = subprocess.run(
+            [CM, "run", "script", f"--tags={tags}", "--quiet", *flags],
+            cwd=work,
+            env=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    run.folder = work
+    return run
+
+
+def fill(folder, files=FOREIGN):
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def lying(folder):
+    """Return the files and links below a folder, with the content of each."""
+    return {
+        path.relative_to(folder).as_posix(): str(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.mark.parametrize("tags", REPLACING)
+def test_plan_and_start_refuse_a_folder_of_foreign_files_and_leave_it_as_it_is(cm, tags):
+    flag, *others = REPLACING[tags]
+    fill(cm.folder / "out")
+    before = lying(cm.folder)
+    for more in (["--plan"], []):
+        status, said = cm(tags, *others, f"{flag}=out", *more)
+        assert status == 20, said
+        assert f"{cm.folder / 'out'}" in said and flag in said.partition("remedy:")[2]
+        assert lying(cm.folder) == before
+
+
+@pytest.mark.parametrize("place", ["..", "/", "~", "file", "link", "nowhere"])
+def test_a_run_refuses_what_is_no_folder_of_its_own(cm, place):
+    fill(cm.folder / "other")
+    (cm.folder / "file").write_text("mine")
+    (cm.folder / "link").symlink_to("other")
+    (cm.folder / "nowhere").symlink_to("missing")
+    before = lying(cm.folder)
+    for more in (["--plan"], []):
+        status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", *more)
+        assert status == 20, said
+        assert lying(cm.folder) == before
+
+
+@pytest.mark.parametrize("place", [".", "new", "empty"])
+def test_a_run_is_planned_for_the_working_folder_and_for_new_and_empty_ones(cm, place):
+    fill(cm.folder)
+    (cm.folder / "link").symlink_to("notes.txt")
+    (cm.folder / "empty").mkdir()
+    before = lying(cm.folder)
+    status, said = cm(RUN, *OFFLINE, f"--output_dir={place}", "--plan")
+    assert status == 0, said
+    assert lying(cm.folder) == before
+
+
+@pytest.mark.parametrize("files", [FOREIGN, {"closed/OtherOrg/results/r.txt": b"1"}])
+def test_the_main_job_refuses_a_place_of_its_tree_that_holds_other_files(cm, files):
+    fill(cm.folder / "out" / "test" / "submission", files)
+    before = lying(cm.folder)
+    flags = ("--scenario=Offline", "--submitter=Nobody", "--output_dir=out")
+    for more in (["--plan"], []):
+        status, said = cm("run-mlperf,inference,_vllm", *flags, *more)
+        assert status == 20, said
+        assert "submission" in said
+        assert {name: data for name, data in lying(cm.folder).items() if name in before} == before

@@ -1,0 +1,66 @@
+"""The KV cache of a server on the CPU backend: for the requests at a time, as far as the host's memory allows."""
+
+import json
+
+import pytest
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import ModelError
+from cm4vllm.serving.arguments import ServerSettings, server_env
+from cm4vllm.serving.fit import advice
+from cm4vllm.serving.fit.advice import with_host_memory
+
+GIB = 2**30
+SMOLLM2 = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+TINY = {**SMOLLM2, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    def make(free_gib, config=SMOLLM2, servers=1, sequences=256, longest=2400, **more):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setattr(advice, "free_memory", lambda: round(free_gib * GIB))
+        model = ModelRecord(name="m", path=str(tmp_path), source="", sha256="", weight_data_types="bf16")
+        server = ServerSettings(model=str(tmp_path), name="m", **more)
+        made = with_host_memory(server, model, servers=servers, sequences=sequences, longest=longest)
+        assert server_env(made).get("VLLM_CPU_KVCACHE_SPACE") == (
+            str(made.kv_cache_gib or 1) if made.device == "cpu" else None
+        )
+        return made.kv_cache_gib
+
+    return make
+
+
+def test_a_kv_cache_has_room_for_the_requests_at_a_time_in_half_of_the_free_memory(given):
+    # 256 sequences of 2,400 tokens of 23,040 bytes need 13.2 GiB.
+    assert [given(free) for free in (200, 40, 34, 22, 12, 6)] == [16, 16, 16, 8, 4, 2]
+    assert given(21.5) == given(22.5)  # a server that starts again has the same
+    assert given(200, sequences=64) == 4
+    assert given(200, sequences=256, longest=0, max_model_len=1024) == 8
+
+
+def test_what_one_gib_holds_has_one_gib(given):
+    assert given(22, TINY) == given(3, TINY) == 1
+
+
+def test_servers_and_workers_share_the_memory(given):
+    assert (given(22, servers=2), given(22, servers=4), given(22, tp_size=2)) == (4, 1, 4)
+
+
+def test_a_size_that_is_given_counts(given):
+    assert given(22, kv_cache_gib=3) == 3
+    assert given(22, device="cuda") is None
+    with pytest.raises(ModelError):
+        given(2, kv_cache_gib=8)
+    with pytest.raises(ModelError):
+        given(0.5)

@@ -1,0 +1,354 @@
+"""Statuses, redirects and pages that the probe gets: real servers behind a gateway that answers some requests."""
+
+import gzip
+import json
+import ssl
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway import Gateway
+from text_server import MODEL, TextServer
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import peer
+
+from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.serving import server_requests
+from cm4vllm.serving.records import Prompts
+from cm4vllm.serving.server_access import KEY_VARIABLES, chosen_access
+from cm4vllm.serving.server_identities import identity
+from cm4vllm.serving.server_probe import check_vocabulary, probe
+from cm4vllm.serving.server_requests import Site, ask
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def upstream():
+    with peer.running() as url:
+        yield url
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(server_requests, "PATIENCE_S", 0.8)
+    monkeypatch.setattr(server_requests, "_PAUSES_S", (0.05, 0.1))
+
+
+def first(number, status, path, headers=None):
+    """A rule: the first `number` requests to a path are answered with a status."""
+    asked = Counter()
+
+    def rule(method, asked_path, body):
+        asked[asked_path] += 1
+        if asked_path == path and asked[asked_path] <= number:
+            return status, b'{"error": {"message": "busy"}}', headers or {}
+        return None
+
+    return rule
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504, 500])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/version", "/metrics"])
+def test_one_answer_that_means_not_now_changes_nothing(upstream, status, path):
+    with Gateway(upstream) as gateway:
+        expected = probe(gateway.endpoint, peer.MODEL, text=True)
+    with Gateway(upstream, rule=first(1, status, path)) as gateway:
+        record = probe(gateway.endpoint, peer.MODEL, text=True)
+    assert (record.dialect, record.version, record.options) == (None, expected.version, expected.options)
+    assert record.unchecked == expected.unchecked
+
+
+def test_two_such_answers_of_a_kind_and_a_mix_change_nothing_either(upstream, impatient):
+    for rule in (first(3, 503, "/v1/completions"), first(2, 500, "/v1/completions")):
+        with Gateway(upstream, rule=rule) as gateway:
+            assert probe(gateway.endpoint, peer.MODEL, text=True).dialect is None
+
+
+def test_retry_after_is_waited_for(upstream):
+    began = time.monotonic()
+    with Gateway(upstream, rule=first(1, 429, "/v1/models", {"Retry-After": "1"})) as gateway:
+        probe(gateway.endpoint, peer.MODEL, text=True)
+    assert time.monotonic() - began >= 1
+
+
+@pytest.mark.parametrize("status", [408, 429, 503])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+@pytest.mark.parametrize("name", ["", peer.MODEL, "another"])
+def test_a_server_that_stays_busy_is_unsuitable_with_its_status(upstream, impatient, status, path, name):
+    with Gateway(upstream, rule=first(10**6, status, path)) as gateway, pytest.raises(ServerUnsuitable) as caught:
+        probe(gateway.endpoint, name, text=True)
+    assert "is not ready" in caught.value.what
+    assert f"its {path} answered" in caught.value.cause
+    assert f"HTTP {status} busy" in caught.value.cause
+    assert "max_model_len" not in str(caught.value)
+
+
+def test_waiting_is_said(upstream, impatient, capsys):
+    with Gateway(upstream, rule=first(4, 503, "/v1/models")) as gateway:
+        probe(gateway.endpoint, peer.MODEL, text=True)
+    said = capsys.readouterr()
+    assert "answers HTTP 503 to /v1/models: asked again" in said.out + said.err
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 410, 415, 422, 501, 500])
+def test_an_endpoint_that_is_not_supported_is_named_with_its_status(upstream, impatient, status):
+    rule = first(10**6, status, "/v1/completions")
+    with (
+        Gateway(upstream, rule=rule) as gateway,
+        pytest.raises(ServerUnsuitable, match="neither token ids nor") as caught,
+    ):
+        probe(gateway.endpoint, peer.MODEL, text=True)
+    assert f"/v1/completions: HTTP {status} busy" in caught.value.cause
+
+
+@pytest.mark.parametrize("status", [402, 409, 418, 451, 505])
+def test_another_status_is_named_and_changes_no_wire(upstream, impatient, status):
+    with (
+        Gateway(upstream, rule=first(1, status, "/v1/completions")) as gateway,
+        pytest.raises(ServerUnsuitable) as caught,
+    ):
+        probe(gateway.endpoint, peer.MODEL, text=True)
+    assert f"its /v1/completions answers HTTP {status} busy" in caught.value.cause
+
+
+def failing_at(*unknown):
+    """A rule: an internal error for a request with one of these fields, which it does not name."""
+
+    def rule(method, path, body):
+        if method == "POST" and set(json.loads(body)) & set(unknown):
+            return 500, b"Internal Server Error", {}
+        return None
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("unknown", "left_out"),
+    [
+        (("min_tokens", "top_k"), {"min_tokens", "top_k"}),
+        (("top_k",), {"top_k"}),
+        (("min_tokens",), {"min_tokens"}),
+        (("seed",), {"seed"}),
+        (("top_p", "seed"), {"top_p", "seed"}),
+        (("stream_options",), {"stream_options"}),
+    ],
+)
+def test_parameters_at_which_a_server_fails_are_left_out_one_by_one(impatient, unknown, left_out):
+    with TextServer(lists_models=True) as server:
+        rule = failing_at(*unknown, "return_token_ids", "ignore_eos")
+        server.refuses = ()
+        with Gateway(server.endpoint, rule=rule) as gateway:
+            record = probe(gateway.endpoint, MODEL, text=True, max_model_len=2048)
+    assert set(record.dialect.left_out) == left_out
+    assert record.dialect.prompts is Prompts.TEXT
+
+
+def test_a_server_that_repeats_the_request_in_its_error_names_nothing(impatient):
+    def rule(method, path, body):
+        return (400, b"invalid: " + body, {}) if b"top_k" in body or b"return_token_ids" in body else None
+
+    with (
+        TextServer(lists_models=True, takes_ids=True, refuses=()) as server,
+        Gateway(server.endpoint, rule=rule) as gateway,
+    ):
+        assert probe(gateway.endpoint, MODEL, text=True, max_model_len=2048).dialect.left_out == ["top_k"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda *_: (401, b"{}", {}), "asks for a key"),
+        (lambda *_: (403, b"{}", {}), "asks for a key"),
+        (lambda *_: (503, b"loading", {}), "HTTP 503 loading"),
+        (lambda *_: (200, b"<!DOCTYPE html><title>Sign in</title>", {}), "is not JSON: '<!DOCTYPE html>"),
+        (lambda *_: (302, b"", {"Location": "https://login.example/?next=a"}), "redirects its /v1/models"),
+        (lambda *_: (404, b'{"detail": "Not Found"}', {}), "its /v1/models answers HTTP 404 Not Found"),
+        (lambda *_: (200, gzip.compress(b"{}"), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        (lambda *_: (502, b"bad gateway", {}), "HTTP 502 bad gateway"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", peer.MODEL, "another"])
+def test_the_cause_is_said_at_once_whether_the_model_is_named_or_not(upstream, impatient, rule, words, name):
+    with Gateway(upstream, rule=rule) as gateway, pytest.raises(ServerUnsuitable) as caught:
+        probe(gateway.endpoint, name, text=True)
+    assert words in str(caught.value)
+    assert "max_model_len" not in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_wrong_key_is_the_cause_also_where_the_model_is_named(upstream, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-the-wrong-one")
+    with Gateway(upstream, key="right") as gateway, pytest.raises(ServerUnsuitable, match="refuses the key"):
+        probe(gateway.endpoint, peer.MODEL, text=True, access=chosen_access("MY_KEY", ""))
+
+
+def test_a_wrong_prefix_is_named_also_where_the_model_is(upstream):
+    with Gateway(upstream, "/right") as gateway, pytest.raises(ServerUnsuitable) as caught:
+        probe(gateway.endpoint.replace("right", "wrong"), peer.MODEL, text=True)
+    assert "its /v1/models answers HTTP 404" in caught.value.cause
+    assert "/v1/completions: HTTP 404" in caught.value.cause
+    assert "the path before /v1" in caught.value.remedy
+
+
+def moved(path):
+    return lambda method, asked, body: (307, b"", {"Location": f"{path}/"}) if asked == path else None
+
+
+def test_pages_are_read_where_the_same_server_moved_them(upstream):
+    def slashed(method, path, body):
+        if path == "/metrics/":
+            return 200, b'process_start_time_seconds 1.5\nvllm:cache_config_info{block_size="16"} 1.0\n', {}
+        return moved("/metrics")(method, path, body)
+
+    with Gateway(upstream, rule=slashed) as gateway:
+        reported = identity(Site(gateway.endpoint), peer.MODEL)
+        assert reported.process_started_s == 1.5
+        assert reported.reported["cache of engine 0.block_size"] == "16"
+
+
+def test_a_prompt_follows_no_redirect_not_even_on_the_same_server(upstream):
+    with Gateway(upstream, rule=moved("/v1/completions")) as gateway:
+        with pytest.raises(ServerUnsuitable, match="redirects its /v1/completions"):
+            probe(gateway.endpoint, peer.MODEL, text=True)
+        assert not any("/v1/completions/" in head for head in gateway.heads)
+
+
+def test_a_page_without_end_holds_no_question(upstream, monkeypatch):
+    monkeypatch.setattr("cm4vllm.common.http_requests.MOST_BYTES", 10**5)
+    endless = (200, b"x" * 10**6, {})
+    with Gateway(upstream, rule=lambda method, path, body: endless if path == "/metrics" else None) as gateway:
+        assert identity(Site(gateway.endpoint), peer.MODEL).reported["version.version"] == "0.32.0"
+    with (
+        Gateway(upstream, rule=lambda *_: endless) as gateway,
+        pytest.raises(ServerUnsuitable, match="cannot|can be") as caught,
+    ):
+        ask(Site(gateway.endpoint), "GET", "/v1/models", None, 5)
+    assert "longer than 100 kB" in caught.value.cause
+
+
+@pytest.mark.parametrize("start", ["1e300", "+Inf", "NaN", "-1", "nonsense"])
+def test_a_start_that_is_no_time_is_not_reported(upstream, start):
+    page = (200, f"process_start_time_seconds {start}\n".encode(), {})
+    with Gateway(upstream, rule=lambda method, path, body: page if path == "/metrics" else None) as gateway:
+        assert identity(Site(gateway.endpoint), peer.MODEL).process_started_s is None
+
+
+@pytest.mark.parametrize("version", ['{"version": "\\ud800x"}', '{"a":' * 900 + "1" + "}" * 900, '{"version": 1e999}'])
+def test_a_strange_page_can_be_recorded(upstream, version):
+    import msgspec
+
+    page = (200, version.encode(), {})
+    with Gateway(upstream, rule=lambda method, path, body: page if path == "/version" else None) as gateway:
+        assert msgspec.json.encode(identity(Site(gateway.endpoint), peer.MODEL))
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "its /detokenize answers HTTP 404"), (503, "HTTP 503"), (400, "differently")]
+)
+def test_why_a_vocabulary_could_not_be_compared_is_said(upstream, impatient, tmp_path, status, words):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    tokens = {word: token for token, word in enumerate(peer.VOCABULARY)}
+    Tokenizer(WordLevel(tokens, unk_token="none")).save(str(tmp_path / "tokenizer.json"))
+    model = ModelRecord(name="harbour", path=str(tmp_path), source="made for this test", sha256="")
+    with Gateway(upstream, rule=first(10**6, status, "/detokenize")) as gateway:
+        record = probe(gateway.endpoint, peer.MODEL)
+        with pytest.raises(ServerUnsuitable) as caught:
+            check_vocabulary(record, model)
+    assert words in str(caught.value)
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+def test_plain_http_to_a_server_that_speaks_tls_is_named(certificate):
+    with (
+        peer.running(tls=certificate) as url,
+        pytest.raises(ServerUnsuitable, match="speaks TLS, not plain HTTP") as caught,
+    ):
+        probe(url.replace("https:", "http:"), peer.MODEL, text=True)
+    assert "https://" in caught.value.remedy
+
+
+def test_plain_http_to_a_server_that_answers_it_with_an_error_is_named(certificate):
+    """As nginx and Go's servers do: 400 for a request in plain HTTP at the port of TLS."""
+    import socket
+    import threading
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def serve(listener):
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                if connection.recv(1, socket.MSG_PEEK) != b"\x16":
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno")
+                else:
+                    with context.wrap_socket(connection, server_side=True):
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        with pytest.raises(ServerUnsuitable, match="speaks TLS, not plain HTTP"):
+            probe(f"http://127.0.0.1:{listener.getsockname()[1]}", peer.MODEL, text=True)
+        thread.join()
+
+
+def test_tls_to_a_server_that_speaks_plain_http_is_named(upstream):
+    with pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
+        probe(upstream.replace("http:", "https:"), peer.MODEL, text=True)
+    assert "does not speak TLS" in caught.value.cause
+    assert "http://" in caught.value.remedy
+
+
+@pytest.fixture(scope="module")
+def other_certificates(certificate, tmp_path_factory):
+    """A folder with a certificate for other names, and one that expired yesterday; each is its own authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+    key = folder / "key"
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:vllm.example,DNS:a.example"]
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    old = ["-signkey", folder / "old-key", "-extfile", folder / "names"]
+    for words in (
+        ["req", "-x509", *new, *names, "-days", "2", "-keyout", key, "-out", folder / "other"],
+        ["req", *new, "-keyout", folder / "old-key", "-out", folder / "request"],
+        ["x509", "-req", "-in", folder / "request", *old, "-days", "-1", "-out", folder / "old"],
+    ):
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    (folder / "other.pem").write_bytes(key.read_bytes() + (folder / "other").read_bytes())
+    (folder / "old.pem").write_bytes((folder / "old-key").read_bytes() + (folder / "old").read_bytes())
+    return folder
+
+
+def test_a_name_that_does_not_fit_the_certificate_is_named(other_certificates):
+    file = other_certificates / "other.pem"
+    with peer.running(tls=file) as url, pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
+        probe(url, peer.MODEL, text=True, ca_file=str(file))
+    assert "its certificate is for vllm.example, a.example" in caught.value.cause
+    assert "--api_server with a name" in caught.value.remedy
+    assert "--api_server_ca" not in caught.value.remedy
+
+
+def test_a_certificate_that_has_expired_is_named(other_certificates):
+    file = other_certificates / "old.pem"
+    with peer.running(tls=file) as url, pytest.raises(ServerUnsuitable, match="no TLS connection") as caught:
+        probe(url, peer.MODEL, text=True, ca_file=str(file))
+    assert "expired" in caught.value.cause
+    assert "renewed" in caught.value.remedy
