@@ -91,7 +91,7 @@ def test_files_that_loadgen_refuses_are_refused_before(tmp_path, text):
         require_usable_conf(text, run_of())
 
 
-@pytest.mark.parametrize("round_", ["v4.1", "v5.0", "v5.1", "v6.0", "v6.1"])
+@pytest.mark.parametrize("round_", ["v5.0", "v5.1", "v6.0", "v6.1"])
 @pytest.mark.parametrize("scenario", ["Offline", "Server"])
 def test_every_user_conf_that_is_written_here_is_usable(round_, scenario):
     for execution in ExecutionMode:

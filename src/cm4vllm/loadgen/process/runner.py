@@ -225,7 +225,7 @@ def _record(
 
 
 def _with_loadgens_rate(settings: RunSettings, detail: DetailLog) -> RunSettings:
-    """Return the settings of a run with the rate that LoadGen aimed at, where that is another one than was asked for."""
+    """Return the settings of a run, with the rate that LoadGen aimed at where another one was asked for."""
     if not settings.terms.needs_rate:
         return settings
     aimed = detail.number("effective_target_qps")
