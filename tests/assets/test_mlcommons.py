@@ -251,7 +251,7 @@ def test_files_that_were_downloaded_are_found_without_the_storage(storage, tmp_p
     monkeypatch.setenv("CM4VLLM_DOWNLOADS", str(tmp_path / "downloads"))
     listed = manifest(storage)
     before = download(listed, mlcommons.downloads_folder("some"), everything(listed))
-    monkeypatch.setattr(mlcommons, "open_url", unreachable)
+    monkeypatch.setattr(mlcommons, "answer_of", unreachable)
     again = manifest(storage)
     assert again == listed
     assert download(again, mlcommons.downloads_folder("some"), everything(again)) == before

@@ -83,7 +83,12 @@ def test_names_without_a_step_or_a_dependency_are_named():
 def test_every_step_has_a_name_and_every_name_a_step():
     fields = [
         {"model": "gpt-oss-120b", "compliance": "TEST07,TEST09"},
-        {"quantize": "int8", "vllm_model_name": "a/b", "search": "max-num-seqs:64..256", "find_target_qps": True},
+        {
+            "quantize": "int8,kv-fp8",
+            "vllm_model_name": "a/b",
+            "search": "max-num-seqs:64..256",
+            "find_target_qps": True,
+        },
         {"model": "llama2-70b-99.9", "vllm_model_name": "llama-2-70b-chat", "division": "closed"},
         {"model": "mixtral-8x7b", "round": "v6.0", "vllm_model_name": "a/b"},
         {"power": "simulated"},

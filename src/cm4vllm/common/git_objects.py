@@ -112,7 +112,7 @@ class GitObjects:
         root = self._read(commit, "commit").split(b"\n", 1)[0].removeprefix(b"tree ").decode()
         wanted = [PurePosixPath(path) for path in paths] or [PurePosixPath()]
         files = dict(self._below(root, PurePosixPath(), wanted))
-        for path in wanted:
+        for path in map(PurePosixPath, paths):
             if not any(PurePosixPath(name).is_relative_to(path) for name in files):
                 raise self._unavailable(f"{self._git} does not hold {path} at {commit}")
         return files

@@ -177,7 +177,7 @@ def test_the_official_script_judges_programs(mbxp):
 def test_a_source_without_the_commit_is_refused(tmp_path):
     (tmp_path / "mxeval" / "objects").mkdir(parents=True)
     (tmp_path / "mxeval" / "HEAD").write_text("ref: refs/heads/main\n")
-    with pytest.raises(SourceUnavailable, match="does not hold mxeval") as refused:
+    with pytest.raises(SourceUnavailable, match="does not hold the commit") as refused:
         _official(grader("mbxp").origins[1], tmp_path / "out", tmp_path, tmp_path)
     assert "--grader_src=FOLDER" in refused.value.remedy
 

@@ -63,7 +63,7 @@ def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path,
     assert probe.binding.name == "TPOT"
     assert read_record(tmp_path / "probe-01" / PROBE_FILE, ProbeRecord) == probe
     assert not (tmp_path / "probe-01" / RUN_FILE).exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["probe-01"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".probe-01.cm4vllm.json", "probe-01"]
     assert "target_qps = 60" in (tmp_path / "probe-01" / "user.conf").read_text()
 
 
