@@ -113,7 +113,8 @@ def _lines(text: str) -> Iterator[_Line]:
             continue
         names = words[0].rsplit(".", 2)
         if is_setting and len(names) == 3:
-            yield _Line(number, " ".join(words), *names, value=values[-1] or 0.0)
+            model, scenario, setting = names
+            yield _Line(number, " ".join(words), model, scenario, setting, values[-1] or 0.0)
         else:
             yield _Line(number, " ".join(words))
 
