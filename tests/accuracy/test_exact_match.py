@@ -5,6 +5,7 @@ import random
 import re
 import string
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,8 @@ from cm4vllm.accuracy.exact_match import answered, retrieved
 from cm4vllm.accuracy.metric_families import Samples, rouge_and_exact_match
 from cm4vllm.accuracy.scoring import accuracy_text, score_run, scorer_of
 from cm4vllm.accuracy.sentences import Sentences
+from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.rules import Mode, Scenario, terms
 
 COMMIT = "b66003e1"
@@ -173,3 +176,15 @@ def test_a_run_of_both_metrics_is_scored_and_written_as_the_checker_reads_it(acc
         record.values | {"gen_len": sum(len(text) for _, text in answers), "gen_num": 3, "gen_tok_len": record.tokens},
         scorer_of(TERMS),
     )
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("{'exact_match': 100.0}"), Path.unlink])
+def test_scores_are_kept_with_the_text_that_was_written_alone(accuracy_run, change):
+    folder = accuracy_run.write(["ten tons|salt"], [(0, "ten tons of salt")], columns=[{"metric": "qa_em"}])
+    accuracy_run.change(terms=TERMS)
+    score_run(folder)
+    step, env = Step(name="scores", tags="", product=Product.SCORES), {"CM_MLPERF_ACCURACY_RESULTS_DIR": str(folder)}
+    known = kept_result(step, {}, env, "").digest
+    assert kept_result(step, {}, env, known).exports
+    change(folder / "accuracy.txt")
+    assert kept_result(step, {}, env, known).exports is None

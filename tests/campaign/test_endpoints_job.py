@@ -1,10 +1,12 @@
 """A job of MLPerf Endpoints: what its plan refuses."""
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cm4vllm.campaign.endpoints.job import plan_job
 from cm4vllm.common.errors import UsageError
-from cm4vllm.rules import endpoints_benchmarks
+from cm4vllm.rules import endpoints_benchmark, endpoints_benchmarks
 
 
 def plan(tmp_path, **given):
@@ -61,6 +63,8 @@ def test_the_other_models_are_planned_with_random_weights_and_a_dataset_file(tmp
     }
     with pytest.raises(UsageError, match=f"the dataset of {model} is needed as a file"):
         plan(tmp_path, **given)
+    rows = pyarrow.table({"prompt": ["a"] * endpoints_benchmark(model).samples})
+    parquet.write_table(rows, tmp_path / "set.parquet")
     steps = plan(tmp_path, **given, CM_DATASET_FILE=str(tmp_path / "set.parquet"))["steps"]
     assert f"get,ml-model,_dummy.{model}" in [step["tags"] for step in steps]
     assert sum(step["tags"] == "run,mlperf,endpoints,point" for step in steps) == 7

@@ -177,6 +177,25 @@ def test_a_run_is_kept_with_its_own_session_alone(published_power: Path, tmp_pat
     assert lacks_session(inputs, asked)
 
 
+@pytest.mark.parametrize("name", ["run_1/spl.txt", "power/ptd_logs.txt", "ranging/mlperf_log_detail.txt"])
+@pytest.mark.parametrize("change", ["halved", "removed"])
+def test_a_run_is_not_kept_where_its_session_was_changed(
+    published_power: Path, tmp_path: Path, name: str, change: str
+) -> None:
+    inputs = RunInputs(scenario="Offline", mode="performance", output_dir=str(tmp_path / "performance"))
+    source, asked = published_power / "v4.1-untether-r760-resnet50-offline", {UNDER_POWER: "yes"}
+    shutil.copytree(source / "run_1", tmp_path / "performance", copy_function=shutil.copyfile)
+    shutil.copytree(source, tmp_path / SESSION, copy_function=shutil.copyfile)
+    assert not lacks_session(inputs, asked)
+    path = tmp_path / SESSION / name
+    path.parent.chmod(0o755)
+    data = path.read_bytes()
+    path.unlink()
+    if change == "halved":
+        path.write_bytes(data[: len(data) // 2])
+    assert lacks_session(inputs, asked) == f"files of its power session have been changed or removed: {name}"
+
+
 def test_a_tree_gets_the_files_of_a_session_byte_for_byte(published_power: Path, tmp_path: Path) -> None:
     source = published_power / "v4.1-untether-r760-resnet50-offline"
     run, results, settings = tmp_path / "performance", tmp_path / "results", tmp_path / "settings"

@@ -291,3 +291,21 @@ def inference_git():
         pytest.skip("INFERENCE_GIT does not name a git directory of mlcommons/inference")
     need("git")
     return Path(path)
+
+
+def test_a_commit_is_copied_by_the_beginning_of_its_name(trapped, tmp_path):
+    repository, _ = trapped
+    commit = next((repository / ".git/refs/heads").iterdir()).read_text().strip()
+    copied = copy_checkout(repository / ".git", commit[:7], tmp_path / "copied", title="it")
+    assert (copied / CHECKER).read_text() == "print('as published')\n"
+    require_unmodified(ClientInstallation(python="", checkout=str(copied), commit=commit[:7]))
+
+
+def test_a_commit_without_files_has_none(tmp_path):
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message=empty")
+    with objects_of(tmp_path / ".git") as objects:
+        commit = objects.commit("HEAD")
+        assert objects.files(commit) == {}
+        with pytest.raises(SourceUnavailable, match="does not hold tools"):
+            objects.files(commit, ["tools"])

@@ -1,11 +1,14 @@
 """Whole runs of compliance tests: the real LoadGen in its process with audit.config, and the verdicts on their logs."""
 
 import json
+from pathlib import Path
 
 import pytest
 from logged_runs import SAMPLES, make_dataset, make_logged_run
 from msgspec.structs import replace
 
+from cm4vllm.campaign.kept_results import kept_result
+from cm4vllm.campaign.steps import Product, Step
 from cm4vllm.common.errors import InvalidResult, ModelError, RunFailed
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
@@ -47,6 +50,23 @@ def test_a_right_server_passes_test06(make_run, scenario, first):
         "TEST06 verification complete",
     ]
     assert read_record(folder / RUN_FILE, RunRecord).files["audit.config"] == sha256_of(folder / "audit.config")
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("EOS check pass: True\n"), Path.unlink])
+def test_a_verdict_is_kept_with_the_text_that_was_written_alone(make_run, change):
+    folder = make_run("TEST06", "Offline")
+    record = verify_run(folder)
+    assert record.files == {"verify_accuracy.txt": sha256_of(folder / "verify_accuracy.txt")}
+    step, env = (
+        Step(name="verdict", tags="", product=Product.VERDICT),
+        {"CM_MLPERF_COMPLIANCE_RESULTS_DIR": str(folder)},
+    )
+    known = kept_result(step, {}, env, "").digest
+    assert kept_result(step, {}, env, known).exports
+    change(folder / "verify_accuracy.txt")
+    assert kept_result(step, {}, env, known).exports is None
+    verify_run(folder)
+    assert kept_result(step, {}, env, known).exports
 
 
 def test_answers_that_end_with_repeated_end_tokens_fail(make_run):

@@ -1,15 +1,17 @@
 """A program with the command line, the requests and the files of the reference client, which starts at once.
 
 `small_client.py -m inference_endpoint.main benchmark from-config -c FILE --mode perf|both`, as endpoints/client.py
-starts the real one. It has its habits too: progress on its standard output, a folder in /dev/shm while it runs, and
-after SIGINT the exit status 0 with files that call themselves complete, or 1 where it has an accuracy run to score and
-no answer to it. With SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once. With
-SMALL_HELD=FOLDER a run of which FOLDER has a file stays at its first answer, until a signal ends it.
+starts the real one. It has its habits too: progress on its standard output, a folder in /dev/shm while it runs, failed
+requests that count as completed, with an error and no answer in the event log, and after SIGINT the exit status 0 with
+files that call themselves complete, or 1 where it has an accuracy run to score and no answer to it. With
+SMALL_INTERRUPTED=FILE it gets a SIGINT after the first answer of an accuracy run, once. With SMALL_HELD=FOLDER a run of
+which FOLDER has a file stays at its first answer, until a signal ends it.
 """
 
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,7 +34,7 @@ class Run:
 
     def __init__(self, config, rows, total, concurrency, events, before=0):
         self._config, self._rows, self._total, self._events, self._before = config, rows, total, events, before
-        self._lock, self._next, self.completed = threading.Lock(), 0, 0
+        self._lock, self._next, self.completed, self.failed = threading.Lock(), 0, 0, 0
         self._threads = [threading.Thread(target=self._work) for _ in range(min(concurrency or 8, total))]
 
     @property
@@ -61,14 +63,25 @@ class Run:
             body = {"model": model["name"], "prompt": prompt, "max_tokens": 8, "stream": True}
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body), headers)
-                answer = connection.getresponse().read()
+                response = connection.getresponse()
+                answer, status = response.read(), response.status
             except OSError:
                 return
+            except http.client.HTTPException as error:
+                answer, status = repr(error).encode(), 0
             with self._lock:
-                self._note("sample.recv_first", self._before + number)
-                self._note(
-                    "sample.complete", self._before + number, ["TextModelOutput", ["a", f" {len(answer)}"], None]
-                )
+                if status == 200:
+                    self._note("sample.recv_first", self._before + number)
+                    words = ["TextModelOutput", ["a", f" {len(answer)}"], None]
+                    reason = re.search(rb'"finish_reason": ?"(\w+)"', answer)
+                    more = {"finish_reason": reason[1].decode()} if reason else {}
+                else:
+                    connection.close()
+                    error = ["ErrorData", "error", f"HTTP {status}: {answer.decode()}"]
+                    self._note("error.generic", self._before + number, error)
+                    self.failed += 1
+                    words, more = None, {}
+                self._note("sample.complete", self._before + number, words, **more)
                 self.completed += 1
                 held = is_held(self._config["report_dir"])  # before the answer is seen, and the file removed
                 print(f" {self._before + self.completed}/{self._before + self._total} [", end="", flush=True)
@@ -77,8 +90,9 @@ class Run:
                 if held:
                     STOPPED.wait()
 
-    def _note(self, kind, number, data=None):
+    def _note(self, kind, number, data=None, **more):
         event = {"event_type": kind, "timestamp_ns": time.monotonic_ns(), "sample_uuid": str(number), "data": data}
+        event |= more
         self._events.write(json.dumps(event) + "\n")
 
 
@@ -116,7 +130,7 @@ def main():
         scored = Run(config, rows, len(rows), min(concurrency or 8, len(rows) // 2), events, before=total)
         if MODE == "both":
             scored.make()
-    counts = {"issued": run.issued, "completed": run.completed, "failed": run.issued - run.completed}
+    counts = {"issued": run.issued, "completed": run.completed, "failed": run.issued - run.completed + run.failed}
     figures = {
         "git_sha": os.environ["SMALL_COMMIT"],
         "duration_ns": ended - began,
@@ -127,7 +141,8 @@ def main():
     summary = {f"n_samples_{name}": count for name, count in counts.items()} | figures
     (folder / "performance" / "result_summary.json").write_text(json.dumps(summary))
     names = [entry["name"] for entry in config["datasets"]]
-    issued = {name: dict.fromkeys(map(str, range(scored.issued)), 0) for name in names[1:]}
+    samples = map(str, range(total, total + scored.issued))
+    issued = {name: dict.fromkeys(samples, 0) for name in names[1:]}
     (folder / "sample_idx_map.json").write_text(json.dumps(issued))
     held.close()
     shutil.rmtree(shared)
@@ -135,7 +150,7 @@ def main():
         if not scored.completed:
             sys.exit(1)  # it has nothing to score
         (folder / "accuracy").mkdir()
-        missing = {"missing": scored.issued - scored.completed}
+        missing = {"issued": scored.issued, "empty": scored.failed, "missing": scored.issued - scored.completed}
         entry = {"dataset_name": names[1], "dataset_type": "accuracy", "complete": True, "response_counts": missing}
         (folder / "accuracy" / "accuracy_results.json").write_text(json.dumps({"accuracy_scores": [entry]}))
 

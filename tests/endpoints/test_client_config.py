@@ -64,5 +64,4 @@ def test_a_dataset_that_the_client_cannot_fetch_is_asked_for(name):
     with pytest.raises(UsageError, match=f"the dataset of {name} is needed as a file") as refused:
         require_dataset_file(endpoints_benchmark(name), "")
     assert "--dataset_path=FILE" in str(refused.value)
-    require_dataset_file(endpoints_benchmark(name), "set.parquet")
     require_dataset_file(endpoints_benchmark("llama3_1-8b"), "")

@@ -128,8 +128,18 @@ def accuracy_ended_early(points):
     )
 
 
+def test_a_request_of_the_accuracy_run_that_failed_has_a_finding(points):
+    counts = {"issued": BENCHMARK.accuracy_samples, "scored": BENCHMARK.accuracy_samples - 1, "empty": 1, "missing": 0}
+    change_json(
+        points[14] / "accuracy" / "accuracy_results.json",
+        lambda content: content["accuracy_scores"][0].update(response_counts=counts),
+    )
+    assert "POINT-WHOLE" in codes(points)
+
+
 FAULTS = {
-    "the accuracy run ended early": accuracy_ended_early,
+    "samples of the accuracy run were not answered": accuracy_ended_early,
+    "requests failed": lambda points: summary(points, 8, n_samples_failed=6),
     "not each sample of the dataset was answered": less_than_a_pass,
     "samples were not answered": lambda points: summary(
         points, 8, n_samples_completed=(PASSES - 1) * BENCHMARK.samples

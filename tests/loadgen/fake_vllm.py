@@ -243,7 +243,7 @@ class FakeVllm:
             content = json.dumps({"error": {"message": "made to fail", "code": int(status[:3])}}).encode()
             await self._write(writer, f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
             return
-        tokens = expected_tokens(body["prompt"], body["max_tokens"], body["min_tokens"])
+        tokens = expected_tokens(body["prompt"], body["max_tokens"], body.get("min_tokens", 2))
         if body.get("stream"):
             await self._stream(number, body, tokens, fault, writer)
         else:

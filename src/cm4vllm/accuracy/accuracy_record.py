@@ -33,7 +33,7 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
 
     `verified` says how many of the samples were scored a second time by rouge-score itself, with the same result to the
     last bit. `sentences` is the way sentences were split (DatasetRecord), `sentences_sha256` the digest of its model.
-    `unscored` are the metrics that have no score, each with the reason.
+    `unscored` are the metrics that have no score, each with the reason. `files` has the SHA-256 of accuracy.txt.
     """
 
     notice: str
@@ -49,3 +49,4 @@ class AccuracyRecord(Record, frozen=True, kw_only=True):
     log_sha256: str
     duration_s: float
     unscored: dict[str, str] = {}
+    files: dict[str, str] = {}

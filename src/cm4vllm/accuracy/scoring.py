@@ -175,10 +175,12 @@ def score_run(
         packages = Path(speech_packages) if speech_packages else None
         scored = scorer.compute(Samples(texts, rows, sentences, digest, workers, ready, packages))
         values = _values(scored, answers)
+        unscored = _unscored(run.settings.terms, values, ready)
+        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer, unscored))
         record = AccuracyRecord(
             notice=run.notice,
             scores=_scores(run.settings.terms, values, len(answers.indices)),
-            unscored=_unscored(run.settings.terms, values, ready),
+            unscored=unscored,
             values={key: float(value) for key, value in values.items()},
             samples=len(answers.indices),
             samples_expected=run.settings.samples,
@@ -189,8 +191,8 @@ def score_run(
             sentences_sha256=sentences.sha256,
             log_sha256=digest,
             duration_s=time.monotonic() - begin,
+            files={ACCURACY_TEXT: sha256_of(folder / ACCURACY_TEXT)},
         )
-        write_text(folder / ACCURACY_TEXT, accuracy_text(values, scorer, record.unscored))
         write_record(folder / ACCURACY_FILE, record)
     return record
 

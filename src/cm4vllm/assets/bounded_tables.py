@@ -28,7 +28,7 @@ from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.processes import run
 from cm4vllm.common.temporary_folders import scratch_folder
 
-__all__ = ["rows_apart", "unpacked"]
+__all__ = ["parquet_rows", "rows_apart", "unpacked"]
 
 #: Bytes of memory beside what the process has when it begins, and for each byte of the file.
 MEMORY_BYTES, MEMORY_PER_BYTE = 2**30, 100
@@ -81,6 +81,18 @@ def rows_apart(path: Path) -> list[dict[str, Any]]:
     if outcome.what:
         raise DatasetError(outcome.what, cause=outcome.cause, remedy=outcome.remedy)
     return outcome.rows
+
+
+def parquet_rows(path: Path) -> int:
+    """Return the number of rows of a parquet file by its footer, whose size pyarrow bounds. Raises DatasetError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: int = parquet.read_metadata(path).num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} is not a whole parquet file", cause=str(error), remedy=_AGAIN) from error
+    return rows
 
 
 def unpacked(path: Path) -> bytes:

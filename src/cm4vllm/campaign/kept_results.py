@@ -18,12 +18,13 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm import __version__
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, AccuracyRecord
 from cm4vllm.campaign.ledger import ATTEMPTS, free_name
 from cm4vllm.campaign.powered_run import lacks_session
 from cm4vllm.campaign.search.settings_job import exports_of, inputs_digest
 from cm4vllm.campaign.steps import Product, Step, key_of
 from cm4vllm.common.errors import CmError
+from cm4vllm.common.files import altered_files
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.compliance.records import COMPLIANCE_FILE, ComplianceRecord
@@ -113,7 +114,7 @@ def _scores(env: Mapping[str, str], known: str) -> KeptResult:
 
     def exports() -> dict[str, str] | None:
         record = read_record(folder / ACCURACY_FILE, AccuracyRecord)
-        whole = record.log_sha256 == log and (folder / ACCURACY_TEXT).is_file()
+        whole = record.log_sha256 == log and bool(record.files) and not altered_files(folder, record.files)
         return {"CM_MLPERF_ACCURACY_RECORD": str(folder / ACCURACY_FILE)} if whole else None
 
     return _of_file(folder / ACCURACY_FILE, _digest(_content(run), log, env.get("CM_NLTK_DATA", "")), known, exports)
@@ -126,7 +127,7 @@ def _verdict(env: Mapping[str, str], known: str) -> KeptResult:
 
     def exports() -> dict[str, str] | None:
         record = read_record(folder / COMPLIANCE_FILE, ComplianceRecord)
-        files = all((folder / name).is_file() for name in (record.file, *record.more_files))
+        files = bool(record.files) and not altered_files(folder, record.files)
         whole = record.passed and record.log_sha256 == log and files
         return {"CM_MLPERF_COMPLIANCE_RECORD": str(folder / COMPLIANCE_FILE)} if whole else None
 

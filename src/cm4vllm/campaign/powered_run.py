@@ -155,10 +155,16 @@ def require_sound(session: PowerSession) -> None:
 
 
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
-    """Return the reason why a run that was to be made under power cannot be kept: it has no session; else nothing."""
-    if not env.get(UNDER_POWER) or session_beside(inputs.folder) is not None:
+    """Return the reason why a run that was to be made under power cannot be kept; empty where it can.
+
+    It has no session, or one with files that are missing or have another digest than the session states.
+    """
+    if not env.get(UNDER_POWER):
         return ""
-    return _NO_SESSION
+    if (session := session_beside(inputs.folder)) is None:
+        return _NO_SESSION
+    changed = [*session.missing, *(name for name, *_ in session.changed())]
+    return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 
 def _state(session: PowerSession, asked: PowerInputs) -> None:

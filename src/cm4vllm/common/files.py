@@ -13,7 +13,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "altered_files",
     "bytes_of",
+    "digests_of",
     "free_bytes",
     "given_path",
     "json_of",
@@ -200,6 +202,20 @@ def sha256_of(path: Path) -> str:
 
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests_of(folder: Path, *, without: str) -> dict[str, str]:
+    """Return the SHA-256 of each file below `folder`, by its path from there; the file named `without` is left out."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    named = {path.relative_to(folder).as_posix(): path for path in files}
+    return {name: sha256_of(path) for name, path in named.items() if name != without}
+
+
+def altered_files(folder: Path, digests: Mapping[str, str]) -> list[str]:
+    """Return the names of those files that are missing below `folder`, or have another SHA-256 than the given one."""
+    return [
+        name for name, digest in digests.items() if not (folder / name).is_file() or sha256_of(folder / name) != digest
+    ]
 
 
 def sha256_of_tree(folder: Path) -> str:

@@ -59,11 +59,13 @@ def copy_checkout(git: Path, commit: str, folder: Path, *, title: str, remedy: s
 
     git compares each object with its name where it is copied. Raises SourceUnavailable.
     """
+    with objects_of(git, remedy=remedy) as objects:
+        whole = objects.commit(commit) or commit  # what is fetched has its whole name
     with staged_folder(folder) as staging, borrowed(git) as own:
         for words in (
             ["init", "--quiet"],
-            ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", commit],
-            ["checkout", "--quiet", "--detach", commit],
+            ["fetch", "--quiet", "--depth=1", "--no-tags", f"file://{own}", whole],
+            ["checkout", "--quiet", "--detach", whole],
         ):
             done = run(["git", *words], cwd=staging, without=OF_A_REPOSITORY, env=OWN_CONFIGURATION)
             if not done.ok:

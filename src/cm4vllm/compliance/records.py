@@ -29,7 +29,7 @@ class ComplianceRecord(Record, frozen=True, kw_only=True):
     `file` is the text file beside it that the official checker reads, `more_files` are further ones, and
     `accuracy_files` those that belong beside the logged answers. `answers` counts those in LoadGen's log, whose
     digest is `log_sha256`. `notice` is that of a rehearsal. `shows_logs` says that LoadGen's logs of the run belong
-    into a submission too, beside the answers.
+    into a submission too, beside the answers. `files` has the SHA-256 of each of these text files.
     """
 
     notice: str
@@ -46,6 +46,7 @@ class ComplianceRecord(Record, frozen=True, kw_only=True):
     shows_logs: bool = False
     more_files: tuple[str, ...] = ()
     accuracy_files: tuple[str, ...] = ()
+    files: dict[str, str] = {}
 
     @property
     def failures(self) -> tuple[str, ...]:

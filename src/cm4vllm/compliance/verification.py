@@ -56,6 +56,9 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
     names = [file.name for file in rules.files]
     texts = dict(verdict.texts) or {names[0]: verdict.text}
     _require_same(rules.files, texts, verdict)
+    written = {**texts, **verdict.accuracy_texts}
+    for name, text in written.items():
+        write_text(folder / name, text)
     record = ComplianceRecord(
         notice=run.notice,
         test=test.name,
@@ -71,9 +74,8 @@ def verify_run(folder: Path, *, speech_packages: str = "") -> ComplianceRecord:
         shows_logs=bool(rules.run_logs),
         more_files=tuple(names[1:]),
         accuracy_files=tuple(verdict.accuracy_texts),
+        files={name: sha256_of(folder / name) for name in written},
     )
-    for name, text in {**texts, **verdict.accuracy_texts}.items():
-        write_text(folder / name, text)
     write_record(folder / COMPLIANCE_FILE, record)
     say(f"{settings.title}: {'passed' if record.passed else 'FAILED: ' + '; '.join(record.failures)}")
     return record

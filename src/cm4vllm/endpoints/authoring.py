@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +15,18 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import published_words, shell_line
 from cm4vllm.common.errors import CmError, SubmissionError
-from cm4vllm.common.files import typed_path, write_json, write_text
+from cm4vllm.common.files import altered_files, typed_path, write_json, write_text
 from cm4vllm.common.host_addresses import host_of
 from cm4vllm.common.owned_folders import note_files, require_replaceable
 from cm4vllm.common.progress import say
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
 from cm4vllm.results.curves import POWER_FILE
+from cm4vllm.serving.server_identities import other_content
 from cm4vllm.submission.privacy import private_words
 
 __all__ = ["BundleInputs", "author_and_build", "read_points", "require_target"]
@@ -97,7 +99,8 @@ def author_and_build(inputs: BundleInputs) -> Path:
 def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
     """Return the run folders of the points below `folder` with their records, in the order of their concurrency.
 
-    Raises SubmissionError where there is none, or where they are not all of one curve.
+    Raises SubmissionError where there is none, where they are not all of one curve, and where files of the client were
+    changed or removed since the run.
     """
     points = []
     for path in sorted(folder.glob(f"*/{POINT_FILE}")):
@@ -111,13 +114,25 @@ def read_points(folder: Path) -> list[tuple[Path, PointRecord]]:
     points.sort(key=lambda item: (item[1].offline == "dedicated", item[1].terms.concurrency))
     first = points[0][1]
     for path, record in points[1:]:
-        for name in ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit"):
-            if getattr(record, name) != getattr(first, name):
-                raise SubmissionError(
-                    f"the points below {folder} are not of one curve",
-                    cause=f"{path.name} has another {name.replace('_', ' ')} than {points[0][0].name}",
-                    remedy="remove the run folders that are of another curve",
-                )
+        names = ("curve", "benchmark", "model_sha256", "dataset_sha256", "client_commit")
+        apart = [
+            f"{path.name} has another {name.replace('_', ' ')} than {points[0][0].name}"
+            for name in names
+            if getattr(record, name) != getattr(first, name)
+        ]
+        if apart := apart or other_content(first.server.identities, record.server.identities):
+            raise SubmissionError(
+                f"the points below {folder} are not of one curve",
+                cause="\n".join(apart),
+                remedy="remove the run folders that are of another curve",
+            )
+    for path, record in points:
+        if changed := altered_files(path, record.files):
+            raise SubmissionError(
+                f"{path} is not as it was measured",
+                cause=f"files of it have been changed or removed: {', '.join(changed)}",
+                remedy="run the job again: it measures this point again",
+            )
     return points
 
 
@@ -153,7 +168,11 @@ def _author(
 def _runs(folder: Path) -> list[PointRecord]:
     """Return all runs of the client that are kept: the points below `folder`, and the probes beside it."""
     files = [*folder.glob(f"*/{POINT_FILE}"), *folder.parent.glob(f"curve/*/{POINT_FILE}")]
-    return [read_record(file, PointRecord) for file in files]
+    runs = []
+    for file in files:
+        with contextlib.suppress(OtherSchema):  # a probe that an earlier version made, of another server then
+            runs.append(read_record(file, PointRecord))
+    return runs
 
 
 def _warmed(record: PointRecord, runs: Sequence[PointRecord]) -> str:

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cm4vllm.common.errors import InstallError, RunFailed, RunIncomplete, ServerDied
+from cm4vllm.common.errors import CmError, InstallError, RunFailed, RunIncomplete, ServerDied
 from cm4vllm.common.files import object_of
 from cm4vllm.common.git_objects import added_files, changed_files, objects_of
 from cm4vllm.common.owned_folders import discard, mark, write_noted
@@ -20,6 +21,7 @@ from cm4vllm.common.processes import exit_in_words, last_lines
 from cm4vllm.common.progress import step
 from cm4vllm.common.records import Record
 from cm4vllm.endpoints.client_config import ClientRun, client_document
+from cm4vllm.endpoints.events import failed_samples
 from cm4vllm.results.endpoints_harness import SCORES, SUMMARY
 from cm4vllm.serving.death_reasons import awaited_reason
 from cm4vllm.serving.orphans import end_orphans
@@ -38,6 +40,8 @@ _NOTICED_S = 2.0
 #: The exit status of a client that is interrupted before its run.
 _INTERRUPTED = 130
 _AGAIN = "run the same command again: it repeats this run"
+#: Reasons of failed requests that are named, the most frequent ones first.
+_REASONS = 3
 #: The progress bar of the client: samples of all.
 _PROGRESS = re.compile(rb"(\d+)/(\d+) \[")
 
@@ -79,8 +83,8 @@ def run_client(
 
     A folder that an interrupted run left is removed first. `alive` returns why the server has ended, None while it
     runs; `facts` what a view shows of samples done, all samples, and the seconds since the start. Raises ServerDied,
-    RunFailed where the client fails, RunIncomplete where it was killed or ends before all samples were answered, which
-    its exit status does not say.
+    RunFailed where the client fails, RunIncomplete where it was killed, ends before all samples were answered or has
+    requests that failed, which its exit status does not say.
     """
     require_unmodified(client)
     end_orphans()
@@ -140,7 +144,10 @@ def _followed(
 
 
 def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
-    """Return why the files of a run are not those of the whole run that was wanted, a clause each."""
+    """Return why the files of a run are not those of the whole run that was wanted, a clause each.
+
+    The client counts a request that failed as completed, too, and scores what is left.
+    """
     try:
         summary = read_summary(folder)
         issued, completed, failed = (int(summary[f"n_samples_{name}"]) for name in ("issued", "completed", "failed"))
@@ -149,15 +156,30 @@ def faults_of(folder: Path, wanted: ClientRun, commit: str) -> list[str]:
     faults = []
     if issued != wanted.samples:
         faults.append(f"{issued:,} of {wanted.samples:,} samples were issued")
-    if completed != issued:
-        faults.append(f"{completed:,} of {issued:,} were answered, {failed:,} failed")
+    if (answered := min(completed, issued - failed)) != issued:
+        faults.append(f"{answered:,} of {issued:,} were answered, {failed:,} failed")
     if summary.get("state") != "complete" or summary.get("complete") is not True:
         faults.append(f"it calls itself {summary.get('state')}")
     if (sha := str(summary.get("git_sha"))) and not (commit.startswith(sha) or sha.startswith(commit)):
         faults.append(f"it was made by the client at {sha}, not at {commit}")
     if wanted.accuracy:
         faults += _accuracy_faults(folder, wanted)
-    return faults
+    return [*faults, *_failed_requests(folder, wanted)]
+
+
+def _failed_requests(folder: Path, wanted: ClientRun) -> Iterator[str]:
+    """Give a clause for each run, performance and accuracy, that has failed requests: how many, and the reasons."""
+    try:
+        failed = failed_samples(folder / EVENTS)
+    except CmError as error:
+        yield f"{error.what}: {error.cause}"
+        return
+    scored = set[str]().union(*_scored_samples(folder, wanted).values()) if failed else set[str]()
+    for run, samples in (("performance", failed.keys() - scored), ("accuracy", failed.keys() & scored)):
+        if samples:
+            reasons = Counter(failed[sample] for sample in samples).most_common(_REASONS)
+            words = "; ".join(f"{count:,} times {reason}" for reason, count in reasons)
+            yield f"{len(samples):,} requests of the {run} run failed ({words})"
 
 
 def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
@@ -181,11 +203,14 @@ def _accuracy_faults(folder: Path, wanted: ClientRun) -> list[str]:
 
 def _issued_for_accuracy(folder: Path, wanted: ClientRun) -> int:
     """Return how many samples of its accuracy run the client issued, by its own list; 0 without one."""
-    try:
-        phases = json.loads((folder / _ISSUED).read_text(encoding="utf-8"))
-        return sum(len(phases.get(dataset.name, ())) for dataset in wanted.scored)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 0
+    return sum(map(len, _scored_samples(folder, wanted).values()))
+
+
+def _scored_samples(folder: Path, wanted: ClientRun) -> dict[str, Collection[str]]:
+    """Return the samples that the client issued of each dataset that is scored, by its own list; none without one."""
+    phases = object_of(folder / _ISSUED)
+    issued = {dataset.name: phases.get(dataset.name) for dataset in wanted.scored}
+    return {name: samples for name, samples in issued.items() if isinstance(samples, dict)}
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

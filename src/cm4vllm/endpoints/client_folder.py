@@ -14,7 +14,7 @@ from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError
 from cm4vllm.common.files import writable_folder, write_text
-from cm4vllm.common.owned_folders import make_way
+from cm4vllm.common.owned_folders import forget, make_way, staged_file
 from cm4vllm.endpoints.client_config import TOKENIZER
 from cm4vllm.rules import ClientDataset
 
@@ -29,19 +29,23 @@ _UNTRAINED_FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab",
 
 
 def prepare_folder(
-    folder: Path, model: ModelRecord, dataset: DatasetRecord | None, *, samples: int = 0, files: Mapping[str, Path] = {}
+    folder: Path,
+    model: ModelRecord,
+    dataset: DatasetRecord | None,
+    *,
+    samples: int = 0,
+    files: Mapping[str, Path | None] = {},
 ) -> None:
     """Lay out the folder for a model and a stored dataset; without a dataset the client reads or fetches its own.
 
     `samples` are those of a pass: the first of the dataset, 0 for all. `files` are datasets of the user, by their
-    places below the folder.
+    places below the folder; None where none is given, and the client is not to read one of an earlier command.
     """
     writable_folder(folder)
     _copy_tokenizer(Path(model.path), folder / TOKENIZER)
     write_text(folder / _METRIC, Path(__file__).with_name("rouge_metric.txt").read_text(encoding="utf-8"))
     for place, file in files.items():
-        writable_folder((folder / place).parent)
-        shutil.copyfile(file, folder / place)
+        _lay_out(folder / place, file)
     if dataset is None:
         return
     rows = _rows(Path(dataset.path), samples)
@@ -50,6 +54,16 @@ def prepare_folder(
         english = folder / _NLTK_DATA / "tokenizers" / "punkt_tab" / "english"
         for name in _UNTRAINED_FILES:
             write_text(english / name, "")
+
+
+def _lay_out(place: Path, file: Path | None) -> None:
+    """Copy a given dataset to its place; without one, remove a given one of before, but not what a client fetched."""
+    if file is None:
+        forget(place)
+        return
+    writable_folder(place.parent)
+    with staged_file(place) as staged:
+        shutil.copyfile(file, staged)
 
 
 def _copy_tokenizer(model: Path, folder: Path) -> None:

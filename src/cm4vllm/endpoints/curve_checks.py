@@ -120,16 +120,19 @@ def whole_run(curve: Curve) -> Iterator[Fault]:
     for point in curve.points:
         wanted = count(part(part(point.config, "settings"), "runtime"), "n_samples_to_issue")
         issued, completed = point.samples_issued, count(point.summary, "n_samples_completed")
+        failed = count(point.summary, "n_samples_failed")
         if wanted is not None and issued is not None and issued < wanted:
             yield Fault("the run ended early", point.name, "n_samples_issued", f"{issued:,}", f"{wanted:,}")
         if issued is not None and completed is not None and completed < issued:
             yield Fault("samples were not answered", point.name, "n_samples_completed", f"{completed:,}", f"{issued:,}")
+        if failed:
+            yield Fault("requests failed", point.name, "n_samples_failed", f"{failed:,}", "0")
         if point.summary and point.summary.get("complete") is not True:
             yield Fault("the run calls itself incomplete", point.name, "complete", point.summary.get("complete"), True)
         for score in {score.dataset: score for score in point.scores}.values():
             if score.answered is not None and score.answered < score.samples:
                 yield Fault(
-                    "the accuracy run ended early",
+                    "samples of the accuracy run were not answered",
                     score.source.file,
                     "response_counts",
                     f"{score.answered:,}",

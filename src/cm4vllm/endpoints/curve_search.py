@@ -12,14 +12,15 @@ from typing import Annotated
 import msgspec
 
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import UsageError
+from cm4vllm.common.errors import CmError, UsageError
+from cm4vllm.common.files import altered_files
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.curve_plan import plan_curve
 from cm4vllm.endpoints.plan_words import plan_lines
 from cm4vllm.endpoints.point import PointInputs, measure_point, point_setup
-from cm4vllm.endpoints.records import CURVE_FILE, CurveRecord, Probe
+from cm4vllm.endpoints.records import CURVE_FILE, POINT_FILE, CurveRecord, PointRecord, Probe
 from cm4vllm.rules import endpoints_rules
 
 __all__ = ["CurveInputs", "curve_identity", "earlier_curve", "find_curve", "given_points"]
@@ -86,13 +87,30 @@ def find_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord, Pa
 
 
 def earlier_curve(inputs: CurveInputs, point: PointInputs) -> tuple[CurveRecord | None, str]:
-    """Return the record of a curve that was made from the same inputs, else None and the reason."""
-    path = Path(inputs.output_dir).absolute() / CURVE_FILE
-    if not path.exists():
+    """Return the record of a curve that was made from the same inputs, else None and the reason.
+
+    Probes whose files were changed or removed since are such a reason.
+    """
+    folder = Path(inputs.output_dir).absolute()
+    if not (folder / CURVE_FILE).exists():
         return None, ""
-    record = read_record(path, CurveRecord)
-    same = record.identity == curve_identity(inputs, point)
-    return (record, "") if same else (None, "its inputs have changed")
+    record = read_record(folder / CURVE_FILE, CurveRecord)
+    if record.identity != curve_identity(inputs, point):
+        return None, "its inputs have changed"
+    why_not = next(filter(None, (_probe_change(folder, probe) for probe in record.probes)), "")
+    return (None, why_not) if why_not else (record, "")
+
+
+def _probe_change(folder: Path, probe: Probe) -> str:
+    """Return in words how a probe differs from what it was when the curve was made; empty where it does not."""
+    place = folder / _probe_name(probe.concurrency)
+    try:
+        made = read_record(place / POINT_FILE, PointRecord)
+    except CmError as error:
+        return error.what
+    if changed := altered_files(place, made.files):
+        return f"files of {place.name} have been changed or removed: {', '.join(changed)}"
+    return "" if made.samples_per_second == probe.samples_per_second else f"{place.name} is another run"
 
 
 def given_points(text: str) -> tuple[int, ...]:
@@ -135,7 +153,7 @@ def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
         offline="none",
         c_min=0,
         c_max=0,
-        output_dir=str(folder / f"probe-{concurrency}"),
+        output_dir=str(folder / _probe_name(concurrency)),
     )
     record, _ = measure_point(inputs)
     return Probe(
@@ -144,6 +162,10 @@ def _probe(point: PointInputs, concurrency: int, folder: Path) -> Probe:
         samples_per_second=record.samples_per_second,
         overhead_s=round(record.wall_s - record.duration_s, 3),
     )
+
+
+def _probe_name(concurrency: int) -> str:
+    return f"probe-{concurrency}"
 
 
 def _any_point(point: PointInputs) -> PointInputs:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from cm4vllm.common.errors import CmError
+from cm4vllm.serving.answers.stated import FinishReason
 
-__all__ = ["SampleTimes", "read_events"]
+__all__ = ["SampleTimes", "failed_samples", "read_events"]
 
 _START, _STOP = "session.start_performance_tracking", "session.stop_performance_tracking"
 _ISSUED, _FIRST, _COMPLETE = "sample.issued", "sample.recv_first", "sample.complete"
+_ERRORS = "error."
+_CUT_OFF = "the answer ended without a finish reason"
+#: Errors of requests are quoted up to this length.
+_SHOWN = 80
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class _Event(msgspec.Struct):
     event_type: str
     timestamp_ns: int
     sample_uuid: str = ""
+    finish_reason: str | None = None
     data: msgspec.Raw = msgspec.Raw()
 
 
@@ -70,6 +76,37 @@ def read_events(path: Path, count_tokens: Callable[[str], int]) -> list[SampleTi
             sample.tokens = count_tokens("".join(chunks))
             sample.tokens_after_first = count_tokens("".join(chunks[1:]))
     return list(samples.values())
+
+
+def failed_samples(path: Path) -> dict[str, str]:
+    """Return the samples of a run whose requests failed, each with the reason in words.
+
+    The client counts them as completed: it logs the error, then an empty answer (load_generator/session.py). An answer
+    that was cut off has no finish reason, or another one than that of a whole answer; of a server that states none,
+    only one without text is known to be such. Raises CmError as read_events.
+    """
+    failed, unfinished, states_reasons = dict[str, str](), dict[str, bool](), False
+    for event in _events(path):
+        sample = event.sample_uuid
+        if event.event_type.startswith(_ERRORS) and sample:
+            failed[sample] = _error(event.data)
+        elif event.event_type == _COMPLETE and sample not in failed:
+            if not event.finish_reason:
+                unfinished[sample] = any(_answer(event.data) or ())
+                continue
+            states_reasons = True
+            if event.finish_reason not in get_args(FinishReason):
+                failed[sample] = f"the answer was cut off with the finish reason {event.finish_reason[:_SHOWN]}"
+    cut_off = (sample for sample, has_text in unfinished.items() if states_reasons or not has_text)
+    return failed | dict.fromkeys(cut_off, _CUT_OFF)
+
+
+def _error(data: msgspec.Raw) -> str:
+    """Return the words of an error, which the client writes as [ErrorData, its kind, its message], on one line."""
+    content: Any = msgspec.json.decode(data) if data else None
+    words = content[1:] if isinstance(content, list) else [content]
+    text = " ".join(str(words[-1] if words else "").split()) or "an error without a message"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _answer(data: msgspec.Raw) -> list[str] | None:

@@ -12,17 +12,19 @@ import msgspec
 import psutil
 
 from cm4vllm.accuracy.sentences import UNTRAINED
+from cm4vllm.assets.bounded_tables import parquet_rows
+from cm4vllm.assets.published_formats import require_file
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
-from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import given_path
+from cm4vllm.common.errors import CmError, DatasetError, UsageError
+from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
 from cm4vllm.common.owned_folders import Kind, note_finished, require_replaceable
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
 from cm4vllm.common.settings import Key, Settings
-from cm4vllm.endpoints.client import EVENTS, ClientInstallation, faults_of, read_summary, run_client
+from cm4vllm.endpoints.client import EVENTS, ClientInstallation, read_summary, run_client
 from cm4vllm.endpoints.client_config import ClientRun
 from cm4vllm.endpoints.client_folder import client_environment, datasets_of_ours, prepare_folder
 from cm4vllm.endpoints.curve_status import curve_status
@@ -30,6 +32,8 @@ from cm4vllm.endpoints.events import read_events
 from cm4vllm.endpoints.records import POINT_FILE, CurveRecord, PointRecord
 from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpu import detect_gpus
+from cm4vllm.loadgen.identity import server_content
+from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.death_reasons import death_reason
 from cm4vllm.serving.records import ServerRecord
@@ -81,7 +85,10 @@ class PointInputs(Settings, frozen=True, kw_only=True):
 
 
 class PointSetup(Record, frozen=True, kw_only=True):
-    """All that a point is made from, read from its inputs."""
+    """All that a point is made from, read from its inputs.
+
+    `dataset` is the stored dataset of the stand-in. `dataset_sha256` and `dataset_rows` are those of a given one, too.
+    """
 
     benchmark: EndpointsBenchmark
     terms: PointTerms
@@ -89,23 +96,21 @@ class PointSetup(Record, frozen=True, kw_only=True):
     run: ClientRun
     model: ModelRecord
     dataset: DatasetRecord | None
+    dataset_sha256: str
+    dataset_rows: int
     server: ServerRecord
     client: ClientInstallation
     offline: str
 
     @property
     def identity(self) -> str:
-        """The digest of all that the result of the point depends on."""
-        server = msgspec.structs.replace(
-            self.server, endpoint="", log="", supervisor_pid=None, started_at="", ready_after_s=None, argv=[], env={}
-        )
-        options = {name: value for name, value in self.server.options.items() if name not in ("port", "host")}
+        """The digest of all that the result of the point depends on, by content as that of a LoadGen run."""
         parts = (
-            msgspec.structs.replace(self.run, endpoints=()),
+            msgspec.structs.replace(self.run, endpoints=(), key_variable=""),
             self.terms,
             self.model.sha256,
-            self.dataset.sha256 if self.dataset else "",
-            msgspec.structs.replace(server, options=options),
+            (self.dataset_sha256, self.dataset_rows),
+            server_content(self.server, self.model.path),
             self.client.commit,
         )
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
@@ -114,7 +119,8 @@ class PointSetup(Record, frozen=True, kw_only=True):
 def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     """Make the run of a point; return its record and the record's path.
 
-    An earlier point in its folder is replaced. Raises CmError.
+    An earlier point in its folder is replaced. Raises CmError: ServerUnsuitable where a server is another one than when
+    it was probed, RunFailed where it becomes one during the run, and the errors of the client.
     """
     planned = point_setup(inputs)
     target = Path(inputs.output_dir).absolute()
@@ -133,7 +139,9 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     alive = partial(death_reason, planned.server)
     curve = read_record(Path(inputs.curve), CurveRecord) if inputs.curve else None
     facts = curve_status(curve, inputs.number, folder).after if curve else None
+    servers = RunServers(planned.server, target.name)
     run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
+    servers.require_same({})
     wall_s = round(time.monotonic() - began, 3)
     summary = read_summary(target)
     record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)
@@ -153,10 +161,12 @@ def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, du
         offline=planned.offline,
         model=planned.model.name,
         model_sha256=planned.model.sha256,
-        dataset_sha256=planned.dataset.sha256 if planned.dataset else "",
+        dataset_sha256=planned.dataset_sha256,
+        dataset_rows=planned.dataset_rows,
         server=planned.server,
         client_commit=planned.client.commit,
         identity=planned.identity,
+        files=digests_of(target, without=POINT_FILE),
         started_at=started,
         wall_s=wall_s,
         duration_s=duration_s,
@@ -167,7 +177,10 @@ def _recorded(planned: PointSetup, target: Path, started: str, wall_s: float, du
 
 
 def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
-    """Return the record of a whole run with the same inputs in the point's folder, else None and the reason."""
+    """Return the record of a whole run with the same inputs in the point's folder, else None and the reason.
+
+    Files of the client that were changed or removed since are such a reason.
+    """
     planned, target = point_setup(inputs), Path(inputs.output_dir).absolute()
     if not target.exists():
         return None, ""
@@ -177,8 +190,8 @@ def earlier_point(inputs: PointInputs) -> tuple[PointRecord | None, str]:
         return None, error.what
     if record.identity != planned.identity:
         return None, "its inputs have changed"
-    if faults := faults_of(target, planned.run, planned.client.commit):
-        return None, "; ".join(faults)
+    if changed := altered_files(target, record.files):
+        return None, f"files of it have been changed or removed: {', '.join(changed)}"
     return record, ""
 
 
@@ -195,6 +208,7 @@ def point_setup(inputs: PointInputs) -> PointSetup:
     benchmark, dataset = _benchmark(inputs, model)
     performance, *scored_list = datasets_of_ours(dataset) if dataset else (benchmark.performance, *benchmark.scored)
     scored = tuple(scored_list)
+    given = given_path(inputs.dataset_file) if inputs.dataset_file and dataset is None else None
     curve = regions(c_min=inputs.c_min, c_max=inputs.c_max) if inputs.c_max else None
     dedicated = inputs.offline == "dedicated"
     bounds = curve or regions(c_min=1, c_max=max(inputs.concurrency, 33))
@@ -223,6 +237,8 @@ def point_setup(inputs: PointInputs) -> PointSetup:
         ),
         model=model,
         dataset=dataset,
+        dataset_sha256=dataset.sha256 if dataset else sha256_of(given) if given else "",
+        dataset_rows=dataset.samples if dataset else parquet_rows(given) if given else 0,
         server=server,
         client=read_record(Path(inputs.client), ClientInstallation),
         offline=inputs.offline,
@@ -262,22 +278,37 @@ def _benchmark(inputs: PointInputs, model: ModelRecord) -> tuple[EndpointsBenchm
     return own, dataset
 
 
-def _given_file(inputs: PointInputs, planned: PointSetup) -> dict[str, Path]:
-    """Return the given dataset by its place in the client's folder. Raises UsageError where it is missing."""
+def _given_file(inputs: PointInputs, planned: PointSetup) -> dict[str, Path | None]:
+    """Return the given dataset, None without one, by its place in the client's folder.
+
+    Raises UsageError, DatasetError.
+    """
     dataset = planned.benchmark.performance
     if planned.dataset is not None or not (place := dataset.path or dataset.cached):
         return {}
     require_dataset_file(planned.benchmark, inputs.dataset_file)
-    return {place: given_path(inputs.dataset_file)} if inputs.dataset_file else {}
+    return {place: given_path(inputs.dataset_file) if inputs.dataset_file else None}
 
 
 def require_dataset_file(benchmark: EndpointsBenchmark, given: str) -> None:
-    """Raise UsageError where the client cannot fetch the dataset of a benchmark and no file of it is given."""
+    """Refuse a given dataset that is not that of the benchmark by its rows, and none where the client cannot fetch it.
+
+    Raises UsageError, DatasetError.
+    """
     if benchmark.file_needed and not given:
         raise UsageError(
             f"the dataset of {benchmark.name} is needed as a file",
             cause=benchmark.file_needed,
             remedy="give it, in the format that the reference client reads (parquet), with --dataset_path=FILE",
+        )
+    if not given:
+        return
+    require_file(typed_path(given))
+    if (rows := parquet_rows(typed_path(given))) != benchmark.samples:
+        raise DatasetError(
+            f"{given} has {rows:,} rows",
+            cause=f"a pass over the dataset of {benchmark.name} has {benchmark.samples:,} samples, one of each row",
+            remedy="give the whole dataset with --dataset_path=FILE",
         )
 
 

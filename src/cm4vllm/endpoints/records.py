@@ -24,10 +24,12 @@ class PointRecord(Record, frozen=True, kw_only=True):
 
     `identity` is the digest of all that the result depends on. `wall_s` are the seconds from the start of the client to
     its end, `duration_s` those of the performance run in it. `curve` is None for a probe, which is of no curve.
-    `node` has what was detected of the node of a server that this run started, by the checker's keys.
+    `node` has what was detected of the node of a server that this run started, by the checker's keys. `dataset_rows`
+    and `dataset_sha256` are those of the given dataset, 0 and empty where the client fetched its own. `files` has the
+    SHA-256 of each file of the client.
     """
 
-    SCHEMA: ClassVar[int] = 2
+    SCHEMA: ClassVar[int] = 3
 
     benchmark: EndpointsBenchmark
     terms: PointTerms
@@ -37,9 +39,11 @@ class PointRecord(Record, frozen=True, kw_only=True):
     model: str
     model_sha256: str
     dataset_sha256: str
+    dataset_rows: int
     server: ServerRecord
     client_commit: str
     identity: str
+    files: dict[str, str]
     started_at: str
     wall_s: float
     duration_s: float

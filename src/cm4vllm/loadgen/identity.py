@@ -17,7 +17,7 @@ from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
 from cm4vllm.serving.records import NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import NO_ACCESS
 
-__all__ = ["at_present_places", "differences", "serves_alike", "settings_sha256"]
+__all__ = ["at_present_places", "differences", "server_content", "serves_alike", "settings_sha256"]
 
 #: The flags of a server that the job starts, for its address.
 _ADDRESS = ("--port", "--host", *ADDRESS_OPTIONS)
@@ -42,7 +42,7 @@ def _stable(settings: RunSettings) -> RunSettings:
         settings,
         target_qps_source="",
         shortened="",
-        server=_server(settings.server, model.path),
+        server=server_content(settings.server, model.path),
         # Of a model without files here nothing else is known than what was said of it.
         model=replace(model, path="", source="", recipe={}) if model.sha256 else model,
         dataset=replace(settings.dataset, name="", path="", source="", recipe={}),
@@ -85,7 +85,7 @@ def serves_alike(planned: ServerRecord, record: ServerRecord, model_path: str) -
 
 
 def _as_planned(record: ServerRecord, model_path: str) -> ServerRecord:
-    known = _server(record, model_path)
+    known = server_content(record, model_path)
     return replace(
         known,
         members=[_as_planned(member, model_path) for member in known.members],
@@ -115,7 +115,8 @@ def _at_present(kept: ServerRecord, now: ServerRecord) -> ServerRecord:
     return replace(kept, argv=argv, env=now.env, container=now.container, ca_file=now.ca_file, members=members)
 
 
-def _server(server: ServerRecord, model_path: str) -> ServerRecord:
+def server_content(server: ServerRecord, model_path: str) -> ServerRecord:
+    """Return the record of a server without what no result depends on: see settings_sha256."""
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
         content = {
@@ -127,7 +128,7 @@ def _server(server: ServerRecord, model_path: str) -> ServerRecord:
         known,
         endpoint="",
         replicas=[],
-        members=[_server(member, model_path) for member in server.members],
+        members=[server_content(member, model_path) for member in server.members],
         nodes=[NodeRecord(name=node.name, launcher="") for node in server.nodes],
         log="",
         supervisor_pid=None,

@@ -11,7 +11,7 @@ from typing import Annotated
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import object_of, sha256_of, writable_folder
+from cm4vllm.common.files import altered_files, object_of, writable_folder
 from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
 from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
@@ -327,12 +327,7 @@ def _why_not(record: RunRecord, folder: Path, settings: RunSettings) -> str:
             if changed
             else ("its record was made by a version that compared other settings")
         )
-    changed = [
-        name
-        for name, digest in record.files.items()
-        if not (folder / name).is_file() or sha256_of(folder / name) != digest
-    ]
-    if changed:
+    if changed := altered_files(folder, record.files):
         return f"files of it have been changed or removed: {', '.join(changed)}"
     if record.faults:
         return "; ".join(record.faults)

@@ -267,7 +267,8 @@ def _scores(reader: Reader, folder: Path) -> Iterator[Score]:
         samples = (count(entry, "unit_samples") or 0) * (count(entry, "num_repeats") or 1)
         responses = part(entry, "response_counts")
         issued, missing = count(responses, "issued"), count(responses, "missing")
-        answered = None if issued is None or missing is None else issued - missing
+        empty = count(responses, "empty") or 0  # a request that failed has an empty answer
+        answered = None if issued is None or missing is None else issued - missing - empty
         for metric, value in (score if isinstance(score, dict) else {"score": score}).items():
             if (read := _score(value)) is not None:
                 source = Source(reader.name(path), f"accuracy_scores.{dataset}.score.{metric}")

@@ -5,14 +5,15 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from fake_vllm import Behaviour, FakeVllm
+from fake_vllm import Behaviour, FakeVllm, Fault
 from msgspec.structs import replace
+from test_other_servers import pages
 
 from cm4vllm.campaign.search import probing
 from cm4vllm.campaign.search.probe_verdict import ProbePlan
 from cm4vllm.campaign.search.probing import PROBE_FILE, LoadGenProber, find_target_rate, full_length_settings, plan_of
 from cm4vllm.campaign.search.rate_search import SearchPlan
-from cm4vllm.common.errors import ServerDied, UsageError
+from cm4vllm.common.errors import RunFailed, ServerDied, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.hardware.machine_limits import MachineLimits
 from cm4vllm.loadgen import measurement
@@ -24,6 +25,7 @@ from cm4vllm.loadgen.records import RUN_FILE
 from cm4vllm.loadgen.user_conf import user_conf
 from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import ExecutionMode
+from cm4vllm.serving.server_identities import identities
 
 
 @pytest.fixture
@@ -49,6 +51,25 @@ def prober(settings, folder, **conf):
         return replace(settings, user_conf=text, target_qps=rate)
 
     return LoadGenProber(settings, folder, at)
+
+
+@pytest.mark.parametrize("other", [{"version": "0.31.0"}, {"started": 2000.0}, {"root": "hub/other"}])
+def test_a_probe_that_was_ended_early_is_none_where_its_server_has_changed(tmp_path, server_settings, other):
+    behaviour = Behaviour(token_delay_s=0.15, pages=pages())
+
+    def changes(number):
+        if number == 20:
+            behaviour.pages = pages(**other)
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with FakeVllm(behaviour) as server:
+        settings = server_settings(server)
+        known = replace(settings.server, owned=False, model_name="tiny")
+        settings = replace(settings, server=replace(known, identities=identities(known)))
+        with pytest.raises(RunFailed, match="is INVALID: a server has changed during it"):
+            prober(settings, tmp_path).probe(60, ProbePlan(40, warm_up_s=1, full_s=60))
+    assert not list(tmp_path.glob(f"*/{PROBE_FILE}"))
 
 
 def test_a_probe_that_cannot_pass_is_ended_early_and_leaves_its_record(tmp_path, server_settings):

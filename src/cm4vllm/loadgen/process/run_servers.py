@@ -9,8 +9,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, ServerUnsuitable
-from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.serving.records import ServerIdentity
+from cm4vllm.serving.records import ServerIdentity, ServerRecord
 from cm4vllm.serving.server_identities import identities, other_content, restarts
 
 __all__ = ["RunServers"]
@@ -21,9 +20,12 @@ class RunServers:
     servers at --api_server, and for servers that were not asked for a report when they were probed.
     """
 
-    def __init__(self, settings: RunSettings, *, accept_restarted: bool) -> None:
-        """Ask the servers. Raises ServerUnsuitable where one is another than when it was probed."""
-        self.server = settings.server
+    def __init__(self, server: ServerRecord, title: str, *, accept_restarted: bool = False) -> None:
+        """Ask the servers of a run, which messages call by its `title`.
+
+        Raises ServerUnsuitable where one is another than when it was probed.
+        """
+        self.server, self.title = server, title
         self.begin: Mapping[str, ServerIdentity] = self.server.identities
         self.accept_restarted = accept_restarted
         self.accepted: list[str] = []
@@ -32,13 +34,13 @@ class RunServers:
                 self.begin = identities(self.server)
         if changed := other_content(self.server.identities, self.begin):
             raise ServerUnsuitable(
-                f"the {settings.title} run cannot begin: the server has changed since the job began",
+                f"the {title} run cannot begin: the server has changed since the job began",
                 cause="\n".join(changed),
                 remedy="run the same command again: it measures the server that runs now, and what was measured on "
                 "the other one is measured again",
             )
 
-    def require_same(self, title: str, starts: Mapping[str, Sequence[float]]) -> list[str]:
+    def require_same(self, starts: Mapping[str, Sequence[float]]) -> list[str]:
         """Return in words the restarts that are accepted, in the run and before it.
 
         `starts` are the process starts that were sampled during the run, by endpoint. Raises RunFailed where a server
@@ -53,7 +55,7 @@ class RunServers:
         changed = other_content(self.begin, end) if end else []
         if changed or (again and not self.accept_restarted):
             raise RunFailed(
-                f"the {title} run is INVALID: a server has changed during it",
+                f"the {self.title} run is INVALID: a server has changed during it",
                 cause="\n".join([*changed, *again]),
                 remedy="run again while the server stays as it is",
             )

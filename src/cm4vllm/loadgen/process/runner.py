@@ -77,7 +77,7 @@ def run(
     require_room(settings, settings.dataset.max_input_tokens)
     title = f"{settings.title} run"
     accuracy = settings.mode is Mode.ACCURACY
-    servers = RunServers(settings, accept_restarted=accept_restarted and accuracy)
+    servers = RunServers(settings.server, settings.title, accept_restarted=accept_restarted and accuracy)
     keep = _begun_piece(settings, folder, servers) if keep_answers and accuracy else None
     with staged_folder(folder, ends_well=(RunStopped,)) as staging, step(title) as shown:
         write_text(staging / USER_CONF, settings.user_conf)
@@ -133,7 +133,8 @@ def _measured(
 ) -> RunRecord:
     """Follow the LoadGen process to its end while the machine, its GPUs and the servers are sampled.
 
-    Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of the server.
+    Raises the errors of follow_process, ClockChanged, RunFailed, and RunStopped with the metrics of a server that has
+    stayed the same.
     """
     meter, here = MachineMeter(settings.server), _is_here(settings.server)
     try:
@@ -146,11 +147,12 @@ def _measured(
             run = monitored(watch)
             ended = follow_process(run, folder, pythonpath)
     except RunStopped as stopped:
+        servers.require_same(watch.process_starts)
         stopped.metrics = watch.summary()
         raise
     if (fault := run.clock.fault(settings.title)) is not None:
         raise fault
-    accepted = servers.require_same(settings.title, watch.process_starts)
+    accepted = servers.require_same(watch.process_starts)
     return _record(run, folder, ended, accepted, meter.load(), nodes, counters)
 
 

@@ -1,0 +1,391 @@
+"""A point counts only as the whole work of one server, and is kept only as it was measured: the client is small here.
+
+The server is the test peer of the LoadGen client, which reports of itself what vLLM does.
+"""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow
+import pytest
+from fake_vllm import Behaviour, FakeVllm, Fault
+from msgspec.structs import replace
+from pyarrow import parquet
+from small_curve import small_installation
+
+from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
+from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
+from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError
+from cm4vllm.common.files import sha256_of
+from cm4vllm.common.records import read_record, write_record
+from cm4vllm.endpoints.authoring import read_points
+from cm4vllm.endpoints.client_folder import prepare_folder
+from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
+from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
+from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.rules import endpoints_benchmark
+from cm4vllm.serving.records import ServerRecord
+from cm4vllm.serving.server_access import Access
+from cm4vllm.serving.server_identities import identities
+from text_server import save_model
+
+PASS = 64
+
+
+def pages(*, started=1000.0, version="0.32.0", **model):
+    """Return what a server reports of itself."""
+    entry = {"id": "tiny", "root": "hub/tiny", "max_model_len": 2048}
+    return {
+        "/v1/models": json.dumps({"data": [{**entry, **model}]}),
+        "/version": json.dumps({"version": version}),
+        "/metrics": f"process_start_time_seconds {started}\n",
+    }
+
+
+class Site:
+    """The records of a point in a folder, for a server at an endpoint as it is when the records are made."""
+
+    def __init__(self, folder, endpoint, *, stand_in=True):
+        self.folder = folder
+        self.dataset, self.model = folder / "dataset.json", save_model(folder / "model")
+        (self.model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        draw = random.Random(0)
+        rows = [
+            {"input": "a", "tok_input": [draw.randrange(1, 700) for _ in range(9)], "output": "a"} for _ in range(PASS)
+        ]
+        self.dataset.write_text(json.dumps(rows))
+        source = f"made for a test; {STAND_IN_SOURCE if stand_in else ''}"
+        write_record(folder / "m.json", ModelRecord(name="tiny", path=str(self.model), source=source, sha256="0"))
+        facts = {"source": "made here", "samples": PASS, "max_input_tokens": 9, "sentences": "punkt-untrained"}
+        made = DatasetRecord(name="small", path=str(self.dataset), sha256=sha256_of(self.dataset), **facts)
+        write_record(folder / "d.json", made)
+        self.probe(endpoint)
+
+    def probe(self, endpoint, **fields):
+        """Take note of the server as the job's own step does."""
+        facts = {"model_name": "tiny", "max_model_len": 2048, "version": "", "owned": False}
+        server = ServerRecord(endpoint=endpoint, **facts, **fields)
+        write_record(self.folder / "s.json", replace(server, identities=identities(server)))
+
+    def inputs(self, name="point-1", **given):
+        """Return the inputs of a point of 320 samples on the curve from 1 to 40."""
+        records = {"model_record": "m.json", "dataset_record": "d.json", "server_record": "s.json"}
+        paths = {key: str(self.folder / name) for key, name in records.items()}
+        fixed = {"client": str(small_installation(self.folder)), "output_dir": str(self.folder / "points" / name)}
+        return PointInputs(**{"concurrency": 4, "passes": 5, "c_min": 1, "c_max": 40, **fixed, **paths, **given})
+
+
+@pytest.fixture(scope="module")
+def behaviour():
+    return Behaviour(pages=pages())
+
+
+@pytest.fixture(scope="module")
+def server(behaviour):
+    with FakeVllm(behaviour) as server:
+        yield server
+
+
+@pytest.fixture
+def site(tmp_path, server, behaviour):
+    behaviour.pages, behaviour.fault = pages(), lambda number: Fault.NONE
+    server.bodies.clear()
+    return Site(tmp_path, server.endpoint)
+
+
+def at(places, fault):
+    return lambda number: fault if number in places else Fault.NONE
+
+
+# --- failed requests
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault.STATUS_500, "6 times HTTP 500: "),
+        (Fault.STATUS_400, "6 times HTTP 400: "),
+        (Fault.CLOSE_MIDSTREAM, "IncompleteRead"),
+        (Fault.ABORTED, "6 times the answer was cut off with the finish reason abort"),
+        (Fault.ERROR_EVENT, "6 times the answer ended without a finish reason"),
+    ],
+)
+def test_a_point_with_failed_requests_is_no_point(site, server, behaviour, fault, words):
+    """The client ends with 0 and calls 320 of 320 completed."""
+    behaviour.fault = at((3, 30, 99, 100, 200, 319), fault)
+    with pytest.raises(RunIncomplete, match="is not whole") as failed:
+        measure_point(site.inputs())
+    assert "6 requests of the performance run failed (" in failed.value.cause and words in failed.value.cause
+    summary = json.loads((site.folder / "points/point-1/performance/result_summary.json").read_text())
+    assert (summary["n_samples_issued"], summary["n_samples_completed"]) == (320, 320)
+    assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+    assert len(server.bodies) == 320
+
+
+def test_a_server_that_refuses_all_requests_has_no_rate(site, behaviour):
+    behaviour.fault = lambda number: Fault.STATUS_500
+    with pytest.raises(RunIncomplete) as failed:
+        measure_point(site.inputs(accuracy=True))
+    assert failed.value.cause.startswith("0 of 320 were answered, 320 failed; ")
+    assert "320 requests of the performance run failed" in failed.value.cause
+    assert "64 requests of the accuracy run failed" in failed.value.cause
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault.STATUS_500, "6 times HTTP 500: "),
+        (Fault.CLOSE_BEFORE, "6 requests of the performance run failed"),
+        (Fault.CLOSE_MIDSTREAM, "6 requests of the performance run failed"),
+        (Fault.ABORTED, "6 times the answer was cut off with the finish reason abort"),
+        (Fault.ERROR_EVENT, "6 times the answer ended without a finish reason"),
+    ],
+)
+def test_the_reference_client_leaves_failed_requests_in_its_event_log(site, behaviour, reference_client, fault, words):
+    behaviour.fault = at((3, 30, 99, 100, 200, 319), fault)
+    with pytest.raises(RunIncomplete, match="is not whole") as failed:
+        measure_point(site.inputs(client=str(reference_client)))
+    print(failed.value.cause)
+    assert words in failed.value.cause
+
+
+@pytest.mark.long
+def test_a_point_of_the_reference_client_is_kept_as_it_was_measured(site, behaviour, reference_client):
+    inputs = site.inputs(client=str(reference_client), accuracy=True)
+    behaviour.fault = at((350,), Fault.STATUS_500)
+    with pytest.raises(RunIncomplete) as failed:
+        measure_point(inputs)
+    assert "1 requests of the accuracy run failed (1 times HTTP 500" in failed.value.cause
+    record, path = measure_point(inputs)
+    assert earlier_point(inputs) == (record, "")
+    assert {"events.jsonl", "config.yaml", "performance/result_summary.json"} <= record.files.keys()
+    doubled(path.with_name("performance") / "result_summary.json")
+    assert earlier_point(inputs)[1].endswith("removed: performance/result_summary.json")
+
+
+def test_a_failed_request_of_the_accuracy_run_is_counted_there(site, behaviour):
+    behaviour.fault = at((330,), Fault.STATUS_500)
+    with pytest.raises(RunIncomplete) as failed:
+        measure_point(site.inputs(accuracy=True))
+    assert failed.value.cause.startswith("1 requests of the accuracy run failed (1 times HTTP 500")
+
+
+def test_a_probe_with_failed_requests_places_no_point(site, behaviour):
+    behaviour.fault = at((40,), Fault.STATUS_500)
+    with pytest.raises(RunIncomplete, match="probe-40"):
+        find_curve(CurveInputs(c_min=1, c_max=40, output_dir=str(site.folder / "curve")), site.inputs())
+
+
+# --- another server
+
+OTHERS = {
+    "version": ({"version": "0.31.0"}, "version.version was 0.32.0, now 0.31.0"),
+    "model": ({"root": "hub/other"}, "model.root was hub/tiny, now hub/other"),
+    "restart": ({"started": 2000.0}, "was started again"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_server_that_changes_during_a_point_makes_it_invalid(site, behaviour, other):
+    change, words = OTHERS[other]
+
+    def changes(number):
+        if number == 100:
+            behaviour.pages = pages(**change)
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with pytest.raises(RunFailed, match="the point-1 run is INVALID: a server has changed during it") as failed:
+        measure_point(site.inputs())
+    assert words in failed.value.cause
+    assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+
+
+@pytest.mark.parametrize("other", ["version", "model"])
+def test_a_server_that_changed_between_two_points_is_not_measured(site, server, behaviour, other):
+    change, words = OTHERS[other]
+    measure_point(site.inputs())
+    behaviour.pages, asked = pages(**change), len(server.bodies)
+    with pytest.raises(ServerUnsuitable, match="the point-2 run cannot begin: the server has changed") as refused:
+        measure_point(site.inputs("point-2"))
+    assert words in refused.value.cause and len(server.bodies) == asked
+    site.probe(server.endpoint)  # as the same command does
+    record, why_not = earlier_point(site.inputs())
+    assert (record, why_not) == (None, "its inputs have changed")
+
+
+def test_the_same_server_started_again_between_two_points_is_the_same(site, server, behaviour):
+    measure_point(site.inputs())
+    behaviour.pages = pages(started=2000.0)
+    measure_point(site.inputs("point-2"))
+    site.probe(server.endpoint)
+    assert earlier_point(site.inputs())[0] is not None
+    assert len(read_points(site.folder / "points")) == 2
+
+
+def test_a_server_that_changes_during_a_probe_ends_the_search(site, behaviour):
+    def changes(number):
+        if number == 100:
+            behaviour.pages = pages(version="0.31.0")
+        return Fault.NONE
+
+    behaviour.fault = changes
+    with pytest.raises(RunFailed, match="the probe-40 run is INVALID"):
+        find_curve(CurveInputs(c_min=1, c_max=40, output_dir=str(site.folder / "curve")), site.inputs())
+
+
+def test_points_of_two_servers_are_no_curve(site, server, behaviour):
+    measure_point(site.inputs())
+    behaviour.pages = pages(version="0.31.0")
+    site.probe(server.endpoint)
+    measure_point(site.inputs("point-2", concurrency=8))
+    with pytest.raises(SubmissionError, match="are not of one curve") as refused:
+        read_points(site.folder / "points")
+    assert "version.version was 0.32.0, now 0.31.0" in refused.value.cause
+
+
+# --- what is kept
+
+
+@pytest.fixture(scope="module")
+def kept_once(tmp_path_factory, server, behaviour):
+    """A curve's probes and a point with an accuracy run, measured once."""
+    behaviour.pages, behaviour.fault = pages(), lambda number: Fault.NONE
+    site = Site(tmp_path_factory.mktemp("kept"), server.endpoint)
+    find_curve(CurveInputs(c_min=1, c_max=40, output_dir=str(site.folder / "curve")), site.inputs())
+    measure_point(site.inputs(accuracy=True))
+    return site
+
+
+@pytest.fixture
+def kept(tmp_path, kept_once, server):
+    shutil.copytree(kept_once.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "client.json").unlink()
+    shutil.rmtree(tmp_path / "checkout")
+    site = object.__new__(Site)
+    site.folder = tmp_path
+    shutil.copytree(kept_once.folder / "checkout", tmp_path / "checkout")
+    shutil.copyfile(kept_once.folder / "client.json", tmp_path / "client.json")
+    return site
+
+
+def doubled(path):
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, "tps": 2 * summary["tps"]}))
+
+
+CHANGES = {
+    "performance/result_summary.json": doubled,
+    "events.jsonl": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "config.yaml": lambda path: path.write_text(path.read_text().replace("temperature: 0", "temperature: 1")),
+    "accuracy/accuracy_results.json": Path.unlink,
+    "sample_idx_map.json": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_point_whose_files_were_changed_is_measured_again_and_not_published(kept, name):
+    inputs, folder = kept.inputs(accuracy=True), kept.folder / "points"
+    assert earlier_point(inputs)[0] is not None and read_points(folder)
+    (folder / "point-1" / "point.yaml").write_text("written by the bundle: no file of the client")
+    assert earlier_point(inputs)[0] is not None
+    CHANGES[name](folder / "point-1" / name)
+    assert earlier_point(inputs) == (None, f"files of it have been changed or removed: {name}")
+    with pytest.raises(SubmissionError, match="point-1 is not as it was measured") as refused:
+        read_points(folder)
+    assert name in refused.value.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("performance/result_summary.json", doubled, "files of probe-40 have been changed or removed: performance"),
+        ("events.jsonl", Path.unlink, "files of probe-40 have been changed or removed: events.jsonl"),
+        (POINT_FILE, Path.unlink, "cannot read the PointRecord"),
+    ],
+)
+def test_a_curve_whose_probes_were_changed_is_made_again(kept, name, change, words):
+    inputs = CurveInputs(c_min=1, c_max=40, output_dir=str(kept.folder / "curve"))
+    assert earlier_curve(inputs, kept.inputs())[1] == ""
+    change(kept.folder / "curve" / "probe-40" / name)
+    record, why_not = earlier_curve(inputs, kept.inputs())
+    assert record is None and words in why_not
+
+
+def test_a_probe_that_was_made_again_alone_is_none_of_the_curve(kept):
+    inputs = CurveInputs(c_min=1, c_max=40, output_dir=str(kept.folder / "curve"))
+    path = kept.folder / "curve" / "probe-40" / POINT_FILE
+    write_record(path, replace(read_record(path, PointRecord), samples_per_second=4.0))
+    assert earlier_curve(inputs, kept.inputs())[1] == "probe-40 is another run"
+
+
+# --- the identity
+
+
+def identity(site, **given):
+    return point_setup(site.inputs(**given)).identity
+
+
+def test_what_a_result_depends_on_is_in_its_identity_and_nothing_else(site, server, monkeypatch):
+    first = identity(site)
+    monkeypatch.setenv("OTHER_NAME", "key")
+    site.probe(server.endpoint, access=Access(key_env="OTHER_NAME"))
+    assert identity(site) == first
+    site.probe(server.endpoint.replace("127.0.0.1", "localhost"))
+    assert identity(site) != first
+    site.probe(server.endpoint)
+    dataset = read_record(site.folder / "d.json", DatasetRecord)
+    for change in ({"sha256": "1" * 64}, {"samples": PASS + 1}):
+        write_record(site.folder / "d.json", replace(dataset, **change))
+        assert identity(site, pass_samples=PASS) != first
+
+
+def table(path, rows, text="a"):
+    parquet.write_table(pyarrow.table({"prompt": [f"{text} {number}" for number in range(rows)]}), path)
+    return path
+
+
+def test_a_given_dataset_is_part_of_the_identity_by_its_content_and_rows(tmp_path, server, behaviour):
+    behaviour.pages = pages()
+    site, rows = Site(tmp_path, server.endpoint, stand_in=False), endpoints_benchmark("llama3_1-8b").samples
+    given, same = table(tmp_path / "a.parquet", rows), table(tmp_path / "b.parquet", rows)
+    other = table(tmp_path / "c.parquet", rows, text="b")
+    made = point_setup(site.inputs(dataset_file=str(given)))
+    assert (made.dataset_sha256, made.dataset_rows) == (sha256_of(given), rows)
+    assert identity(site, dataset_file=str(same)) == made.identity
+    assert len({made.identity, identity(site, dataset_file=str(other)), identity(site)}) == 3
+
+
+@pytest.mark.parametrize("rows", [0, 100, 13367, 13369])
+def test_a_given_dataset_of_other_rows_is_refused_by_the_plan(tmp_path, rows):
+    path = table(tmp_path / "set.parquet", rows)
+    settings = EndpointsSettings(vllm_model_name="hub/name", dataset_path=str(path), output_dir=str(tmp_path))
+    with pytest.raises(DatasetError, match=f"has {rows:,} rows") as refused:
+        EndpointsJob.of(settings)
+    assert "13,368 samples" in refused.value.cause and "--dataset_path" in refused.value.remedy
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1 no table PAR1", "folder"])
+def test_a_given_dataset_that_is_no_parquet_file_is_refused_by_the_plan(tmp_path, content):
+    path = tmp_path / "set.parquet"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DatasetError):
+        require_dataset_file(endpoints_benchmark("gpt-oss-120b"), str(path))
+
+
+def test_a_dataset_of_an_earlier_command_is_not_read_by_a_later_one_that_gives_none(tmp_path, site):
+    model, place = read_record(site.folder / "m.json", ModelRecord), "cache/set.parquet"
+    given = table(tmp_path / "set.parquet", 3)
+    prepare_folder(tmp_path / "points", model, None, files={place: given})
+    assert (tmp_path / "points" / place).read_bytes() == given.read_bytes()
+    prepare_folder(tmp_path / "points", model, None, files={place: None})
+    assert not (tmp_path / "points" / place).exists()
+    (tmp_path / "points" / place).write_bytes(b"fetched by the client")
+    prepare_folder(tmp_path / "points", model, None, files={place: None})
+    assert (tmp_path / "points" / place).read_bytes() == b"fetched by the client"
