@@ -42,6 +42,7 @@ PARTS = {
         "doubts",
         "client",
         "user_conf",
+        "given_conf",
         "settings",
         "identity",
         "wheel",

@@ -64,6 +64,43 @@ def test_a_frame_of_todays_pandas_is_read_whatever_the_protocol(tmp_path, protoc
     assert read_published(tmp_path / "today.pkl") == frame.to_dict(orient="records")
 
 
+TEXTS = {"input": ["a", "b\u00e9", ""], "tok_input": [[1], [2, 3], []], "output": ["c", None, "e"], "n": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda frame: frame,
+        lambda frame: frame.iloc[1:].reset_index(drop=True),
+        lambda frame: frame.set_index(frame["input"]),
+        lambda frame: frame.astype({"input": "string"}),
+        lambda frame: __import__("pandas").concat([frame, frame], ignore_index=True),
+    ],
+    ids=["as it is", "a part", "an index of texts", "the type string", "joined"],
+)
+def test_texts_that_pandas_3_saves_as_pyarrows_arrays_are_read(tmp_path, changed, protocol):
+    import pandas
+
+    frame = changed(pandas.DataFrame(TEXTS))
+    frame.to_pickle(tmp_path / "texts.pkl", protocol=protocol)
+    wanted = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")
+    assert read_published(tmp_path / "texts.pkl") == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("Int64", "IntegerArray"), ("category", "NDArrayBacked"), ("datetime64[ns]", "NDArrayBacked")]
+)
+def test_columns_of_other_types_of_pandas_are_named(tmp_path, kind, named):
+    import pandas
+
+    pandas.DataFrame({**TEXTS, "of": pandas.Series([1, 2, 3]).astype(kind)}).to_pickle(tmp_path / "typed.pkl")
+    with pytest.raises(DatasetError) as caught:
+        read_published(tmp_path / "typed.pkl")
+    assert named in str(caught.value)
+    assert "parquet" in caught.value.remedy
+
+
 def test_the_order_of_a_transposed_frame_is_kept(tmp_path):
     import pandas
 

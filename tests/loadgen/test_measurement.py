@@ -17,7 +17,16 @@ from cm4vllm.common.errors import ServerDied, UsageError
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.measurement import Earlier, RunInputs, earlier_run, measure, settings_of, write_user_conf
+from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.loadgen.measurement import (
+    Earlier,
+    RunInputs,
+    earlier_run,
+    measure,
+    require_run,
+    settings_of,
+    write_user_conf,
+)
 from cm4vllm.loadgen.process.run_status import PartialScores
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord
 from cm4vllm.loadgen.settings import in_flight_of
@@ -119,6 +128,34 @@ def test_the_users_own_user_conf_is_the_one_that_counts(by_own_conf):
     own = Path(asked.user_conf).read_text()
     assert "target_qps = 77" in own
     assert (folder / "user.conf").read_text() == own == record.settings.user_conf
+    assert read_performance(folder).target_qps == record.settings.target_qps == 77
+    assert record.settings.target_qps_source == "LoadGen's, by user.conf"
+
+
+@pytest.mark.parametrize(
+    "line", ["llama3.1-8b.Server.target_qps = 200", "*.Server.target_qsp = 200", "*.Server.ttft_latency = 5000"]
+)
+def test_a_user_conf_that_is_not_the_runs_is_refused_by_plan_and_run(env, tmp_path, line):
+    own = tmp_path / "own.conf"
+    own.write_text(f"{line}\n")
+    asked = inputs(env, CM_MLPERF_USER_CONF=str(own), CM_MLPERF_LOADGEN_SCENARIO="Server")
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        for begun in (require_run, measure):
+            with pytest.raises(UsageError) as caught:
+                begun(asked)
+            assert line in caught.value.cause
+
+
+def test_the_rate_of_a_user_conf_without_one_is_loadgens_own_and_said(env, tmp_path, capsys):
+    own = tmp_path / "own.conf"
+    own.write_text("*.Offline.min_duration = 0\n*.Offline.min_query_count = 8\n")
+    asked = inputs(env, CM_MLPERF_USER_CONF=str(own))
+    require_run(asked)
+    assert "user.conf has LoadGen aim at 1 queries/s; the 12.5 asked for do not count" in "".join(capsys.readouterr())
+    with FakeVllm() as server:
+        serve(tmp_path, server)
+        assert settings_of(asked).target_qps == 1
 
 
 def test_the_dataset_is_that_of_the_mode_or_of_the_compliance_test_where_these_have_their_own(env):

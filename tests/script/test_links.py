@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.owned_folders import note_finished
-from cm4vllm.common.records import read_record
+from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach
 from cm4vllm.engine.plan.plan import plan
@@ -54,9 +55,11 @@ def chain(session, tags, **flags):
     return [node.tags for node in root.children if not node.tags.startswith("get,generic-python-lib")]
 
 
-def everything(model, dataset, round_="_r6.1"):
+def everything(model, dataset, round_="_r6.1", *, sentences=None):
+    """Return the dependencies of a run; answers of the benchmark's own dataset are split into sentences."""
     return [
         f"get,mlperf,inference,loadgen,{round_}",
+        *(["get,nltk-data"] if sentences or (sentences is None and dataset == "_mlcommons") else []),
         f"get,ml-model,{model}",
         f"get,dataset,{dataset}",
         "generate,user-conf,mlperf,inference",
@@ -95,8 +98,31 @@ def test_a_run_alone_gets_the_model_its_dataset_the_rounds_loadgen_and_a_server(
     assert chain(session, RUN + tags, **flags) == expected
 
 
+@pytest.mark.parametrize(
+    ("tags", "flags", "asks"),
+    [
+        (",_hf.ORG/NAME", {"mode": "performance", "target_qps": "5"}, False),
+        (",_hf.ORG/NAME", {"model": "gpt-oss-120b"}, False),
+        (",_hf.ORG/NAME", {"model": "llama2-70b-99.9"}, True),
+        (",_hf.ORG/NAME", {"nltk_data": "/data/nltk"}, False),
+    ],
+)
+def test_an_accuracy_run_alone_gets_the_sentence_model_that_its_scores_need(session, tags, flags, asks):
+    assert ("get,nltk-data" in chain(session, RUN + tags, **flags)) is asks
+
+
+@pytest.mark.parametrize(("sentences", "asks"), [("punkt_tab", True), ("punkt-untrained", False)])
+def test_a_given_dataset_says_whether_its_scores_need_the_sentence_model(session, tmp_path, sentences, asks):
+    record = DatasetRecord(
+        name="x", path="/x", source="x", sha256="", samples=1, max_input_tokens=1, sentences=sentences
+    )
+    write_record(tmp_path / "dataset.json", record)
+    given = {"dataset_record": str(tmp_path / "dataset.json")}
+    assert ("get,nltk-data" in chain(session, RUN, **given)) is asks
+
+
 def test_a_search_for_a_rate_alone_gets_the_same_but_no_user_conf(session):
-    expected = everything("_hf.ORG/NAME", "_mlcommons", "_r6.0")
+    expected = everything("_hf.ORG/NAME", "_mlcommons", "_r6.0", sentences=False)
     expected.remove("generate,user-conf,mlperf,inference")
     assert chain(session, f"{SEARCH},_hf.ORG/NAME,_r6.0", target_qps="5") == expected
 
@@ -135,7 +161,11 @@ def test_a_given_server_is_asked_before_anything_is_downloaded(session):
     others = [entry for entry in expected if "server" not in entry]
     assert chain(session, RUN, api_server=SERVER, env=trains) == ["run,vllm-server", *others]
     named = chain(session, RUN, api_server=SERVER, vllm_model_name="ORG/NAME")
-    assert named[0] == "run,vllm-server" and named[2:4] == ["get,ml-model,_served.ORG/NAME", "get,dataset,_mlcommons"]
+    assert named[0] == "run,vllm-server" and named[2:5] == [
+        "get,nltk-data",
+        "get,ml-model,_served.ORG/NAME",
+        "get,dataset,_mlcommons",
+    ]
 
 
 def test_what_the_main_job_gives_is_not_got_again(session):

@@ -12,12 +12,13 @@ from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.common.records import read_record
 from cm4vllm.loadgen.records import RUN_FILE, RunRecord, given_run_folder
 
-__all__ = ["FOLDER", "accuracy_folder", "ready_graders", "score_needs"]
+__all__ = ["FOLDER", "SENTENCES", "accuracy_folder", "ready_graders", "score_needs"]
 
 #: The key of the folder of the run.
 FOLDER = "CM_MLPERF_ACCURACY_RESULTS_DIR"
 _GIVEN = "CM_MLPERF_GRADERS"
-_SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
+#: The key that switches on the sentence model.
+SENTENCES = "CM_MLPERF_SCORES_NEED_SENTENCES"
 _SPEECH = "CM_MLPERF_SCORES_NEED_SPEECH_PACKAGES"
 _GRADER = "CM_MLPERF_SCORES_NEED_GRADER_"
 
@@ -39,7 +40,7 @@ def score_needs(env: Mapping[str, Any]) -> dict[str, str]:
     """
     settings = read_record(accuracy_folder(env) / RUN_FILE, RunRecord).settings
     scorer = scorer_of(settings.terms)
-    needs = {_SENTENCES: "yes"} if scorer.rouge and settings.dataset.sentences == TRAINED else {}
+    needs = {SENTENCES: "yes"} if scorer.rouge and settings.dataset.sentences == TRAINED else {}
     if scorer.normalises:
         needs[_SPEECH] = "yes"
     if not env.get(_GIVEN):

@@ -40,6 +40,11 @@ TRAINED, UNTRAINED = "punkt_tab", "punkt-untrained"
 #: Where nltk keeps the model, below each of its data folders and below ours.
 ENGLISH = Path("tokenizers/punkt_tab/english")
 TOTAL_S = 600.0
+#: The recipes ask for the model themselves, where they are not given a folder that lacks it.
+_INSTALLED = (
+    "leave --nltk_data out: the recipe then gets the model (get,nltk-data); without network: "
+    "cm run script --tags=get,nltk-data --nltk_data=punkt_tab.zip once, with the file from elsewhere"
+)
 
 
 @dataclass(frozen=True)
@@ -128,16 +133,17 @@ def find_model(data: Path | None = None) -> Path:
     if folder is None:
         raise InstallError(
             "nltk's English sentence model punkt_tab is not installed",
-            cause=f"there is none in {data}" if data else "ROUGE-Lsum splits sentences with it, as the reference does",
-            remedy="cm run script --tags=get,nltk-data; without network: the same with --nltk_data=FOLDER or "
-            "--nltk_data=punkt_tab.zip",
+            cause=f"there is no {ENGLISH} in {data}"
+            if data
+            else "ROUGE-Lsum splits sentences with it, as the reference does",
+            remedy=_INSTALLED,
         )
     changed = [name for name, digest in MODEL.files.items() if _sha256(folder / ENGLISH / name) != digest]
     if changed:
         raise InstallError(
             f"the sentence model in {folder} is not the one that scores are compared with",
             cause=f"not as published, or missing: {', '.join(changed)}",
-            remedy="cm run script --tags=get,nltk-data",
+            remedy=_INSTALLED,
         )
     return folder
 

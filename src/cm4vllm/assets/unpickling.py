@@ -2,7 +2,8 @@
 
 A pickle is a program: it may call whatever it names. Here it can name only what a pandas DataFrame is made of, and each
 of these names stands for a plain object below: no code of pandas runs. Whatever else a file names is refused.
-Layouts: pandas/core/internals/managers.py and blocks.py (1.3 and later), numpy's ndarray.__reduce__ and __setstate__.
+Layouts: pandas/core/internals/managers.py and blocks.py (1.3 and later), numpy's ndarray.__reduce__ and __setstate__,
+pyarrow/array.pxi (_reduce_array_data) for the text columns of pandas 3.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -37,7 +39,7 @@ def read_table(data: bytes, name: str) -> list[dict[str, Any]]:
         raise DatasetError(
             f"{name} is not a table that can be read safely",
             cause=f"it asks for {error}",
-            remedy="have its publisher give it as JSON or parquet; nothing of it was run",
+            remedy="give it as JSON or parquet, as DataFrame.to_parquet writes it; nothing of it was run",
         ) from error
     except (DatasetError, MemoryError):
         raise
@@ -93,6 +95,46 @@ class _Array:
         """Return a two-dimensional array row by row."""
         count, width = self.shape
         return [self.values[start * width : (start + 1) * width] for start in range(count)]
+
+
+class _Texts(_Array):
+    """A column of texts, as pandas 3 saves them: pyarrow's arrays, one after the other; None where there is no text."""
+
+    def __setstate__(self, state: Any) -> None:
+        fields = state[-1] if isinstance(state, tuple) else state
+        self.values = list(fields["_pa_array"])
+        self.shape = (1, len(self.values))
+
+
+def _arrow_texts(parts: Sequence[Any]) -> list[str | None]:
+    """Return the texts of one array of pyarrow: type, length, number of empty ones, offset, buffers."""
+    kind, length, _, offset, (present, ends, data), *_ = parts
+    if kind not in _ARROW_TEXTS:
+        raise _Refused(f"an array of pyarrow's type {kind}")
+    places = numpy.frombuffer(ends, dtype=_ARROW_TEXTS[kind])[offset : offset + length + 1].tolist()
+    if len(places) != length + 1 or places != sorted(places):
+        raise ValueError(f"{len(places)} places of {length} texts")
+    whole = bytes(data or b"")
+    missing = set()
+    if present is not None:
+        bits = numpy.unpackbits(numpy.frombuffer(present, dtype=numpy.uint8), bitorder="little")
+        missing = set(numpy.flatnonzero(bits[offset : offset + length] == 0).tolist())
+    spans = enumerate(pairwise(places))
+    return [None if number in missing else whole[begin:end].decode() for number, (begin, end) in spans]
+
+
+#: pyarrow's types of texts, each with the type of its offsets.
+_ARROW_TEXTS = {"string": "<i4", "large_string": "<i8"}
+
+
+def _joined_chunks(chunks: Iterable[Sequence[Any]], *_: Any) -> list[Any]:
+    return [value for chunk in chunks for value in chunk]
+
+
+def _buffer(data: bytes | bytearray) -> bytes | bytearray:
+    if not isinstance(data, bytes | bytearray):
+        raise _Refused("a buffer that is no bytes")
+    return data
 
 
 class _Index:
@@ -157,7 +199,15 @@ def _known() -> dict[tuple[str, str], Any]:
         ("builtins", "slice"): slice,
         ("__builtin__", "slice"): slice,
         ("_codecs", "encode"): _encoded,
+        ("builtins", "bytearray"): _buffer,
         ("numpy", "ndarray"): _Kind,
+        ("pandas", "NA"): _Kind,
+        ("pandas", "StringDtype"): lambda *_: _Kind,
+        ("pandas.arrays", "ArrowStringArray"): _Texts,
+        ("pyarrow.lib", "_restore_array"): _arrow_texts,
+        ("pyarrow.lib", "chunked_array"): _joined_chunks,
+        ("pyarrow.lib", "py_buffer"): _buffer,
+        ("pyarrow.lib", "type_for_alias"): str,
         ("numpy", "dtype"): _Dtype,
         ("pandas._libs.internals", "_unpickle_block"): lambda values, places, ndim: (values, places, ndim),
         ("pandas.core.internals.managers", "BlockManager"): _Manager,

@@ -14,12 +14,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from cm4vllm.accuracy.live_rouge import live_scores
+from cm4vllm.accuracy.scorer_needs import SENTENCES
+from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
-from cm4vllm.campaign.capabilities import require_runnable
+from cm4vllm.campaign.capabilities import needs_sentences, require_runnable
 from cm4vllm.campaign.given_datasets import require_given_datasets
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.own_server import earlier_server
@@ -109,7 +111,22 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
     folder = typed_path(inputs.output_dir or f"mlperf-run/{inputs.terms.scenario}/{kind}").absolute()
     require_run_folder(folder, lock_of(folder))
     keep = Division.parse(inputs.division) is Division.OPEN
-    return {**_assets(env, inputs), **_folders(folder, RUN_FILE), "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no"}
+    return {
+        **_assets(env, inputs),
+        **_folders(folder, RUN_FILE),
+        "CM_MLPERF_KEEP_ANSWERS": "yes" if keep else "no",
+        SENTENCES: "yes" if _splits_sentences(env, inputs) else "no",
+    }
+
+
+def _splits_sentences(env: Mapping[str, Any], inputs: RunInputs) -> bool:
+    """Tell whether the scores of a run, which are shown while its answers come, need nltk's sentence model."""
+    terms = inputs.terms
+    if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
+        return False
+    if inputs.dataset:
+        return read_record(Path(inputs.dataset), DatasetRecord).sentences == TRAINED
+    return LinkInputs.of({**env, **absolute_paths(env)}).sources().needs_sentence_model
 
 
 def _completed_search(env: Mapping[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ _WARNING_S = 60
 #: The nodes and the launcher of a main job, as CM reads them: a comma ends the name of a flag with a list.
 _NODES = re.compile(r"--?(nodes|launcher|env\.CM_VLLM_SERVER_(NODES|LAUNCHER)),?(=|$)")
 #: The sets of options of sbatch of which it takes one at most (sbatch(1): --mem, --exclusive and --oversubscribe,
-#: --gpus-per-node and --gpus-per-task beside --gpus), by which a given option takes the place of cm4vllm; each as long.
+#: --gpus-per-node and --gpus-per-task beside --gpus), by which a given option replaces ours; each as long.
 _EXCLUSIVE = (
     frozenset({"mem", "mem-per-cpu", "mem-per-gpu"}),
     frozenset({"exclusive", "oversubscribe", "share"}),

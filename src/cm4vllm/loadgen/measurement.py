@@ -14,8 +14,10 @@ from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import altered_files, writable_folder
 from cm4vllm.common.owned_folders import Kind, beside, forget, note_files, write_noted
+from cm4vllm.common.progress import warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.loadgen.given_conf import rate_in, require_usable_conf
 from cm4vllm.loadgen.identity import at_present_places, differences, settings_sha256
 from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.process_monitor import OnAnswers
@@ -162,8 +164,12 @@ def require_run(inputs: RunInputs) -> None:
 
     Raises UsageError.
     """
-    _conf(inputs, inputs.terms, None)
-    _given_conf(inputs)
+    wanted = inputs.terms
+    conf, text = _conf(inputs, wanted, None), _given_conf(inputs)
+    if text and wanted.needs_rate and (asked := conf.target_qps) != (aimed := rate_in(text, wanted)):
+        warn(
+            f"{wanted.scenario}: user.conf has LoadGen aim at {aimed:g} queries/s; the {asked:g} asked for do not count"
+        )
     require_workers(inputs.num_workers)
     if inputs.stream_interval is not None:
         require_interval(inputs.terms, inputs.stream_interval)
@@ -205,17 +211,22 @@ def measure(inputs: RunInputs, watch: Watch | None = None, *, audit_config: str 
 
 
 def _given_conf(inputs: RunInputs) -> str:
-    """Return the text of the user.conf that is given, empty where none is. Raises UsageError."""
+    """Return the text of the user.conf that is given, empty where none is.
+
+    Raises UsageError where it cannot be read, and for lines that LoadGen would set nothing by.
+    """
     if not inputs.user_conf:
         return ""
     try:
-        return Path(inputs.user_conf).read_text(encoding="utf-8")
+        text = Path(inputs.user_conf).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the user.conf {inputs.user_conf}",
             cause=str(error),
             remedy="name a file that can be read, or none: the rules give one",
         ) from error
+    require_usable_conf(text, inputs.terms)
+    return text
 
 
 def settings_of(inputs: RunInputs, audit_config: str = "") -> RunSettings:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import DatasetError, ServerUnsuitable, UsageError
 from cm4vllm.loadgen.client.wire import Sampling
+from cm4vllm.loadgen.given_conf import rate_in
 from cm4vllm.loadgen.records import RunSettings
 from cm4vllm.loadgen.user_conf import UserConf
 from cm4vllm.rules import Media, Terms
@@ -19,6 +20,7 @@ from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "MOST_WORKERS",
+    "ROUNDED",
     "in_flight_of",
     "longest_answer",
     "require_interval",
@@ -35,6 +37,9 @@ IN_FLIGHT_PER_SEQUENCE = 2
 #: It takes 256 on other GPUs, and 128 a worker on processors (0.26.0 and 0.32.0, engine/arg_utils.py); further requests
 #: wait in it.
 DEFAULT_SEQUENCES = 1024
+
+#: An expected latency in user.conf has six digits.
+ROUNDED = 1e-4
 
 #: Client processes that can be asked for; one carries some 50,000 tokens/s.
 MOST_WORKERS = 64
@@ -77,6 +82,9 @@ def run_settings(
     interval = _interval(terms, server) if stream_interval is None else stream_interval
     _require_usable(terms, server, interval)
     require_workers(num_workers)
+    rate, source = _rate(conf, user_conf, target_qps), target_qps_source
+    if rate != (conf.target_qps or target_qps):
+        source = "LoadGen's, by user.conf"
     settings = RunSettings(
         rehearsal=conf.rehearsal,
         terms=terms,
@@ -87,8 +95,8 @@ def run_settings(
         stream_interval=interval,
         num_workers=num_workers or 0,
         self_check=self_check,
-        target_qps=conf.target_qps or target_qps or 0.0,
-        target_qps_source=target_qps_source,
+        target_qps=rate or 0.0,
+        target_qps_source=source,
         shortened=shortened,
         model=model,
         dataset=dataset,
@@ -99,6 +107,15 @@ def run_settings(
     )
     require_room(settings, dataset.max_input_tokens)
     return settings
+
+
+def _rate(conf: UserConf, user_conf: str, target_qps: float | None) -> float | None:
+    """Return the rate at which LoadGen aims: that of the `user_conf` that is given, where it is another one."""
+    asked = conf.target_qps or target_qps
+    if not user_conf or not conf.terms.needs_rate:
+        return asked
+    stated = rate_in(user_conf, conf.terms)
+    return asked if asked and abs(stated / asked - 1) < ROUNDED else stated
 
 
 def _interval(terms: Terms, server: ServerRecord) -> int:

@@ -30,7 +30,7 @@ def node_names(server: ServerRecord) -> list[str]:
     """Ask each node for its name. Raises ServerUnreachable; ServerUnsuitable where two have the same."""
     names: dict[str, str] = {}
     for site in sites_of(server):
-        listed = [model.name for model in served_models(site) if not model.adapter]
+        listed = [model.name for model in served_models(site) if not model.parent]
         name = [candidate for candidate in listed if candidate != server.model_name][-1:] or [server.model_name]
         if name[0] in names:
             raise ServerUnsuitable(

@@ -151,16 +151,17 @@ class ServerRecord(Record, frozen=True, kw_only=True):
 
     `options` are those of vLLM, by its full names without dashes: those that `argv` gives, always read from it, and of
     a server at --api_server those that it reports. `endpoint` is its base URL, all that stands before /v1 (unix:///PATH
-    for a Unix socket), `model_name` the name it serves, `answered_by` the one in its answers to the probe, `software`
-    the program, `version` what its /version says, each empty where it is not known. `dialect` is None for a server that
-    lists the ids of the tokens that it generates. `replicas` are the endpoints of further servers of the same model,
-    over which the client spreads its requests; `members` are their records where they are ours. `ca_file` holds the
-    certificates that a https:// endpoint is checked against, beside the system's; `access` names the variables that
-    hold its key and headers. `unchecked` says in words what the probe could not find out. `model_folder` is the folder
-    that a server at --api_server reports its model's files in, where that is on this machine; empty otherwise.
-    `niceness` is what its processes and their scheduling group have more of than ours while the latency of its answers
-    is measured. `identities` says by endpoint what servers at --api_server report of themselves. `nodes` are those of a
-    server over several, its head first. `container` is where it runs, and `argv` its command inside; None outside of a
+    for a Unix socket), `model_name` the name it serves, `adapter_of` the model that this one is an adapter of,
+    `answered_by` the one in its answers to the probe, `software` the program, `version` what its /version says,
+    each empty where it is not known. `dialect` is None for a server that lists the ids of the tokens that it
+    generates. `replicas` are the endpoints of further servers of the same model, over which the client spreads its
+    requests; `members` are their records where they are ours. `ca_file` holds the certificates that a https://
+    endpoint is checked against, beside the system's; `access` names the variables that hold its key and headers.
+    `unchecked` says in words what the probe could not find out. `model_folder` is the folder that a server at
+    --api_server reports its model's files in, where that is on this machine; empty otherwise. `niceness` is what
+    its processes and their scheduling group have more of than ours while the latency of its answers is measured.
+    `identities` says by endpoint what servers at --api_server report of themselves. `nodes` are those of a server
+    over several, its head first. `container` is where it runs, and `argv` its command inside; None outside of a
     container. `simulated` is set where no model is served at all.
     """
 
@@ -174,6 +175,7 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     access: Access = Access()
     unchecked: list[str] = []
     model_name: str
+    adapter_of: str = ""
     answered_by: str = ""
     max_model_len: int
     software: str = "vLLM"
@@ -201,6 +203,14 @@ class ServerRecord(Record, frozen=True, kw_only=True):
     def named(self) -> str:
         """The program that serves, with its version."""
         return f"{self.software} {self.version}".strip() if self.software else "a server of unknown software"
+
+    @property
+    def open_only(self) -> list[str]:
+        """Reasons why results of this server can only be of the open division; empty if there are none."""
+        reasons = list(self.dialect.open_only) if self.dialect else []
+        if self.adapter_of:
+            reasons.append(f"{self.model_name} is an adapter, which changes the weights of {self.adapter_of}")
+        return reasons
 
     @property
     def endpoints(self) -> list[str]:

@@ -16,14 +16,33 @@ from cm4vllm.serving.options import stored_options
 from cm4vllm.serving.records import ServerIdentity, ServerRecord
 from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
 
-__all__ = ["identities", "identity", "other_content", "process_start", "reported_options", "restarts"]
+__all__ = [
+    "identities",
+    "identity",
+    "other_content",
+    "process_start",
+    "reported_options",
+    "require_one_server",
+    "restarts",
+    "unlike",
+]
 
 _SHORT_S = 10.0
-#: The number of times that a server is asked for its process's start: an address may have several processes behind it.
+#: The number of times that a server is asked for its process's start and its models: an address may have several
+#: processes behind it, and several servers.
 _ASKED = 5
 #: Fields that change from one answer to the next (`created` is the time of asking, `permission` has a random id), or
 #: from one start to the next with the memory that is free.
-_NO_CONTENT = ("created", "permission", "num_gpu_blocks", "num_cpu_blocks")
+_NO_CONTENT = (
+    "created",
+    "permission",
+    "num_gpu_blocks",
+    "num_cpu_blocks",
+    "kv_cache_size_tokens",
+    "kv_cache_max_concurrency",
+)
+#: The number of an engine, which is another one in each server of a data-parallel group.
+_ENGINE = re.compile(r"^cache of engine [^.]*\.")
 _START = re.compile(r"^process_start_time_seconds (\S+)", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
 _LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
@@ -62,6 +81,33 @@ def identity(site: Site, model: str) -> ServerIdentity:
     return ServerIdentity(reported=reported, process_started_s=starts.pop() if len(starts) == 1 else None)
 
 
+def require_one_server(site: Site) -> None:
+    """Raise ServerUnsuitable for an address at which several servers answer in turn, of other models or versions.
+
+    Raises ServerUnreachable.
+    """
+    for path, name in (("/version", "version"), ("/v1/models", "model")):
+        pages = [dict(_leaves(_by_model(_page(site, path)), name)) for _ in range(_ASKED)]
+        answered = [page for page in pages if page]
+        if other := next((page for page in answered if page != answered[0]), None):
+            raise ServerUnsuitable(
+                f"several servers answer in turn at {site.endpoint}, and they differ",
+                cause="\n".join(
+                    f"{fact}: {before}, then {after}" for fact, before, after in _apart(answered[0], other)
+                ),
+                remedy="give the address of each server, separated by commas: all of one model and version; a gateway "
+                "that chooses among several models cannot be measured",
+            )
+
+
+def _by_model(page: Any) -> Any:
+    """Return a list of models as an object, by their names; another page as it is."""
+    models = page.get("data") if isinstance(page, dict) else None
+    if not isinstance(models, list):
+        return page
+    return {str(entry.get("id")): {"served": "yes", **entry} for entry in models if isinstance(entry, dict)}
+
+
 def reported_options(site: Site) -> dict[str, OptionValue]:
     """Return the options that a running server reports, by vLLM's full names; empty if it reports none.
 
@@ -96,13 +142,24 @@ def process_start(metrics: str) -> float | None:
 def other_content(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
     """Return in words what servers report otherwise than before; nothing where no server was asked before."""
     return [
-        f"the server at {endpoint} is another one: {name} was {_short(earlier.get(name))}, "
-        f"now {_short(later.get(name))}"
+        f"the server at {endpoint} is another one: {name} was {earlier}, now {later}"
         for endpoint in before
-        for earlier, later in [(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})]
-        for name in {**earlier, **later}
-        if earlier.get(name) != later.get(name)
+        for name, earlier, later in _apart(before[endpoint].reported, now[endpoint].reported if endpoint in now else {})
     ]
+
+
+def unlike(ours: Mapping[str, ServerIdentity], theirs: Mapping[str, ServerIdentity]) -> list[str]:
+    """Return in words what one server reports otherwise than another; each is given by its endpoint."""
+    ((endpoint, first),), ((other_endpoint, other),) = ours.items(), theirs.items()
+    return [
+        f"{name}: {own} at {endpoint}, {others} at {other_endpoint}"
+        for name, own, others in _apart(_without_engines(first.reported), _without_engines(other.reported))
+    ]
+
+
+def _without_engines(reported: Mapping[str, str]) -> dict[str, str]:
+    named = {_ENGINE.sub("cache.", name): value for name, value in reported.items()}
+    return {name: value for name, value in named.items() if name != "cache.engine"}
 
 
 def restarts(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdentity]) -> list[str]:
@@ -113,6 +170,15 @@ def restarts(before: Mapping[str, ServerIdentity], now: Mapping[str, ServerIdent
         if endpoint in now
         for earlier, later in [(before[endpoint].process_started_s, now[endpoint].process_started_s)]
         if earlier is not None and later is not None and earlier != later
+    ]
+
+
+def _apart(first: Mapping[str, str], other: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return the names of what differs in two reports, each with both values as they are shown."""
+    return [
+        (name, _short(first.get(name)), _short(other.get(name)))
+        for name in {**first, **other}
+        if first.get(name) != other.get(name)
     ]
 
 

@@ -18,12 +18,13 @@ from cm4vllm.common.host_addresses import host_of, is_loopback
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
+from cm4vllm.serving.distinct_servers import require_distinct, require_one_system
 from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.probed_answers import read_ids, words_of
 from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
 from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
-from cm4vllm.serving.server_identities import identity, reported_options
+from cm4vllm.serving.server_identities import identity, reported_options, require_one_server
 from cm4vllm.serving.server_requests import (
     LONG_S,
     OPTIONAL_S,
@@ -61,12 +62,12 @@ class Model:
     """A model that a server lists. `max_model_len` is 0 where the server does not tell it.
 
     `owner` is whom the server names as its owner: most name themselves. `root` is what it was loaded from: a folder, or
-    the name of a hub's model.
+    the name of a hub's model. An adapter (LoRA) has a `parent`, the model that it changes.
     """
 
     name: str
     max_model_len: int = 0
-    adapter: bool = False
+    parent: str = ""
     owner: str = ""
     root: str = ""
 
@@ -93,15 +94,8 @@ def probe(
         _probe(Site(url, ca_file, access), model_name, api, max_model_len, text=text) for url in base_urls(api_server)
     ]
     first = records[0]
-    for other in records[1:]:
-        for field in ("model_name", "answered_by", "max_model_len", "software", "version", "dialect"):
-            ours, theirs = getattr(first, field), getattr(other, field)
-            if ours != theirs:
-                raise ServerUnsuitable(
-                    "the servers differ",
-                    cause=f"{field}: {ours} at {first.endpoint}, {theirs} at {other.endpoint}",
-                    remedy="start them with the same vLLM, model and options; a result is of one system",
-                )
+    require_one_system(records)
+    require_distinct(records, lambda site: check_answer(site, first.model_name, first.api))
     unchecked = list(dict.fromkeys(note for record in records for note in record.unchecked))
     return replace(
         first,
@@ -141,8 +135,14 @@ def _probe(site: Site, model_name: str, api: Api, max_model_len: int, *, text: b
     options = reported_options(site)
     if not _prefix_caching_is_known(site, options):
         unchecked.append("whether it caches prompt prefixes: its /metrics do not state it")
+    if model.parent:
+        unchecked.append(
+            f"the weights of the adapter {model.name} ({model.root or 'its root is not reported'}), which changes "
+            f"{model.parent}: the digest and the folder in the records are those of a model without it"
+        )
     return ServerRecord(
         endpoint=site.endpoint,
+        adapter_of=model.parent,
         api=api,
         dialect=dialect,
         ca_file=site.ca_file,
@@ -187,6 +187,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
             error.remedy += "" if name or not text else "; where it does not list its model, --vllm_model_name names it"
             raise
         return Model(name), error.cause
+    require_one_server(site)
     listed = any(model.name == name or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), _NOT_LISTED
@@ -250,7 +251,7 @@ def served_models(site: Site) -> list[Model]:
         Model(
             str(entry["id"]),
             _length(entry),
-            bool(entry.get("parent")),
+            str(entry.get("parent") or ""),
             str(entry.get("owned_by") or ""),
             str(entry.get("root") or ""),
         )
@@ -379,7 +380,7 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
     named = [model for model in models if model.name == name]
-    loaded = [model for model in models if name and not model.adapter and _same_root(model.root, name)]
+    loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
     if named or loaded:
         return (named or loaded)[0]
     if name:
@@ -388,7 +389,7 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             cause=f"it serves {', '.join(names)}",
             remedy=nearest(name, names) + "\n--vllm_model_name sets which model is measured",
         )
-    own = [model for model in models if not model.adapter]
+    own = [model for model in models if not model.parent]
     if len(own) != 1:
         raise ServerUnsuitable(
             f"the server at {endpoint} serves {len(own)} models: {', '.join(names)}",

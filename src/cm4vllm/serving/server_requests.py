@@ -18,6 +18,7 @@ from cm4vllm.common.progress import say
 from cm4vllm.serving.connection_errors import require_plain_http, translated_errors, trusted
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_access import Access, Unanswered, not_measurable, refused
+from cm4vllm.serving.server_places import require_distinct_addresses
 
 __all__ = [
     "LONG_S",
@@ -48,11 +49,12 @@ _SAID_AFTER = 3
 
 
 def base_urls(text: str) -> list[str]:
-    """Return the base URLs of several servers, separated by commas. Raises UsageError when one is no address."""
+    """Return the base URLs of several servers, separated by commas.
+
+    Raises UsageError when one is no address, and when two are one place.
+    """
     urls = [base_url(part) for part in text.split(",")]
-    twice = next((url for url in urls if urls.count(url) > 1), None)
-    if twice:
-        raise UsageError(f"{twice} is given twice", remedy="name each server once")
+    require_distinct_addresses(urls)
     return urls
 
 

@@ -199,12 +199,12 @@ def _sample(server: ServerRecord, dialect: Dialect, tokenizer: Tokenizer, most: 
 
 def require_division(server: ServerRecord, division: Division) -> None:
     """Raise ServerUnsuitable for a server whose results can only be of the open division, in another one."""
-    reasons = server.dialect.open_only if server.dialect is not None and division is not Division.OPEN else []
+    reasons = server.open_only if division is not Division.OPEN else []
     if reasons:
         raise ServerUnsuitable(
             f"the {division} division is not possible with the server at {server.endpoint}",
             cause="\n".join(reasons),
-            remedy="give --division=open, or use a server that returns token ids",
+            remedy="give --division=open, or use a server that returns token ids and serves the model itself",
         )
 
 

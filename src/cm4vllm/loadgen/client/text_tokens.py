@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -62,10 +63,8 @@ class Texts:
     """Counts and token ids that one worker derives from the texts that it receives."""
 
     def __init__(self, settings: TextSettings) -> None:
-        from tokenizers import Tokenizer
-
         self._settings = settings
-        self._tokenizer = Tokenizer.from_file(settings.tokenizer)
+        self._tokenizer = read_tokenizer(Path(settings.tokenizer))
         self._labels = {character: index for index, character in enumerate(settings.labels)}
         self._kept: list[TextAnswer] = []
         self._kept_characters = 0

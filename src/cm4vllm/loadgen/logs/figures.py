@@ -23,7 +23,7 @@ from cm4vllm.common.units import (
 )
 from cm4vllm.loadgen.logs.detail_log import DetailLog
 
-__all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "one_token_words", "undefined"]
+__all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "negative", "one_token_words", "undefined"]
 
 #: LoadGen's scenarios (loadgen/test_settings.h).
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -71,6 +71,8 @@ _RULES = tuple(
 
 #: The mean and the least time per output token.
 _TPOT_MEAN, _TPOT_LEAST = "result_time_to_output_token_mean", "result_time_to_output_token_min"
+#: LoadGen's words for an answer of one token, which has no time per output token (loadgen/logging.cc).
+_OF_ONE = "Number of tokens need to be greater than 1"
 
 #: By which figure the results of a LoadGen scenario are compared, the first one that the log has
 #: (tools/submission/submission_checker/constants.py, RESULT_FIELD_NEW and RESULT_FIELD_BENCHMARK_OVERWRITE). With token
@@ -88,7 +90,7 @@ _METRICS = {
 
 
 def figures(log: DetailLog) -> dict[str, LoggedFigure]:
-    """Return all figures of a performance log by name; what has no finite value is left out.
+    """Return all figures of a performance log by name; what has no finite value, or a negative one, is left out.
 
     Raises RunFailed where the value of one is no number.
     """
@@ -101,6 +103,20 @@ def undefined(log: DetailLog) -> list[str]:
     return [key for key in log.values if log.is_undefined(key) and any(rule.key.fullmatch(key) for rule in _RULES)]
 
 
+def negative(log: DetailLog) -> list[str]:
+    """Return the keys of the figures that are below 0, but for times per output token of answers of one token.
+
+    Of these LoadGen logs an error, and computes a number that means nothing (loadgen/logging.cc).
+    """
+    of_one_token = any(_OF_ONE in text for text in log.errors)
+    return [
+        key
+        for key in log.values
+        if log.is_negative(key)
+        and any(not (of_one_token and rule.name.startswith("tpot")) for rule, _ in _meanings(key))
+    ]
+
+
 def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
     """Return by which figure results of LoadGen's scenario `scenario` are compared, in order of preference."""
     return _METRICS.get((scenario, tokens), ())
@@ -109,7 +125,7 @@ def metric_names(scenario: str, *, tokens: bool) -> tuple[str, ...]:
 def _logged(log: DetailLog) -> Iterator[LoggedFigure]:
     for key in log.values:
         for rule, name in _meanings(key):
-            if not log.is_undefined(key) and not _of_one_token(log, rule, key):
+            if not (log.is_undefined(key) or log.is_negative(key) or _of_one_token(log, rule, key)):
                 yield LoggedFigure(name, rule.unit(log.number(key) / rule.divisor), key)
                 break
 

@@ -15,13 +15,15 @@ from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, one_token_words, undefined
+from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
+from cm4vllm.loadgen.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
 __all__ = [
     "ACCURACY_LOG",
     "AUDIT_CONFIG",
     "DETAIL_LOG",
+    "IMPOSSIBLE",
     "SUMMARY_LOG",
     "AccuracyEntry",
     "PerformanceResult",
@@ -37,6 +39,8 @@ SUMMARY_LOG = "mlperf_log_summary.txt"
 ACCURACY_LOG = "mlperf_log_accuracy.json"
 #: The file beside the logs by which LoadGen overrides its settings for a compliance test.
 AUDIT_CONFIG = "audit.config"
+#: The beginning of the reason against a result with a value that no run has.
+IMPOSSIBLE = "impossible"
 W = TypeVar("W", np.uint8, np.int32, np.int64)
 _AGAIN = "remove the run's folder and run it again"
 
@@ -216,7 +220,7 @@ def _result(log: DetailLog) -> PerformanceResult:
     valid, reasons = verdict(log)
     # Where errors are not counted, the tokens alone tell a whole log from one that was cut.
     for name in (*([] if log.counts_errors else ["tokens_per_second"]), "samples", "samples_per_second"):
-        if name not in logged:
+        if name not in logged and not negative(log):
             raise RunFailed(
                 f"{log.path} is not the log of a performance run that ended", cause=f"it has no {name}", remedy=_AGAIN
             )
@@ -226,7 +230,7 @@ def _result(log: DetailLog) -> PerformanceResult:
         reasons=reasons,
         figures=logged,
         samples=int(logged["samples"]),
-        samples_per_second=SamplesPerSecond(logged["samples_per_second"]),
+        samples_per_second=SamplesPerSecond(logged.get("samples_per_second", 0.0)),
         duration=Seconds(logged.get("duration", 0.0)),
         min_duration=Seconds(log.number("effective_min_duration_ms") / 1e3),
         target_qps=log.number("effective_target_qps"),
@@ -248,6 +252,7 @@ _LIMITED = "Server"
 def _reasons(log: DetailLog) -> Iterator[str]:
     logged = figures(log)
     yield from (f"LoadGen could compute no value for {key}" for key in undefined(log))
+    yield from (f"{IMPOSSIBLE}: {value}" for value in impossible_values(log))
     if not log.flag("result_min_duration_met"):
         wanted = Seconds(log.number("effective_min_duration_ms") / 1e3)
         yield f"minimum duration not met: {_value(logged, 'duration')} of {wanted}"

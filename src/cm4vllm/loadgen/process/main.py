@@ -199,8 +199,9 @@ def _test_settings(loadgen: Any, settings: RunSettings, folder: Path) -> Any:
     if not _measures(test, terms):
         raise RunFailed(
             f"LoadGen does not measure {terms.loadgen_name} with the limits of {terms.benchmark}",
-            cause="its mlperf.conf has other limits, or does not have the name",
-            remedy=f"pip install mlcommons-loadgen=={terms.loadgen.wheel}",
+            cause=f"the mlperf.conf of LoadGen {metadata.version(DISTRIBUTION)} has other limits, or does not have the "
+            "name, or user.conf sets others",
+            remedy=f"use the LoadGen of the round ({terms.loadgen.wheel}), and no limits in user.conf",
         )
     return test
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from cm4vllm.common.errors import CmError, RunFailed
 from cm4vllm.common.files import sha256_of, sync_files, sync_folder, write_text
 from cm4vllm.common.host_addresses import is_loopback
@@ -19,7 +21,7 @@ from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
 from cm4vllm.loadgen.client.text_tokens import require_agreement
 from cm4vllm.loadgen.doubts import run_warnings
 from cm4vllm.loadgen.identity import settings_sha256
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.loadgen.logs.detail_log import DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import one_token_words
 from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, AUDIT_CONFIG, DETAIL_LOG, SUMMARY_LOG, require_whole
 from cm4vllm.loadgen.process.kept_answers import begin_piece, file_of, pieces, remove_answers
@@ -37,7 +39,7 @@ from cm4vllm.loadgen.process.process_monitor import (
 )
 from cm4vllm.loadgen.process.run_servers import RunServers
 from cm4vllm.loadgen.records import FAILURE_FILE, RUN_FILE, FailureRecord, MachineLoad, RunRecord, RunSettings
-from cm4vllm.loadgen.settings import require_room
+from cm4vllm.loadgen.settings import ROUNDED, require_room
 from cm4vllm.rules import Mode
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsWatch, sampled
@@ -206,7 +208,7 @@ def _record(
     parts = pieces(run.keep) if run.keep else []
     return RunRecord(
         notice=settings.notice,
-        settings=settings,
+        settings=_with_loadgens_rate(settings, detail),
         settings_sha256=settings_sha256(settings),
         started_at=run.attempt.started_at,
         ended_at=now(),
@@ -222,3 +224,13 @@ def _record(
         pieces=parts if len(parts) > 1 else [],
         accepted_restarts=accepted,
     )
+
+
+def _with_loadgens_rate(settings: RunSettings, detail: DetailLog) -> RunSettings:
+    """Return the settings of a run, with the rate that LoadGen aimed at where another one was asked for."""
+    if not settings.terms.needs_rate:
+        return settings
+    aimed = detail.number("effective_target_qps")
+    if abs(aimed - settings.target_qps) <= ROUNDED * aimed:
+        return settings
+    return replace(settings, target_qps=aimed, target_qps_source="LoadGen's own, by user.conf")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.loadgen.logs.impossible_values import SUM_END, LogNumbers, impossible_figures
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, with_tests
 from cm4vllm.results.model import Performance
@@ -19,31 +19,6 @@ UNSUCCESSFUL = "Run unsuccessful"
 
 #: The part by which two figures may differ: each rate has six digits.
 _DIGITS = 2e-5
-_PERCENTILES = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")
-#: Distributions that LoadGen logs: least value, percentiles, largest value, mean.
-_DISTRIBUTIONS = (
-    ("result_min_latency_ns", "result_{}_percentile_latency_ns", "result_max_latency_ns", "result_mean_latency_ns"),
-    (
-        "result_first_token_min_latency_ns",
-        "result_first_token_{}_percentile_latency_ns",
-        "result_first_token_max_latency_ns",
-        "result_first_token_mean_latency_ns",
-    ),
-    (
-        "result_time_to_output_token_min",
-        "result_time_per_output_token_{}_percentile_ns",
-        "result_time_to_output_token_max",
-        "result_time_to_output_token_mean",
-    ),
-    (
-        "result_min_query_latency_ns",
-        "result_{}_percentile_per_query_latency_ns",
-        "result_max_query_latency_ns",
-        "result_mean_query_latency_ns",
-    ),
-)
-#: LoadGen adds latencies in ns up to this sum; larger ones make its mean a wrong number.
-_SUM_END = 2**63
 #: LoadGen plans this many times the samples of the target rate, so that an Offline run is long enough.
 _SLACK = 1.1
 #: A target rate has six digits.
@@ -65,58 +40,21 @@ def agree(part: Part) -> Iterator[Fault]:
     if (
         isinstance(part, Performance)
         and part.detail is not None
-        and (apart := list(_contradictions(_Log(part.detail, part.log))))
+        and (apart := list(_contradictions(part.detail, part.log)))
     ):
         more = f"; {len(apart) - 1} more contradictions" if len(apart) > 1 else ""
         yield replace(apart[0], what=f"{apart[0].what}{more}")
 
 
-class _Log:
-    """The numbers of a detail log; 0 for one that it does not have. Findings name it `file`."""
-
-    def __init__(self, log: DetailLog, file: str) -> None:
-        self.values, self.file = log.values, file
-        self.scenario = str(log.values.get("effective_scenario", ""))
-
-    def __getitem__(self, key: str) -> float:
-        value = self.values.get(key)
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if usable and value is not None else 0.0
-
-    def flag(self, key: str) -> bool | None:
-        value = self.values.get(key)
-        return value if isinstance(value, bool) else None
-
-    @property
-    def samples(self) -> float:
-        return self["result_query_count"] * max(1.0, self["generated_samples_per_query"])
-
-
-def _contradictions(log: _Log) -> Iterator[Fault]:
-    for contradictions in (_ordered, _counts, _rates, _tokens, _verdicts):
+def _contradictions(detail: DetailLog, file: str) -> Iterator[Fault]:
+    for value in impossible_figures(detail):
+        yield Fault(value.what, file, value.key, value.value, value.expected)
+    log = LogNumbers(detail, file)
+    for contradictions in (_counts, _rates, _tokens, _verdicts):
         yield from contradictions(log)
 
 
-def _ordered(log: _Log) -> Iterator[Fault]:
-    for least, percentile, largest, mean in _DISTRIBUTIONS:
-        keys = [least, *(percentile.format(statistic) for statistic in _PERCENTILES), largest]
-        values = [(key, log[key]) for key in keys if key in log.values]
-        for (low, below), (high, above) in pairwise(values):
-            if below > above:
-                yield Fault("a percentile is below a lower one", log.file, high, above, f"{below:.15g} or more, {low}")
-        if len(values) < 2 or mean not in log.values or log.samples * values[-1][1] >= _SUM_END:
-            continue
-        if not values[0][1] <= log[mean] <= values[-1][1]:
-            yield Fault("a mean is not between least and largest value", log.file, mean, log[mean], values[-1][0])
-    for statistic in ("min", "mean", "max", *(f"{part}_percentile" for part in _PERCENTILES)):
-        first, whole = f"result_first_token_{statistic}_latency_ns", f"result_{statistic}_latency_ns"
-        if first in log.values and whole in log.values and 0 < log[whole] < log[first] < _SUM_END:
-            yield Fault(
-                "first tokens come after whole answers", log.file, first, log[first], f"{log[whole]:.15g}, {whole}"
-            )
-
-
-def _counts(log: _Log) -> Iterator[Fault]:
+def _counts(log: LogNumbers) -> Iterator[Fault]:
     made, issued = log["generated_query_count"], log["result_query_count"]
     if log.scenario == "Server" and made and made != issued:
         yield Fault("another number of queries than was generated", log.file, "result_query_count", issued, made)
@@ -131,14 +69,9 @@ def _counts(log: _Log) -> Iterator[Fault]:
                 "Offline has one query", log.file, "effective_min_query_count", log["effective_min_query_count"], 1
             )
         yield from _planned(log, each)
-    late = log["result_overlatency_query_count"]
-    if late > log.samples > 0:
-        yield Fault(
-            "more queries are late than were issued", log.file, "result_overlatency_query_count", late, log.samples
-        )
 
 
-def _planned(log: _Log, each: float) -> Iterator[Fault]:
+def _planned(log: LogNumbers, each: float) -> Iterator[Fault]:
     """Compare the samples of an Offline run with the number that its target rate and its minimum duration require."""
     wanted = max(log["requested_min_query_count"], _SLACK * log["effective_target_qps"] * _least_s(log))
     sizes = {wanted}
@@ -158,11 +91,11 @@ def _planned(log: _Log, each: float) -> Iterator[Fault]:
         )
 
 
-def _rates(log: _Log) -> Iterator[Fault]:
+def _rates(log: LogNumbers) -> Iterator[Fault]:
     yield from _offline_rate(log)
     yield from _server_rates(log)
     alone, mean = log["result_qps_without_loadgen_overhead"], log["result_mean_latency_ns"]
-    if alone and mean and log.samples * log["result_max_latency_ns"] < _SUM_END and not _close(alone * mean / 1e9, 1.0):
+    if alone and mean and log.samples * log["result_max_latency_ns"] < SUM_END and not _close(alone * mean / 1e9, 1.0):
         yield Fault(
             "samples/s without overhead is not one over the mean latency",
             log.file,
@@ -172,7 +105,7 @@ def _rates(log: _Log) -> Iterator[Fault]:
         )
 
 
-def _offline_rate(log: _Log) -> Iterator[Fault]:
+def _offline_rate(log: LogNumbers) -> Iterator[Fault]:
     samples = log.samples
     if log.scenario == "Offline" and (rate := log["result_samples_per_second"]):
         done = rate * log["result_max_latency_ns"] / 1e9
@@ -190,7 +123,7 @@ def _offline_rate(log: _Log) -> Iterator[Fault]:
             )
 
 
-def _server_rates(log: _Log) -> Iterator[Fault]:
+def _server_rates(log: LogNumbers) -> Iterator[Fault]:
     samples = log.samples
     if log.scenario == "Server" and (rate := log["result_scheduled_samples_per_sec"]):
         planned, made = (samples - 1) / rate, log["generated_query_duration"] / 1e9
@@ -224,14 +157,14 @@ def _server_rates(log: _Log) -> Iterator[Fault]:
 _LAST = 40.0
 
 
-def _tokens(log: _Log) -> Iterator[Fault]:
+def _tokens(log: LogNumbers) -> Iterator[Fault]:
     """Compare the number of tokens that each of LoadGen's token rates makes."""
     rate, samples = log["result_completed_samples_per_sec"], log.samples
     if not rate or not (per_second := log["result_completed_tokens_per_second"]):
         return
     tokens = per_second * (samples - 1) / rate
     by_latency = log["result_token_throughput"] * log["result_mean_latency_ns"] * samples
-    if by_latency and samples * log["result_max_latency_ns"] < _SUM_END and not _close(tokens, by_latency):
+    if by_latency and samples * log["result_max_latency_ns"] < SUM_END and not _close(tokens, by_latency):
         yield Fault(
             "tokens/s and samples/s make another number of tokens than the mean latency",
             log.file,
@@ -241,7 +174,7 @@ def _tokens(log: _Log) -> Iterator[Fault]:
         )
 
 
-def _verdicts(log: _Log) -> Iterator[Fault]:
+def _verdicts(log: LogNumbers) -> Iterator[Fault]:
     lasted, least = _lasted(log), _least_s(log)
     said = log.flag("result_min_duration_met")
     if lasted and least and said is not None and abs(lasted - least) > 1e-5 * least and said != (lasted >= least):
@@ -270,11 +203,11 @@ def _verdicts(log: _Log) -> Iterator[Fault]:
         yield Fault("a valid result missed a condition", log.file, missed[0], False, True)
 
 
-def _least_s(log: _Log) -> float:
+def _least_s(log: LogNumbers) -> float:
     return log["effective_min_duration_ms"] / 1e3
 
 
-def _lasted(log: _Log) -> float:
+def _lasted(log: LogNumbers) -> float:
     """Return in s what LoadGen compares with the minimum duration; 0 where the log does not tell."""
     if log.scenario == "Offline":
         return log["result_max_latency_ns"] / 1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from cm4vllm.loadgen.logs.impossible_values import ends_before_it_begins, out_of_order
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, results, with_tests
 from cm4vllm.results.findings import Severity
@@ -38,15 +39,8 @@ _DIGITS = 1e-5
     each=with_tests,
 )
 def in_order(part: Part) -> Iterator[Fault]:
-    if part.detail is not None and part.detail.unordered:
-        key = part.detail.unordered
-        yield Fault(
-            "an entry is older than the one before it",
-            part.log,
-            key,
-            f"{part.detail.times_ms.get(key, 0):.6f} ms",
-            "a later time",
-        )
+    if part.detail is not None and (value := out_of_order(part.detail)):
+        yield Fault(value.what, part.log, value.key, value.value, value.expected)
 
 
 @check(
@@ -65,11 +59,10 @@ def times(result: Result) -> Iterator[Fault]:
 
 
 def _times(part: Performance) -> Iterator[Fault]:
-    if (window := part.window) is None:
+    if part.detail is None or (window := part.window) is None:
         return
-    begin, end = window.begin.isoformat(), window.end.isoformat()
-    if window.seconds < 0:
-        yield Fault("the run ends before it begins", part.log, "power_end", end, f"after {begin}")
+    if value := ends_before_it_begins(part.detail):
+        yield Fault(value.what, part.log, value.key, value.value, value.expected)
         return
     if part.duration and window.seconds + _SLACK_S < part.duration * (1 - _DIGITS):
         yield Fault(
@@ -88,7 +81,7 @@ def _times(part: Performance) -> Iterator[Fault]:
             part.log,
             "test_datetime",
             start.isoformat(),
-            begin,
+            window.begin.isoformat(),
             severity=Severity.WARNING,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cm4vllm import rules
 from cm4vllm.common.units import Milliseconds
 from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
+from cm4vllm.loadgen.logs.run_logs import IMPOSSIBLE
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts
 from cm4vllm.results.findings import Severity
@@ -19,6 +20,8 @@ __all__: list[str] = []
 _CHECKER = "tools/submission/submission_checker"
 _AGAIN = "measure again, and publish that run"
 _LOADGEN_ERROR = ("LoadGen error", "LoadGen counted")
+#: The beginnings of reasons that other checks report: LOG-ERRORS; LOG-FIGURES, LOG-ORDER and LOG-TIMES.
+_OF_OTHERS = (*_LOADGEN_ERROR, IMPOSSIBLE)
 
 
 @check(
@@ -30,7 +33,7 @@ _LOADGEN_ERROR = ("LoadGen error", "LoadGen counted")
     each=measured,
 )
 def valid(_: Result, part: Performance) -> Iterator[Fault]:
-    reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_LOADGEN_ERROR)]
+    reasons = [reason for reason in part.loadgen_reasons if not reason.startswith(_OF_OTHERS)]
     if not part.loadgen_valid and (reasons or not part.loadgen_reasons):
         yield Fault("the result is not valid", part.log, "result_validity", "; ".join(reasons) or "INVALID", "VALID")
 

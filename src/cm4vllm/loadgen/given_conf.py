@@ -1,0 +1,168 @@
+"""A user.conf that the user gives, read as LoadGen reads it: lines that would set nothing are named before a run.
+
+LoadGen takes words between spaces, `NAME.SCENARIO.SETTING = NUMBER`, and passes over whatever it has no use for:
+another model's name, a setting that it does not have, `=` without spaces (loadgen/test_settings_internal.cc,
+FromConfig).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.rules import Terms
+
+__all__ = ["rate_in", "require_usable_conf"]
+
+#: The settings that LoadGen reads in every scenario.
+_COMMON = frozenset(
+    {
+        "accuracy_log_rng_seed",
+        "accuracy_log_sampling_target",
+        "accuracy_sample_count_override",
+        "infer_token_latencies",
+        "max_duration",
+        "max_query_count",
+        "min_duration",
+        "min_query_count",
+        "mode",
+        "performance_issue_same",
+        "performance_issue_same_index",
+        "performance_issue_unique",
+        "performance_sample_count_override",
+        "print_timestamps",
+        "sample_concatenate_permutation",
+        "token_latency_scaling_factor",
+        "use_token_latencies",
+    }
+)
+#: The settings of one scenario, beside the common ones.
+_OF_SCENARIO = {
+    "SingleStream": frozenset({"target_latency", "target_latency_percentile"}),
+    "MultiStream": frozenset({"target_latency", "target_latency_percentile", "samples_per_query"}),
+    "Server": frozenset(
+        {
+            "target_latency",
+            "target_latency_percentile",
+            "target_qps",
+            "ttft_latency",
+            "tpot_latency",
+            "coalesce_queries",
+            "max_async_queries",
+        }
+    ),
+    "Offline": frozenset({"target_qps"}),
+}
+#: The settings that LoadGen takes from its own mlperf.conf alone.
+_FIXED = frozenset({"qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed", "accuracy_log_probability"})
+#: LoadGen's rates where nothing states one: samples/s, and the expected latency in ms (loadgen/mlperf.conf).
+_RATE, _LATENCY_MS = 1.0, 10.0
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line that is no comment: its number and text, and the parts that LoadGen reads, empty where it reads none."""
+
+    number: int
+    text: str
+    model: str = ""
+    scenario: str = ""
+    setting: str = ""
+    value: float = 0.0
+
+    @property
+    def words(self) -> str:
+        return f"line {self.number}, {self.text!r}"
+
+
+def require_usable_conf(text: str, terms: Terms) -> None:
+    """Raise UsageError for lines of a user.conf that set nothing, or another limit than the rules, all at once."""
+    lines = list(_lines(text))
+    wrong = [f"{line.words}: {why}" for line in lines if (why := _why_not(line, lines, terms))]
+    if wrong:
+        raise UsageError(
+            "lines of user.conf are not usable for this run",
+            cause="\n".join(wrong),
+            remedy=f"write {terms.loadgen_name}.{terms.loadgen_scenario}.SETTING = NUMBER, with spaces around =, or "
+            "leave these lines out",
+        )
+
+
+def rate_in(text: str, terms: Terms) -> float:
+    """Return the samples/s that LoadGen aims at by a user.conf: its own rate where the file states none."""
+    if terms.one_by_one:
+        return 1000 / (_value(text, terms, "target_latency") or _LATENCY_MS)
+    return _value(text, terms, "target_qps") or _RATE
+
+
+def _value(text: str, terms: Terms, setting: str) -> float | None:
+    """Return a setting of the run: the line that names model and scenario most closely counts, the last of such."""
+    values = {(line.model, line.scenario): line.value for line in _lines(text) if line.setting == setting}
+    name, scenario = terms.loadgen_name, terms.loadgen_scenario
+    order = ((name, scenario), ("*", scenario), (name, "*"), ("*", "*"))
+    return next((values[place] for place in order if place in values), None)
+
+
+def _lines(text: str) -> Iterator[_Line]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        values = [_number(word) for word in words[2:]]
+        is_setting = words[1:2] == ["="] and values and None not in values
+        if not words or words[0] == "#" or (words[0].startswith("#") and (is_setting or len(words) == 1)):
+            continue
+        names = words[0].rsplit(".", 2)
+        if is_setting and len(names) == 3:
+            model, scenario, setting = names
+            yield _Line(number, " ".join(words), model, scenario, setting, values[-1] or 0.0)
+        else:
+            yield _Line(number, " ".join(words))
+
+
+def _number(word: str) -> float | None:
+    """Return a number as LoadGen reads it: whole, also in hexadecimal, or with a fraction."""
+    try:
+        return None if "_" in word else float(int(word, 0)) if "x" in word.lower() else float(word)
+    except ValueError:
+        return None
+
+
+def _why_not(line: _Line, lines: list[_Line], terms: Terms) -> str:
+    """Return why a line is not usable; empty for one that sets something, or is for other runs."""
+    if not line.setting:
+        return "it is not NAME.SCENARIO.SETTING = NUMBER alone, nor a comment that begins with '# '"
+    if line.scenario not in (*_OF_SCENARIO, "*"):
+        return f"LoadGen has no scenario {line.scenario}; {nearest(line.scenario, list(_OF_SCENARIO))}"
+    if line.setting in _FIXED:
+        return "LoadGen takes it from its own mlperf.conf alone"
+    scenarios = list(_OF_SCENARIO) if line.scenario == "*" else [line.scenario]
+    known = _COMMON.union(*(_OF_SCENARIO[scenario] for scenario in scenarios))
+    if line.setting not in known:
+        of = "" if line.scenario == "*" else f" of {line.scenario}"
+        return f"LoadGen has no setting {line.setting}{of}; {nearest(line.setting, sorted(known))}"
+    if line.scenario not in (terms.loadgen_scenario, "*"):
+        return ""
+    if line.model not in (terms.loadgen_name, "*"):
+        own = any(
+            other.setting == line.setting
+            and other.model in (terms.loadgen_name, "*")
+            and other.scenario in (terms.loadgen_scenario, "*")
+            for other in lines
+        )
+        return "" if own else f"LoadGen's name of this benchmark is {terms.loadgen_name}"
+    return _other_limit(line, terms)
+
+
+def _other_limit(line: _Line, terms: Terms) -> str:
+    """Say which limit or measure the rules have where a line sets another one."""
+    limits = terms.limits
+    wanted: float | None = None
+    if line.setting == "use_token_latencies":
+        wanted = float(terms.token_latencies)
+    elif limits is not None and line.setting in ("ttft_latency", "tpot_latency"):
+        wanted = limits.ttft_ms if line.setting == "ttft_latency" else limits.tpot_ms
+    elif limits is not None and line.setting == "target_latency" and not terms.token_latencies:
+        wanted = limits.latency_ms
+    if wanted is None or line.value == wanted:
+        return ""
+    return f"the rules of {terms.benchmark} have {wanted:g}; a run with another is none of this benchmark"
