@@ -169,6 +169,7 @@ class _Recipes:
                 sentences="",
                 sentences_sha256="",
                 log_sha256=run.files[ACCURACY_LOG],
+                files={ACCURACY_TEXT: sha256_of(folder / ACCURACY_TEXT)},
                 duration_s=0,
             ),
         )
