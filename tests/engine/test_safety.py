@@ -44,6 +44,13 @@ def test_any_value_reaches_run_sh_exactly(home, seed):
     assert {key: seen[key.encode()].decode() for key in env} == env
 
 
+def test_shell_files_find_modules_as_their_authors_mean_it(home):
+    """What keeps our own interpreters from looking into the present folder is not handed to those of recipes."""
+    home.script("one", run='echo "${PYTHONSAFEPATH-not set}" > seen\n')
+    assert home.run("one")["return"] == 0
+    assert (home.work / "seen").read_text() == "not set\n"
+
+
 def test_a_value_that_no_process_can_be_given_is_told(home):
     home.script("one", run="true\n")
     assert home.run("one", env={"CM_X": "a\0b"})["return"] == 20
