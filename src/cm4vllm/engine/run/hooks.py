@@ -106,7 +106,7 @@ class Hooks:
     def _explained(self, failure: str) -> Iterator[None]:
         try:
             yield
-        except (CmError, KeyboardInterrupt, GeneratorExit):  # the last: a signal came between two statements
+        except (CmError, KeyboardInterrupt):
             raise
         except ModuleNotFoundError as error:
             hidden = shadowed_packages()
@@ -119,6 +119,9 @@ class Hooks:
                 f"again: {shlex.quote(sys.executable)} -m pip install -r {shlex.quote(str(requirements))}",
             ) from error
         except BaseException as error:
+            raised_here = error.__traceback__ is None or error.__traceback__.tb_next is None
+            if isinstance(error, GeneratorExit) and raised_here:  # a signal came between two statements
+                raise
             raise RecipeError(
                 f"{self._name}: {failure}", cause=self._where(error), remedy=shadowed_packages()
             ) from error
