@@ -131,7 +131,7 @@ def noted_memory_of(client, supervisor):
         noted = Path(psutil.Process(client).environ()[BASE])
     except psutil.NoSuchProcess:
         return set()
-    return used if all((noted / path.name).is_symlink() for path in used) else set()
+    return used if all((noted / f"used-{path.lstat().st_ino}").is_symlink() for path in used) else set()
 
 
 def shared_memory_of(pids):

@@ -19,8 +19,8 @@ def tags_of(nodes):
 def test_schemes_that_need_a_calibration_set_are_refused_by_the_plan(tmp_path):
     for scheme in ("fp8", "gptq-w4a16", "kv-fp8,fp8-dynamic"):
         refused(
-            DatasetError,
-            ["whisper has no calibration set", "none is published for it", "--quantize=fp8-dynamic"],
+            UsageError,
+            ["none is published for whisper", "fp8-dynamic or int8"],
             tmp_path,
             "_vllm",
             **WHISPER,

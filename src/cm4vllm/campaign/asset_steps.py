@@ -115,7 +115,8 @@ def _language_data(job: Job) -> Iterator[Step]:
 
 def _quantised(job: Job) -> Iterator[Step]:
     """Give the steps that quantise the model."""
-    if needs_calibration(job.quantisation):
+    calibrated = needs_calibration(job.quantisation)
+    if calibrated:
         yield Step(
             name="calibration set",
             tags=f"get,dataset,_calibration,{job.sources.calibration}",
@@ -125,6 +126,7 @@ def _quantised(job: Job) -> Iterator[Step]:
     yield Step(
         name="quantisation",
         tags=f"quantize,ml-model,{job.quantisation}",
+        inputs={} if calibrated else {"CM_ML_MODEL_QUANTIZATION_CALIBRATED": "no"},
         gives="the quantised model's folder and its record",
     )
     if job.proves_model:

@@ -54,7 +54,8 @@ def site_packages(environment: Path) -> Path:
 #: indexes, proxies and certificates stay. A variable holds before pip's configuration, where it is not empty.
 _OFF = {
     **dict.fromkeys(("PIP_USER", "PIP_DRY_RUN", "PIP_NO_DEPS", "PIP_IGNORE_INSTALLED"), "0"),
-    **dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_REQUIREMENT"), os.devnull),
+    **dict.fromkeys(("PIP_CONSTRAINT", "PIP_REQUIREMENT"), os.devnull),
+    "PIP_BUILD_CONSTRAINT": "",  # pip refuses one, be it empty, beside --no-build-isolation
     **dict.fromkeys(("PIP_EDITABLE", "PIP_PLATFORM", "PIP_PYTHON_VERSION", "PIP_IMPLEMENTATION", "PIP_ABI"), ""),
     **dict.fromkeys(("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV"), ""),
 }
