@@ -447,3 +447,16 @@ def test_what_another_user_left_neither_loses_a_run_nor_ends_in_a_traceback(left
             assert done.stderr == ""
             assert said in done.stdout
             assert said or (mine / "run" / "log").read_text() == content
+
+
+def test_a_folder_that_an_ended_command_was_making_is_replaced_by_the_next_one(tmp_path):
+    target = tmp_path / "point-1"
+    target.mkdir()
+    mark(target)
+    (target / "events.jsonl").write_text("{}\n")
+    require_replaceable(target, Kind("a point", "--output_dir"))
+    target.rename(tmp_path / "elsewhere")
+    target.mkdir()  # another folder under its name
+    (target / "thesis.tex").write_text("words\n")
+    with pytest.raises(UsageError, match="is not replaced"):
+        require_replaceable(target, Kind("a point", "--output_dir"))

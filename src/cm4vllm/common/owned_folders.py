@@ -139,7 +139,8 @@ def require_replaceable(target: Path, kind: Kind) -> None:
     if not foreign:
         return
     note = _Note.of(place)
-    known = kind.recognised(place) or any(_is_as_noted(place / name, note.files.get(name)) for name in foreign)
+    begun = note.inode == _inode(place)  # by a command that was ended
+    known = begun or kind.recognised(place) or any(_is_as_noted(place / name, note.files.get(name)) for name in foreign)
     if known and not (why := kind.refused(place)):
         return
     files = [name for name in foreign if not name.endswith("/")] or foreign
