@@ -266,7 +266,9 @@ def test_a_user_without_a_home_is_asked_for_one(tmp_path):
     with tempfile.TemporaryDirectory() as open_folder:
         Path(open_folder).chmod(0o755)
         checkout = checkout_at(Path(open_folder) / "checkout")
-        before = ["setpriv", "--reuid=54321", "--clear-groups", "env", "-u", "HOME"]
+        # The commands of PATH may lie where another user may not enter.
+        env = os.path.realpath(need("env"))
+        before = ["setpriv", "--reuid=54321", "--clear-groups", env, "-u", "HOME", f"PATH={os.defpath}"]
         code, said = make(checkout, "PYTHON=/usr/bin/python3", before=before)
     assert code and "HOME is not set" in said and "export HOME=FOLDER" in said
 

@@ -45,7 +45,7 @@ def test_any_value_reaches_run_sh_exactly(home, seed):
 
 
 def test_shell_files_find_modules_as_their_authors_mean_it(home):
-    """What keeps our own interpreters from looking into the present folder is not handed to those of recipes."""
+    """PYTHONSAFEPATH, which is for our own interpreters, is not handed to those of recipes."""
     home.script("one", run='echo "${PYTHONSAFEPATH-not set}" > seen\n')
     assert home.run("one")["return"] == 0
     assert (home.work / "seen").read_text() == "not set\n"

@@ -12,7 +12,6 @@ import pytest
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_priority import give_way
 from cm4vllm.serving.supervisor import descendants, start_supervised
-from commands import need
 
 #: A server with a second process and a second thread, as vLLM's has many.
 SERVER = """
@@ -82,12 +81,15 @@ def test_a_member_gives_way_too_and_a_server_of_somebody_else_does_not(superviso
     assert os.getpriority(os.PRIO_PROCESS, descendants(supervisor)[0]) == min(19, own + 5)
 
 
-#: Starts sessions of a normal user, gives each a niceness, and prints what they have.
+#: Starts sessions of a normal user, gives each a niceness, and prints what they have. It becomes that user after its
+#: imports, and starts a command that every user may execute: Python and PATH may lie where only root may enter.
 SESSIONS = """
-import subprocess, sys
+import os, shutil, subprocess, sys
 from pathlib import Path
 from cm4vllm.serving.server_priority import _set_session
-started = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(int(sys.argv[1]))]
+sleep = os.path.realpath(shutil.which("sleep"))
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+started = [subprocess.Popen([sleep, "600"], start_new_session=True) for _ in range(int(sys.argv[1]))]
 for process in started:
     _set_session(process.pid, 5)
 print(*[Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1] for process in started])
@@ -100,7 +102,7 @@ for process in started:
 def test_every_session_of_a_normal_user_gets_it(sessions):
     if os.geteuid() or not Path("/proc/self/autogroup").exists():
         pytest.skip("only root may become another user; and the kernel must group sessions")
-    words = [need("setpriv"), "--reuid=65534", "--clear-groups", sys.executable, "-c", SESSIONS, str(sessions)]
+    words = [sys.executable, "-c", SESSIONS, str(sessions)]
     said = subprocess.run(words, capture_output=True, text=True, check=True, cwd="/")
     assert said.stdout.split() == ["5"] * sessions and "WARNING" not in said.stdout
 

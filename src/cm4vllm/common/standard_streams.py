@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-__all__ = ["ensure_streams", "give_up", "lost_output"]
+__all__ = ["ensure_streams", "give_up", "lost_output", "report"]
 
 _READER_GONE = (errno.EPIPE, errno.EIO)
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
@@ -41,6 +41,19 @@ def give_up(stream: TextIO, error: OSError) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+def report(text: str) -> None:
+    """Write `text` to standard error where it can be written.
+
+    What stayed in the buffer would be tried again as Python ends, and turn the exit code into 120.
+    """
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError as error:
+        with suppress(OSError):
+            give_up(sys.stderr, error)
 
 
 def lost_output() -> str:

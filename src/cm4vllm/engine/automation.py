@@ -18,7 +18,7 @@ from cmind.automation import Automation
 from cm4vllm.common.errors import CmError, Interrupted, NotWritable, translated_os_errors
 from cm4vllm.common.files import free_bytes, working_folder
 from cm4vllm.common.redaction import vault
-from cm4vllm.common.standard_streams import ensure_streams, lost_output
+from cm4vllm.common.standard_streams import ensure_streams, lost_output, report
 from cm4vllm.engine.cache.cmind_index import protect, slim
 from cm4vllm.engine.cache.entries import Cache
 from cm4vllm.engine.cache.reuse import kept_outcome
@@ -71,8 +71,7 @@ def _report(cmind: Any, result: Result) -> Result:
     if result["return"] > 0:
         if cmind.debug:
             raise RuntimeError(result["error"])
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
+        report(f"\n{cmind.cfg['error_prefix']} {str(result['error']).rstrip()}\n")
     return result
 
 

@@ -1,7 +1,5 @@
 """Candidates measured on servers that are started for them: simulated ones, by real LoadGen runs."""
 
-import pytest
-
 from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.common.records import read_record, write_record
@@ -38,5 +36,6 @@ def test_a_candidate_is_measured_on_a_server_that_is_started_with_its_options(tm
         bench.close()
     assert made.failure == ""
     assert server.simulated.title == "a test's" and server.argv[-1] == "--max-num-seqs=2"
-    assert made.scenarios[0].value == pytest.approx(2 / 0.02, rel=0.1)
+    # Two answers at a time give 100 tokens/s at most, less where this machine is busy; 64 would give 3,200.
+    assert 30 < made.scenarios[0].value <= 2 / 0.02 * 1.01
     assert made.took_s < 8 + 30, "the server gives up what is still open when the run is ended"
