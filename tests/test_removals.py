@@ -172,7 +172,11 @@ PLACES = {
         "supervisors and, where they do not end, their descendants",
         "its Popen object, or a specification in the command line of the process",
     ),
-    "serving/server.py": ({"unlink": 1}, "logs of the nodes of an earlier start", "their names, in our folder"),
+    "serving/server.py": (
+        {"unlink": 1},
+        "logs of the nodes of an earlier start",
+        "the record of the node's report, which is written before its logs are begun",
+    ),
     "serving/supervisor.py": (
         {"kill": 1, "unlink": 1},
         "descendants; log and state of an earlier start",

@@ -125,6 +125,23 @@ def test_a_link_or_a_pipe_in_the_place_of_anything_that_a_job_writes_is_refused_
     assert digests(private) == before
 
 
+def test_files_of_others_under_the_names_of_a_job_are_kept_and_said(tmp_path, capsys):
+    out = tmp_path / "test"
+    out.mkdir()
+    names = ("status.json", "summary.html", "summary.csv")
+    for name in names:
+        (out / name).write_text(f"{name} of the user")
+    with pytest.raises(ModelError):
+        run(tmp_path, Asked())
+    said = capsys.readouterr().out
+    for name in names:
+        assert (out / f"kept-{name}").read_text() == f"{name} of the user"
+        assert f"{name} was not written by cm4vllm, or was changed since: it is now kept-{name}" in said
+    with pytest.raises(ModelError):
+        run(tmp_path, Asked())
+    assert len(list(out.glob("kept-*"))) == len(names), "what the job itself wrote is no other's"
+
+
 def test_a_job_goes_on_in_a_folder_of_plain_files(tmp_path, small_job):
     shutil.copytree(small_job.out, tmp_path / "test")
     with pytest.raises(ModelError):

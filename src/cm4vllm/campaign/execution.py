@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cm4vllm.campaign.kept_results import KeptResult, forget_answers, kept_result, set_aside
-from cm4vllm.campaign.ledger import LOCK_FILE, Entry, LedgerFile, State
+from cm4vllm.campaign.ledger import LEDGER_FILE, LOCK_FILE, Entry, LedgerFile, State
 from cm4vllm.campaign.live.monitor import watched
-from cm4vllm.campaign.live.status import JobStatus, steps_of
+from cm4vllm.campaign.live.status import STATUS_FILE, JobStatus, steps_of
 from cm4vllm.campaign.locks import only_one
 from cm4vllm.campaign.minutes import SHORTENED, Estimate, Minutes
 from cm4vllm.campaign.own_server import OwnServer
@@ -33,6 +33,7 @@ from cm4vllm.common.errors import (
     SourceUnavailable,
 )
 from cm4vllm.common.files import writable_folder
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import say, warn, with_outlook
 from cm4vllm.common.records import now, read_record
 from cm4vllm.common.units import duration_text
@@ -87,6 +88,7 @@ def run_schedule(
     require_results_folder(job.out, job.out / LOCK_FILE)
     writable_folder(job.out)
     with only_one(job.out / LOCK_FILE, job.out):
+        keep_files_of_others(job.out)
         execution = Execution(job, steps, env, recipes, given, record, minutes)
         execution.begin()
         status = JobStatus(job.title, job.notices, execution.shown, lambda: minutes.left_s if minutes else None)
@@ -99,6 +101,20 @@ def run_schedule(
             if minutes is not None and minutes.exceeded:
                 warn(minutes.exceeded)
             return finish(execution)
+
+
+#: What a job writes into its results folder again and again, beside records, which are known by their fields.
+_WRITTEN = (STATUS_FILE, "summary.html", "summary.csv", "curve.html")
+
+
+def keep_files_of_others(out: Path) -> None:
+    """Move aside what stands under the names that a job writes, and say so, where no job has worked in the folder yet.
+
+    From then on the ledger shows that they are the job's own.
+    """
+    if not (out / LEDGER_FILE).exists():
+        for name in _WRITTEN:
+            make_way(out / name)
 
 
 class Execution:

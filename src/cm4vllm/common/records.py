@@ -24,6 +24,7 @@ from cm4vllm.common.redaction import vault
 __all__ = [
     "OtherSchema",
     "Record",
+    "holds_record",
     "now",
     "read_optional",
     "read_record",
@@ -69,11 +70,15 @@ def remove_record(path: Path, cls: type[Record]) -> None:
     path.unlink(missing_ok=True)
 
 
-def _make_way(path: Path, cls: type[Record]) -> None:
-    """Move what is no record of type `cls` to a new name. Versions differ in a few fields, other files in most."""
-    names = set(cls.__struct_encode_fields__)
+def holds_record(path: Path, cls: type[Record]) -> bool:
+    """Return True if a file is a record of type `cls`. Versions differ in a few fields, other files in most."""
     there = object_of(path).keys() - {_SCHEMA}
-    if os.path.lexists(path) and 2 * len(there & names) <= len(there):
+    return 2 * len(there & set(cls.__struct_encode_fields__)) > len(there)
+
+
+def _make_way(path: Path, cls: type[Record]) -> None:
+    """Move what is no record of type `cls` to a new name."""
+    if os.path.lexists(path) and not holds_record(path, cls):
         make_way(path)
 
 

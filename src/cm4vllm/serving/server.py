@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,14 @@ from cm4vllm.common.errors import (
     UsageError,
 )
 from cm4vllm.common.files import writable_folder
+from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import now, remove_record, write_record
+from cm4vllm.common.records import holds_record, now, remove_record, write_record
 from cm4vllm.serving.arguments import ServerSettings, niceness, secret_env, server_argv, server_env
 from cm4vllm.serving.clusters.launchers.interface import Launcher
 from cm4vllm.serving.clusters.node_copies import copy_to_nodes, installation
 from cm4vllm.serving.clusters.node_layout import NodeLayout
-from cm4vllm.serving.clusters.node_processes import node_reports, start_on_node
+from cm4vllm.serving.clusters.node_processes import node_files, node_reports, start_on_node
 from cm4vllm.serving.clusters.node_report import NodeReport, require_alike
 from cm4vllm.serving.containers.image import VllmImage
 from cm4vllm.serving.containers.server_container import (
@@ -188,13 +189,29 @@ def _started_on_nodes(
     port, *more = reports[launcher.nodes[0]].ports
     endpoint = f"http://{reachable(settings.host)}:{settings.port or port}"
     words = [word.replace("{port}", endpoint.rpartition(":")[2]) for word in argv or server_argv(python, settings)]
-    for path in (SERVER_FILE, *(path.name for path in folder.glob("s*-*") if path.suffix in (".log", ".jsonl"))):
-        (folder / path).unlink(missing_ok=True)
+    _clear_earlier(folder, launcher.nodes)
     began, started_at = time.monotonic(), now()
     options = [layout.options(rank, address, (more[0], more[1])) for rank in range(len(launcher.nodes))]
     started, supervisor = _started_ranks(settings, folder, launcher, reports, [[*words, *rank] for rank in options])
     argv, env = started[0].argv, server_env(settings)
     return _Starting(settings, folder, endpoint, argv, env, supervisor, began, started_at, started)
+
+
+def _clear_earlier(folder: Path, nodes: Iterable[str]) -> None:
+    """Remove what an earlier start on these nodes left in the folder; move aside what is not known to be its."""
+    remove_record(folder / SERVER_FILE, ServerRecord)
+    for node in nodes:
+        began = holds_record(_report_file(folder, node), NodeReport)
+        for path in node_files(folder, node):
+            if began:
+                path.unlink(missing_ok=True)
+            else:
+                make_way(path)
+
+
+def _report_file(folder: Path, node: str) -> Path:
+    """Return the file with a node's report; it is written before the node's logs are begun."""
+    return folder / f"report-{node}.json"
 
 
 def _started_ranks(
@@ -213,11 +230,11 @@ def _started_ranks(
             interface = reports[node].interfaces.get(address)
             env = {"VLLM_HOST_IP": address, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
             own_env, secrets = {**server_env(settings), **env}, secret_env(settings)
+            report = _report_file(folder, node)
+            write_record(report, reports[node])
             record, process = start_on_node(launcher, node, argv, own_env, folder, secrets=secrets, grace_s=GRACE_S)
             own(process)
             supervisors.append(process)
-            report = folder / f"report-{node}.json"
-            write_record(report, reports[node])
             started.append(replace(record, env=env, report=str(report)))
     except BaseException:
         end_supervisors([process.pid for process in supervisors])

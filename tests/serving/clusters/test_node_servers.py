@@ -92,6 +92,20 @@ def test_a_server_is_on_all_nodes_and_leaves_none_when_it_is_stopped(python, tmp
     assert gone(processes)
 
 
+def test_logs_of_an_earlier_start_are_replaced_and_files_of_others_kept(python, tmp_path):
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "server-n1.log").write_text("mine")
+    (folder / "spare-1.log").write_text("mine")
+    for _ in range(2):
+        record = launch(python, folder, tp_size=2)
+        stop(record)
+    assert (folder / "kept-server-n1.log").read_text() == "mine"
+    assert (folder / "spare-1.log").read_text() == "mine"
+    assert sorted(path.name for path in folder.glob("kept-*")) == ["kept-server-n1.log"]
+    assert Path(record.nodes[0].log).read_text().count("rank 0") == 1
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_node_is_named_within_seconds(python, tmp_path, victim):
     record = launch(python, tmp_path / "server", tp_size=2)

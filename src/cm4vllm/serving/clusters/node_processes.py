@@ -32,6 +32,7 @@ from cm4vllm.serving.supervisor import end_in_words
 __all__ = [
     "ended_since",
     "node_cause",
+    "node_files",
     "node_output",
     "node_program",
     "node_reports",
@@ -103,6 +104,11 @@ def node_output(launcher: Launcher, node: str, program: Sequence[str], timeout_s
     return "" if done.ok else exit_in_words(done.status), done.output
 
 
+def node_files(folder: Path, node: str) -> tuple[Path, Path]:
+    """Return the log of a node's server, and what its supervisor tells."""
+    return folder / f"server-{node}.log", folder / f"supervisor-{node}.jsonl"
+
+
 def start_on_node(
     launcher: Launcher,
     node: str,
@@ -117,7 +123,7 @@ def start_on_node(
 
     `secrets`, and variables of this environment that concern the server, reach the node through standard input only.
     """
-    log, events = folder / f"server-{node}.log", folder / f"supervisor-{node}.jsonl"
+    log, events = node_files(folder, node)
     words = launcher.words(node, node_program("cm4vllm.serving.supervisor", "-"))
     with log.open("wb") as output, events.open("wb") as states:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=states, start_new_session=True)
