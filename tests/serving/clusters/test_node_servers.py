@@ -103,7 +103,7 @@ def test_logs_of_an_earlier_start_are_replaced_and_files_of_others_kept(python, 
     assert (folder / "kept-server-n1.log").read_text() == "mine"
     assert (folder / "spare-1.log").read_text() == "mine"
     assert sorted(path.name for path in folder.glob("kept-*")) == ["kept-server-n1.log"]
-    assert Path(record.nodes[0].log).read_text().count("rank 0") == 1
+    assert Path(record.nodes[0].log).read_text().count("rank 0 with") == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1])
