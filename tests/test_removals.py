@@ -30,6 +30,8 @@ CALLS = {
 }
 #: `replace` and `remove` are also methods of texts and lists: only those of `os`, and of one argument on a path, count.
 OF_OS = {"remove", "replace"}
+#: The option by which `python -m venv` empties a folder first.
+EMPTYING = "--clear"
 #: Methods of these classes are ours and end what the object itself started.
 OWN_METHODS = {"self.kill"}
 
@@ -44,6 +46,8 @@ def removals(path: Path) -> Counter[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OF_OS:
             of_os = ast.unparse(node.func.value) == "os"
             names[node.func.attr] += of_os or is_path_replaced(node)
+        elif isinstance(node, ast.Constant) and node.value == EMPTYING:
+            names[EMPTYING] += 1
     return +names
 
 
@@ -83,6 +87,11 @@ PLACES = {
         {"rename": 1, "rmdir": 1, "rmtree": 2, "unlink": 1},
         "the environment of the checkout; what else stands at its place is moved to a new name",
         "its record, which is written first; its lock",
+    ),
+    "common/environments.py": (
+        {EMPTYING: 1},
+        "a virtual environment in an entry of CM's cache",
+        "the folder of the entry is the engine's, by the entry's meta with its key",
     ),
     "common/files.py": (
         {"replace": 1, "unlink": 1},
