@@ -104,12 +104,11 @@ class _IdParts(Parts[_Choice]):
         stated, count, reason = self.stated(), len(self.tokens), self.finish_reason()
         if stated.tokens < 0:
             raise AnswerError("the answer has no usage.completion_tokens")
-        ends_at_once = limits.empty and reason == "stop" and stated.tokens <= 1  # where its end is counted, and no id
-        if not count and not ends_at_once:
+        if not count and not limits.ends_at_once(stated.tokens, reason):
             if stated.tokens:
                 raise NoTokenIds("the answer lists no token_ids, so its tokens cannot be known exactly")
             raise AnswerError("the answer has no tokens")
-        if count != stated.tokens and count:
+        if count and count != stated.tokens:
             raise AnswerError(
                 "the answer's token_ids and its usage.completion_tokens disagree",
                 f"it listed {count} ids and reported {stated.tokens}",

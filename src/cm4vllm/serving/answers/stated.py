@@ -74,12 +74,16 @@ class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def require_kept(self, prompt_tokens: int, tokens: int, reason: FinishReason) -> None:
         """Raise AnswerError for an answer of `tokens` that is too short, too long, or cut before its length."""
-        if tokens < self.min_tokens and (tokens or not self.empty or reason != "stop"):
+        if tokens < self.min_tokens and not self.ends_at_once(tokens, reason):
             raise AnswerError("the answer has fewer tokens than min_tokens")
         if tokens > self.max_tokens:
             raise AnswerError("the answer has more tokens than max_tokens")
         if reason == "length" and tokens < self.max_tokens and prompt_tokens + tokens < self.max_model_len:
             raise AnswerError("the answer ends with finish_reason 'length' before max_tokens and the model's length")
+
+    def ends_at_once(self, tokens: int, reason: FinishReason) -> bool:
+        """Return True for an answer of `tokens` that is empty, where that is an answer."""
+        return self.empty and tokens <= 1 and reason == "stop"
 
 
 class Choice(msgspec.Struct, gc=False):
