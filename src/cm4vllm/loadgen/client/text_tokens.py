@@ -201,7 +201,7 @@ def require_agreement(settings: RunSettings, client: ClientRecord) -> None:
     if dialect.prompts is not Prompts.TEXT or not dialect.usage:
         return
     sent, counted, least, most = client.prompt_tokens, client.server_prompt_tokens, client.least_more, client.most_more
-    added = least is not None and 0 < least == most <= _ADDED
+    added = least is not None and least == most and 0 < least <= _ADDED
     if counted - sent > MOST_APART * sent and not added:
         raise ServerUnsuitable(
             f"the server reads prompts as other tokens than the tokenizer of {settings.model.name}",
