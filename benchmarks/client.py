@@ -33,8 +33,8 @@ from clients.programs import AT_ONCE, FLOOR, MOCK, Pace, Stamps, compiled, floor
 from clients.real_vllm import bench_serve
 from clients.real_vllm_groups import executors, vllm, ways
 from clients.task import Result, Task, perform
-from cm4vllm.loadgen.logs.early_stopping import percentile
 from cm4vllm.loadgen.settings import SERVER_STREAM_INTERVAL
+from cm4vllm.records.logs.early_stopping import percentile
 from figures import Figure, arguments, figure, interleaved, left_out, ratios, report
 
 SECONDS_OF_LATENCY = 6

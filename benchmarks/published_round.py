@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cm4vllm.hardware.system_description import KEYS
+from cm4vllm.records.described_system import KEYS
 from cm4vllm.rules import round_terms
 from figures import Figure, arguments, figure, report
 
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 READ = """
 import resource, sys
 from pathlib import Path
-from cm4vllm.loadgen.logs.detail_log import read_detail_log
+from cm4vllm.records.logs.detail_log import read_detail_log
 assert read_detail_log(Path(sys.argv[1])).values["result_validity"] == "VALID"
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

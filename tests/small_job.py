@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cm4vllm.campaign.ledger import State, read_ledger
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.run import RUN_FILE
 
 ROOT = Path(__file__).parents[1]
 JOB = ROOT / "benchmarks/fault_injection/job.py"

@@ -27,8 +27,8 @@ from cm4vllm.campaign.live.status import STATUS_FILE
 from cm4vllm.campaign.rehearsal.faults import FAULT_FILE
 from cm4vllm.common.files import sha256_of
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.run import RUN_FILE
 
 __all__ = ["END_S", "JOB_S", "LOOK_S", "MARK", "Fault", "JobKind", "Trial", "clock_library"]
 

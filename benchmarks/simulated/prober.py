@@ -18,9 +18,9 @@ import numpy as np
 from cm4vllm.campaign.search.full_length import FullLength
 from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan, probe_record
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.loadgen.logs.arrivals import arrivals
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import ProbeRecord
+from cm4vllm.records.logs.arrivals import arrivals
+from cm4vllm.records.searches.rate_search import ProbeRecord
 from cm4vllm.rules import LatencyLimits
 from simulated.systems import Drift, Drifting, Served, System
 

@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cm4vllm.assets.checkpoint import fingerprint, read_checkpoint, unset_scales
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.weights.checkpoint import fingerprint, read_checkpoint, unset_scales
 from conftest import CONFIG, safetensors
 
 
@@ -129,7 +129,7 @@ def test_weights_that_may_not_be_read_are_not_called_damaged(model):
     (model / "model.safetensors").chmod(0)
     program = (
         "import os, pathlib, sys\n"
-        "from cm4vllm.assets.checkpoint import read_checkpoint\n"
+        "from cm4vllm.records.weights.checkpoint import read_checkpoint\n"
         "from cm4vllm.common.errors import ModelError\n"
         "folder = pathlib.Path(sys.argv[1]); os.chdir(folder)\n"
         "if os.geteuid() == 0: os.seteuid(65534)\n"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.stand_ins import STAND_INS
 from cm4vllm.campaign import asset_sources
 from cm4vllm.common.errors import UsageError
+from cm4vllm.rules import catalogue
 
 BENCHMARK = "llama3.1-8b"
 ROOT = Path(__file__).parents[2]

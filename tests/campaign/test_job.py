@@ -18,8 +18,8 @@ from cm4vllm.campaign.steps import MeasuredTarget
 from cm4vllm.common.errors import ModelError, ServerUnreachable, SourceUnavailable, UsageError
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.common.units import SamplesPerSecond, Seconds
-from cm4vllm.results.rate_search_record import SEARCH_FILE, Boundary, SearchRecord
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, Boundary, SearchRecord
+from cm4vllm.records.server import ServerRecord
 
 
 class Recipes:

@@ -25,7 +25,7 @@ from cm4vllm.campaign.steps import Step
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.power.making import Site
 from cm4vllm.power.programs import provide
-from cm4vllm.power.session import SESSION, Phase, PowerSession
+from cm4vllm.records.power.session import SESSION, Phase, PowerSession
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.privacy import private_words
 

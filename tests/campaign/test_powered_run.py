@@ -22,9 +22,9 @@ from cm4vllm.common.owned_folders import note_files, staged_folder
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import make_session
 from cm4vllm.power.programs import provide
-from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
-from cm4vllm.power.supplies import SUPPLIES
+from cm4vllm.records.power.samples import SIMULATED
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.supplies import SUPPLIES
 from cm4vllm.rules import round_names, round_terms
 from cm4vllm.submission.power_files import copy_power, copy_supplies
 from cm4vllm.submission.tree_writer import TreeWriter

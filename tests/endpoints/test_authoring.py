@@ -4,10 +4,10 @@ from made_points import BENCHMARK
 from msgspec.structs import replace
 from test_curve_status import measured
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.records import read_record
 from cm4vllm.endpoints.authoring import _starts, _warmed
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.records.assets import ModelRecord
 
 MODEL = ModelRecord(name="m", path="/srv/m", source="made", sha256="")
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from pyarrow import parquet
 from small_curve import small_installation
 
-from cm4vllm.assets.records import STAND_IN_SOURCE, DatasetRecord, ModelRecord
 from cm4vllm.campaign.endpoints.settings import EndpointsJob, EndpointsSettings
 from cm4vllm.common.errors import DatasetError, RunFailed, RunIncomplete, ServerUnsuitable, SubmissionError
 from cm4vllm.common.files import sha256_of
@@ -25,9 +24,10 @@ from cm4vllm.endpoints.client_folder import prepare_folder
 from cm4vllm.endpoints.curve_search import CurveInputs, earlier_curve, find_curve
 from cm4vllm.endpoints.point import PointInputs, earlier_point, measure_point, point_setup, require_dataset_file
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
+from cm4vllm.records.access import Access
+from cm4vllm.records.assets import STAND_IN_SOURCE, DatasetRecord, ModelRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import endpoints_benchmark
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_access import Access
 from cm4vllm.serving.server_identities import identities
 from text_server import save_model
 

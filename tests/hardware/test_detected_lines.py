@@ -12,7 +12,7 @@ from cm4vllm.hardware.machine_facts import (
     network_lines,
     storage_lines,
 )
-from cm4vllm.hardware.records import MemoryModule, NetworkCard
+from cm4vllm.records.machine import MemoryModule, NetworkCard
 
 
 def test_a_server_is_told_in_a_few_lines(server):

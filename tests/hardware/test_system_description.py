@@ -12,18 +12,17 @@ from msgspec.structs import replace
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.errors import UsageError
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.hardware.records import GpuFacts, MemoryModule, MigFacts, NetworkCard
-from cm4vllm.hardware.system_description import (
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
+from cm4vllm.records.described_system import (
     KEYS,
     NODES_DIFFER,
     NOT_STATED,
     STATUS_NOT_STATED,
-    SystemAsked,
-    describe_system,
     folder_name,
     hints,
     not_stated,
 )
+from cm4vllm.records.machine import GpuFacts, MemoryModule, MigFacts, NetworkCard
 
 ASKED = SystemAsked(
     submitter="Example",

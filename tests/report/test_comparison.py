@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.loadgen.client.sample_times import FIELDS, SAMPLES_FILE
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.sample_times import FIELDS, SAMPLES_FILE
 from cm4vllm.report.comparison_texts import as_object, as_page, as_text, report_comparison
 from cm4vllm.results.compared_settings import Group, compare_settings
 from cm4vllm.results.results_at_path import open_results

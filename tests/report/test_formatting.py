@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cm4vllm.report import formatting
-from cm4vllm.serving.records import ContainerRecord, ServerRecord
+from cm4vllm.records.server import ContainerRecord, ServerRecord
+from cm4vllm.report import server_commands as formatting
 
 
 @pytest.mark.parametrize(

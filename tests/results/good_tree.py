@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from cm4vllm.hardware.system_description import KEYS
+from cm4vllm.records.described_system import KEYS
 from cm4vllm.rules import round_terms
 
 ROUND = "v6.0"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
-from cm4vllm.power.session import FETCHED_ONLY, FILES, Phase
+from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
+from cm4vllm.records.power.session import FETCHED_ONLY, FILES, Phase
 from cm4vllm.results.checks import CHECKS
 from cm4vllm.results.tree_check import check_tree
 

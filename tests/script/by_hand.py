@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from cm4vllm.common.records import read_record
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import SERVER_FILE
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import CmError
 from cm4vllm.common.owned_folders import note_finished
 from cm4vllm.common.records import read_record, write_record
@@ -17,9 +16,10 @@ from cm4vllm.engine.plan.plan import plan
 from cm4vllm.engine.run.execution import run
 from cm4vllm.engine.run.request import Request
 from cm4vllm.engine.run.session import Session
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, SettingsRecord
+from cm4vllm.records.assets import DatasetRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, SettingsRecord
 from recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cm4vllm.power.samples import SIMULATED
-from cm4vllm.power.session import SESSION, PowerSession, unmeasured
+from cm4vllm.records.power.samples import SIMULATED
+from cm4vllm.records.power.session import SESSION, PowerSession, unmeasured
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_network")]
 

@@ -13,9 +13,9 @@ from cm4vllm.assets import product_pictures
 from cm4vllm.assets.chat_templates import ChatTokens
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED
 from cm4vllm.common.errors import DatasetError, UsageError
+from cm4vllm.records.server import Api
 from cm4vllm.rules import chat_prompts
 from cm4vllm.serving.media_apis import picture_chat
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_requests import Site, ask
 
 #: vLLM's installation and the model's training included, where nothing of it is there yet.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.repetition import repeated
+from cm4vllm.records.metrics import METRICS_FILE
 from cm4vllm.serving import heartbeat, server_metrics
 from cm4vllm.serving.heartbeat import (
     SILENT_LOOKS,
@@ -21,7 +22,7 @@ from cm4vllm.serving.heartbeat import (
     Heartbeat,
     stopped_process,
 )
-from cm4vllm.serving.server_metrics import METRICS_FILE, sampled
+from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site
 
 PAGE = (Path(__file__).parent / "recorded" / "metrics-after.txt").read_text()

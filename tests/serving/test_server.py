@@ -18,11 +18,11 @@ from tests.serving.launched import PEER, family, gone, launch, settings
 
 from cm4vllm.common.errors import NotWritable, PortInUse, ServerDied, ServerNotReady, ServerUnsuitable, UsageError
 from cm4vllm.common.records import read_record
+from cm4vllm.records.server import Api, ServerRecord
 from cm4vllm.serving import server as module
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.death_reasons import LOG_FILE, death_reason
 from cm4vllm.serving.ports import free_port, listens
-from cm4vllm.serving.records import Api, ServerRecord
 from cm4vllm.serving.server import SERVER_FILE, start_all, stop
 
 

@@ -18,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnsuitable
+from cm4vllm.records.access import KEY_VARIABLES
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Prompts
 from cm4vllm.serving import server_requests
-from cm4vllm.serving.records import Prompts
-from cm4vllm.serving.server_access import KEY_VARIABLES, chosen_access
+from cm4vllm.serving.server_access import chosen_access
 from cm4vllm.serving.server_identities import identity
 from cm4vllm.serving.server_probe import check_vocabulary, probe
 from cm4vllm.serving.server_requests import Site, ask

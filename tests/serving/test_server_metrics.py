@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cm4vllm.serving.server_metrics import METRICS_FILE, read_samples, sampled
+from cm4vllm.records.metrics import METRICS_FILE, read_samples
+from cm4vllm.serving.server_metrics import sampled
 from cm4vllm.serving.server_requests import Site
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ServerUnreachable, ServerUnsuitable, UsageError
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api
 from cm4vllm.serving import server_probe as module
-from cm4vllm.serving.records import Api
 from cm4vllm.serving.server_probe import check_vocabulary, probe
 from cm4vllm.serving.server_requests import base_url, base_urls
 

@@ -13,7 +13,7 @@ import pytest
 
 from cm4vllm.common.records import write_record
 from cm4vllm.hardware.machine_facts import detect_machine
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.campaign_software import (
     FACTS_FILES,
     detect_software,

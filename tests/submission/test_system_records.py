@@ -7,8 +7,8 @@ import pytest
 
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.system_description import KEYS
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.described_system import KEYS
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.submission.system_records import SystemSettings, runs_here, write_system
 
 

@@ -13,8 +13,8 @@ import pytest
 from campaign_records import campaign_record
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.records import write_record
-from cm4vllm.hardware.system_description import folder_name
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.records.campaign import CAMPAIGN_FILE
+from cm4vllm.records.described_system import folder_name
 from cm4vllm.rules import Scenario
 from cm4vllm.submission import tree_writer
 from cm4vllm.submission.log_truncation import truncate_tree

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.assets.config_json import json_object, section, whole
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.weights.config_json import json_object, section, whole
 
 if TYPE_CHECKING:
     from jinja2 import Template

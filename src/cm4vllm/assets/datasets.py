@@ -10,20 +10,18 @@ from msgspec.structs import replace
 
 from cm4vllm.assets import mlcommons
 from cm4vllm.assets.audio_dataset import audio_rows
-from cm4vllm.assets.catalogue import CatalogueDataset, catalogue
 from cm4vllm.assets.dataset_files import DatasetSettings, Requirements, check_file, checked_rows
 from cm4vllm.assets.media_files import media_record
 from cm4vllm.assets.picture_dataset import catalogue_rows, check_catalogue
 from cm4vllm.assets.prompt_tokens import beyond, misread, tokenised
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.assets.stand_in_datasets import SPACE_BYTES, stand_in_dataset
 from cm4vllm.common.errors import DatasetError, DownloadError, UsageError
-from cm4vllm.common.files import given_path, require_space, sha256_of
+from cm4vllm.common.files import digest_of, given_path, require_space, sha256_of
 from cm4vllm.common.progress import step, warn
 from cm4vllm.common.records import read_record, write_record
-from cm4vllm.rules import BenchmarkTerms, Media, benchmark_terms, require_text
+from cm4vllm.records.assets import OWN_FILE, RETOKENISED, DatasetRecord, ModelRecord
+from cm4vllm.rules import BenchmarkTerms, CatalogueDataset, Media, benchmark_terms, catalogue, require_text
 
 __all__ = ["DATASET_FILE", "check", "provide", "reads_pictures"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.catalogue import catalogue, published_digests
 from cm4vllm.assets.models import check_unchanged
-from cm4vllm.assets.records import IDENTITY, ModelRecord
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import digest_of
 from cm4vllm.common.progress import step
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.common.units import size_text
+from cm4vllm.records.assets import IDENTITY, ModelRecord
+from cm4vllm.rules import catalogue, published_digests
 
 __all__ = ["differences", "identified", "is_from"]
 

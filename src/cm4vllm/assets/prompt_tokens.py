@@ -8,9 +8,9 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import DatasetError
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
 import time
@@ -12,11 +11,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 from cm4vllm.common.errors import DownloadError
+from cm4vllm.common.files import digest_of
 from cm4vllm.common.host_addresses import through_proxy
 from cm4vllm.common.http_requests import LATER, Answer, AnswerError, Follow, HttpClient
 from cm4vllm.common.units import size_text
 
-__all__ = ["RefusedError", "answer_of", "digest_of", "download_client", "fetch", "part_of", "present"]
+__all__ = ["RefusedError", "answer_of", "download_client", "fetch", "part_of", "present"]
 
 #: Seconds for a short answer, and for each piece of a download.
 _TIMEOUT_S = 60.0
@@ -87,13 +87,6 @@ def answer_of(
     if answer.status != HTTPStatus.OK:
         raise RefusedError(address, answer.status, answer.headers.get("location", ""))
     return answer
-
-
-def digest_of(path: Path, kind: str) -> str:
-    """Return the digest of a file as `<kind>:<hex>`, `kind` being md5 or sha256."""
-    with path.open("rb") as file:
-        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
-    return f"{kind}:{made.hexdigest()}"
 
 
 def _fill(address: str, part: Path, size: int, headers: Mapping[str, str], tell: Callable[[str], None]) -> None:

@@ -13,11 +13,11 @@ from cm4vllm.assets.dataset_files import DatasetSettings, Requirements
 from cm4vllm.assets.media_files import media_record
 from cm4vllm.assets.picture_dataset import write_products
 from cm4vllm.assets.published_formats import write_rows
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tiny_dataset import EVALUATION_SEED, Example, Split, examples, reference_of, text_of
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.files import require_space, sha256_of
 from cm4vllm.common.progress import step
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.rules import BenchmarkTerms, Column, Media, accuracy_targets
 
 __all__ = ["CALIBRATION_SAMPLES", "SPACE_BYTES", "stand_in_dataset"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.common.bounded_documents import object_of
-from cm4vllm.common.files import write_json
+from cm4vllm.common.files import digest_of, write_json
 
 __all__ = ["VerifiedDigests"]
 

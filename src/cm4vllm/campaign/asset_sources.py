@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.assets.stand_in_datasets import CALIBRATION_SAMPLES
@@ -22,6 +21,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.settings import Key, Settings
+from cm4vllm.rules import CatalogueModel, catalogue, published_bytes
 
 __all__ = ["AssetInputs", "Sources", "asked_quantisation", "needs_calibration", "sources"]
 

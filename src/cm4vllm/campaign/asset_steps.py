@@ -9,7 +9,7 @@ from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.search.search_space import Space
 from cm4vllm.campaign.settings import Job
 from cm4vllm.campaign.steps import FOLDER, Check, Condition, Duration, Need, Product, Step
-from cm4vllm.results.settings_search_record import SETTINGS_FILE, STEP
+from cm4vllm.records.searches.settings_search import SETTINGS_FILE, STEP
 from cm4vllm.rules import Media, Mode, audit
 
 __all__ = ["asset_steps", "steps_before"]

@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cm4vllm.assets.audio_dataset import digest_of_clips
-from cm4vllm.assets.catalogue import catalogue
 from cm4vllm.assets.model_identity import differences, is_from
-from cm4vllm.assets.resumed_download import digest_of
 from cm4vllm.campaign.asset_sources import needs_calibration
 from cm4vllm.campaign.given_datasets import other_prompts
 from cm4vllm.common.errors import UsageError
-from cm4vllm.common.files import typed_path
+from cm4vllm.common.files import digest_of, typed_path
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import detect_memory
 from cm4vllm.hardware.network import detect_network
-from cm4vllm.hardware.system_description import NETWORK_KEYS
 from cm4vllm.hardware.system_file import read_system_file
-from cm4vllm.rules import DivisionRule, Mode, audit, division_rules, over_network, speculation
+from cm4vllm.records.described_system import NETWORK_KEYS
+from cm4vllm.rules import DivisionRule, Mode, audit, catalogue, division_rules, over_network, speculation
 from cm4vllm.serving.fixed_options import speculative_options
 from cm4vllm.serving.server_requests import base_urls
 from cm4vllm.submission.system_records import runs_here

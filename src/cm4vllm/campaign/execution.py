@@ -40,7 +40,7 @@ from cm4vllm.common.units import duration_text
 from cm4vllm.compliance.audit import run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.loadgen.process.first_rate import first_rate
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 
 __all__ = ["Execution", "recipes_of", "run_schedule"]
 

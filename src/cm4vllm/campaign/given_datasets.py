@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
 from cm4vllm.assets.dataset_files import Requirements, check_file, checked_rows
 from cm4vllm.assets.prompt_tokens import misread, tokenised
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.rules import BenchmarkTerms, Mode, Terms
 from cm4vllm.serving.arguments import require_context
 from cm4vllm.serving.launch_settings import chosen_server

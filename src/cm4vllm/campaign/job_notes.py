@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cm4vllm import DUMMY_NOTICE, SIMULATED_NOTICE
 from cm4vllm.campaign.capabilities import reads_problems, unscored, unscored_words
-from cm4vllm.loadgen.logs.early_stopping import missing_queries, passes
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, REHEARSAL_SAMPLES, rehearsal_queries
+from cm4vllm.records.logs.early_stopping import missing_queries, passes
 from cm4vllm.rules import Division, Mode, terms
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from cm4vllm.accuracy.live_rouge import live_scores
 from cm4vllm.accuracy.scorer_needs import SENTENCES
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.stand_ins import variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
@@ -40,9 +39,10 @@ from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of
 from cm4vllm.loadgen.measurement import RunInputs, earlier_run, measure, require_run
-from cm4vllm.loadgen.records import RUN_FILE
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.run import RUN_FILE
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
 from cm4vllm.report.run_table import run_table
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
 from cm4vllm.rules import Division, ExecutionMode, Media, Mode, Scenario, audit, benchmark_terms, round_terms
 from cm4vllm.serving.launch_settings import LaunchSettings, require_usable
 from cm4vllm.serving.planned_servers import media_of

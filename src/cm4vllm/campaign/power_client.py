@@ -24,7 +24,6 @@ from cm4vllm.common.progress import say, step
 from cm4vllm.common.redaction import vault
 from cm4vllm.common.settings import Key
 from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.power.making import (
     Site,
     SiteInputs,
@@ -34,8 +33,9 @@ from cm4vllm.power.making import (
     require_reachable,
     several_analyzers,
 )
-from cm4vllm.power.samples import SIMULATED, mean_watts
-from cm4vllm.power.session import FILES, Phase, PowerSession
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.power.samples import SIMULATED, mean_watts
+from cm4vllm.records.power.session import FILES, Phase, PowerSession
 from cm4vllm.submission.power_files import require_analyzer
 from cm4vllm.submission.privacy import PrivateWord, first_private, private_words
 from cm4vllm.submission.privacy_check import words_of

@@ -18,8 +18,6 @@ from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, wri
 from cm4vllm.common.owned_folders import discard, forget, move_result, note_finished, write_noted
 from cm4vllm.common.progress import warn
 from cm4vllm.common.settings import Key
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.loadgen.measurement import RunInputs
 from cm4vllm.power.making import (
     OUTPUT,
@@ -30,8 +28,10 @@ from cm4vllm.power.making import (
     require_reachable,
     several_analyzers,
 )
-from cm4vllm.power.session import SESSION, PowerSession, session_beside
-from cm4vllm.power.supplies import SUPPLIES, read_supplies
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.power.session import SESSION, PowerSession, session_beside
+from cm4vllm.records.power.supplies import SUPPLIES, read_supplies
 from cm4vllm.results.checks.power import session_findings
 from cm4vllm.results.findings import Severity
 from cm4vllm.rules import round_terms

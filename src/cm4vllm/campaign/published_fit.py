@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.errors import ModelError
-from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.fit.layout import ENOUGH_REQUESTS, GIB, UTILISATION, Asked, Fit, advise
 
 __all__ = ["LAYOUTS_DIFFER", "SEQUENCES_DIFFER", "fit_lines"]

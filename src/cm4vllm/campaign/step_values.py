@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cm4vllm.assets.media_files import require_media
 from cm4vllm.assets.published_formats import rows_of
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.campaign.computed_targets import TargetQps, target_of
 from cm4vllm.campaign.run_targets import TARGET_SOURCE
@@ -17,12 +16,13 @@ from cm4vllm.common.errors import DatasetError, UsageError
 from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import OtherSchema, read_record
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.loadgen.logs.run_logs import read_performance
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.power.session import session_beside
-from cm4vllm.results.rate_search_record import SEARCH_FILE, SearchRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.power.session import session_beside
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, SearchRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Category, Division, ExecutionMode, Mode, division_rules
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.server_probe import check_vocabulary
 from cm4vllm.serving.text_servers import check_tokenizer, require_division
 

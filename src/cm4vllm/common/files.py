@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "altered_files",
     "bytes_of",
+    "digest_of",
     "digests_of",
     "free_bytes",
     "given_path",
@@ -299,3 +300,12 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """Return the digest of a file as `<kind>:<hex>`, `kind` being md5 or sha256."""
+    import hashlib
+
+    with path.open("rb") as file:
+        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return f"{kind}:{made.hexdigest()}"

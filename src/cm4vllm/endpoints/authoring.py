@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import yaml
 
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.command_lines import published_words, shell_line
@@ -25,6 +24,7 @@ from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation, build_bundle
 from cm4vllm.endpoints.disclosure import point_document, system_document
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 from cm4vllm.endpoints.submitter_file import TEMPLATE, SubmitterFile, read_submitter_file
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
 from cm4vllm.results.curves import POWER_FILE
 from cm4vllm.serving.server_identities import other_content
 from cm4vllm.submission.privacy import private_words

@@ -14,7 +14,6 @@ import psutil
 from cm4vllm.accuracy.sentences import UNTRAINED
 from cm4vllm.assets.bounded_tables import parquet_rows
 from cm4vllm.assets.published_formats import require_file
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, DatasetError, UsageError
@@ -34,9 +33,10 @@ from cm4vllm.endpoints.steady_state import SteadyState, steady_state
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.loadgen.identity import server_content
 from cm4vllm.loadgen.process.run_servers import RunServers
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import EndpointsBenchmark, PointTerms, Regions, endpoints_benchmark, point_terms, regions, seed_set
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
     "POINT",

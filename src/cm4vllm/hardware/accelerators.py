@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cm4vllm.hardware.interconnect import interconnect
-from cm4vllm.hardware.known_hardware import accelerator
-from cm4vllm.hardware.records import GpuFacts
 from cm4vllm.hardware.size_texts import frequency, memory_size
 from cm4vllm.hardware.used_gpus import UsedGpu
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import GpuFacts
 
 __all__ = ["accelerator_keys", "accelerator_notes", "serving"]
 

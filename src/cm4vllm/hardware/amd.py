@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, entry
-from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 __all__ = ["amd_gpus", "cards", "opened"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm.common.kernel_files import content
-from cm4vllm.hardware.records import MemoryModule
+from cm4vllm.records.machine import MemoryModule
 
 __all__ = ["memory_has_ecc", "memory_modules"]
 

@@ -17,8 +17,8 @@ from typing import Any
 from cm4vllm.common.kernel_files import matching, number, text
 from cm4vllm.common.repetition import repeated
 from cm4vllm.hardware import amd, nvml
-from cm4vllm.hardware.counted_energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 from cm4vllm.hardware.drivers import Questions, entry
+from cm4vllm.records.energy import Counter, Reading, RunEnergy, Scope, energy_of_run
 
 __all__ = ["ELSEWHERE", "EnergyWatch", "amd_counters", "energy_watched", "nvidia_counters", "package_counters"]
 

@@ -8,7 +8,7 @@ from cm4vllm.common.errors import CmError
 from cm4vllm.common.files import write_json
 from cm4vllm.hardware import amd, nvml
 from cm4vllm.hardware.nvml_recording import Recorder
-from cm4vllm.hardware.records import GpuFacts
+from cm4vllm.records.machine import GpuFacts
 
 __all__ = ["detect_gpus", "record_gpus", "silent_gpus"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cm4vllm.common.kernel_files import exists, text
 from cm4vllm.hardware.os_release import read_os_release
-from cm4vllm.hardware.records import HostFacts
+from cm4vllm.records.machine import HostFacts
 
 __all__ = ["detect_host", "is_virtual"]
 

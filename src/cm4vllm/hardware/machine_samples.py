@@ -22,8 +22,9 @@ from cm4vllm.common.files import bytes_of
 from cm4vllm.common.kernel_files import exists
 from cm4vllm.common.records import Record
 from cm4vllm.hardware import nvml
-from cm4vllm.hardware.gpu_samples import INTERVAL_S, GpuSample, look_at_gpus
+from cm4vllm.hardware.gpu_samples import INTERVAL_S, look_at_gpus
 from cm4vllm.hardware.throttling import throttling
+from cm4vllm.records.metrics import GpuSample
 
 __all__ = ["MachineSample", "machine_sample", "read_machine_samples"]
 

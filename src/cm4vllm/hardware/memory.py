@@ -9,7 +9,7 @@ from cm4vllm.common.kernel_files import fields, matching, number, text
 from cm4vllm.common.processors import control_groups
 from cm4vllm.hardware.cpu import nodes_with_processors
 from cm4vllm.hardware.dmi import memory_has_ecc, memory_modules
-from cm4vllm.hardware.records import MemoryFacts
+from cm4vllm.records.machine import MemoryFacts
 
 __all__ = ["detect_memory", "free_memory"]
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cm4vllm.hardware.drivers import Questions, answered, asked, constant, reason
-from cm4vllm.hardware.known_hardware import accelerator
-from cm4vllm.hardware.records import MEMORY, GpuFacts, MigFacts
+from cm4vllm.records.known_hardware import accelerator
+from cm4vllm.records.machine import MEMORY, GpuFacts, MigFacts
 
 __all__ = ["Device", "devices", "gpus_of_processes", "nvidia_gpus", "opened", "pids_on", "silent_gpus", "why_none"]
 

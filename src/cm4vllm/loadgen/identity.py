@@ -12,10 +12,10 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.common.files import sha256_of
-from cm4vllm.loadgen.records import RunRecord, RunSettings
+from cm4vllm.records.access import NO_ACCESS
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.server import NodeRecord, ServerRecord
 from cm4vllm.serving.clusters.node_layout import ADDRESS_OPTIONS
-from cm4vllm.serving.records import NodeRecord, ServerRecord
-from cm4vllm.serving.server_access import NO_ACCESS
 
 __all__ = ["at_present_places", "differences", "server_content", "serves_alike", "settings_sha256"]
 

@@ -18,7 +18,6 @@ from cm4vllm.rules import LoadGenWheel, Terms, round_terms
 
 __all__ = [
     "DISTRIBUTION",
-    "MLPERF_CONF",
     "LoadGenSettings",
     "ProvidedLoadGen",
     "compiled_in_conf",
@@ -28,8 +27,6 @@ __all__ = [
 ]
 
 DISTRIBUTION = "mlcommons-loadgen"
-#: The name of LoadGen's own settings, which user.conf adds to.
-MLPERF_CONF = "mlperf.conf"
 _CONF_BEGIN = b"# The format of this config file"
 
 

@@ -27,11 +27,11 @@ from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import Settings
 from cm4vllm.common.temporary_folders import scratch_folder
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.power.clocks import LOOPBACK, require_clock
 from cm4vllm.power.programs import CLIENT, official_environment
-from cm4vllm.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.power.workload import COMMAND, Relay
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.power.session import FILES, PowerSession, unmeasured
 from cm4vllm.rules import PowerPrograms, round_names, round_terms
 
 __all__ = [

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cm4vllm.common.processes import die_with_parent
-from cm4vllm.power.samples import SIMULATED, mean_watts, samples_of
+from cm4vllm.records.power.samples import SIMULATED, mean_watts, samples_of
 
 __all__ = ["IDENTITY", "SimulatedAnalyzer", "main"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cm4vllm.common.files import typed_paths
+from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.report import formatting
+from cm4vllm.report import server_commands as formatting
 from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
-from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.report.page_templates import page_template
 from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import Capsule

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cm4vllm import SIMULATED_POWER_NOTICE
-from cm4vllm.power.samples import SAMPLES
-from cm4vllm.power.session import Phase
+from cm4vllm.common.number_texts import rate
+from cm4vllm.records.power.samples import SAMPLES
+from cm4vllm.records.power.session import Phase
 from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import rate
 from cm4vllm.results.model import Performance
 from cm4vllm.results.recorded_power import RecordedPower, recorded_power
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table, bar_rows, short
-from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.results.model import Performance
 
 __all__ = ["BINS", "Rows", "histogram", "sample_pictures"]

@@ -12,17 +12,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_FILE, Score
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE, client_values, read_sample_times
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.accuracy import ACCURACY_FILE, Score
+from cm4vllm.records.metrics import ServerMetrics, Timing
+from cm4vllm.records.sample_times import SAMPLES_FILE, client_values, read_sample_times
 from cm4vllm.report import timelines
 from cm4vllm.report.canvas import Axis, Canvas, Picture, Shape, Table, bar_rows
-from cm4vllm.report.formatting import ms, number, percent
 from cm4vllm.report.power_pictures import power_pictures
 from cm4vllm.report.sample_pictures import BINS, Rows, histogram, sample_pictures
 from cm4vllm.results.figures import Figure
 from cm4vllm.results.model import Accuracy, Latency, Performance, Result
 from cm4vllm.rules import AccuracyTarget
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 
 __all__ = ["Rows", "pictures"]
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.records import read_sample_file
-from cm4vllm.hardware.gpu_samples import GPU_SAMPLES_FILE, GpusSample
-from cm4vllm.loadgen.client.sample_times import SAMPLES_FILE
+from cm4vllm.records.metrics import GPU_SAMPLES_FILE, METRICS_FILE, GpusSample, MetricsSample, read_samples
+from cm4vllm.records.sample_times import SAMPLES_FILE
 from cm4vllm.report.canvas import Canvas, Picture, Table
-from cm4vllm.report.formatting import ms, number, percent, rate
 from cm4vllm.results.model import Performance
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["gpu_pictures", "timelines"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import jinja2
 
 from cm4vllm.common.records import read_record
-from cm4vllm.loadgen.doubts import headroom as client_headroom
-from cm4vllm.report import formatting
-from cm4vllm.report.campaign_verdict import missing
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.report import server_commands as formatting
 from cm4vllm.report.page_templates import environment
-from cm4vllm.report.report_contents import Report, load
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.summary import render
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.results.campaign_results import Report, load
+from cm4vllm.results.campaign_verdict import missing
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
 from cm4vllm.submission.campaign_software import read_software

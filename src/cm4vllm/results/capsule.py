@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from cm4vllm.common.records import Record
+from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.serving.given_options import OptionValue
 
 __all__ = ["CURVE", "RUN_RECORDS", "Capsule", "CapsuleScript", "CapsuleServer", "unknown_fields"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cm4vllm.records.vllm.given_options import given_options, value_text
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.model import Accuracy, Performance, Result
-from cm4vllm.serving.given_options import given_options, value_text
 
 __all__ = ["NOT_STATED", "ComparedSetting", "Group", "Setting", "as_text", "compare_settings", "settings_of"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results import uncertainty
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule
 from cm4vllm.results.checks.system_files import accelerator_count

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from cm4vllm.loadgen.logs.detail_log import DetailLog
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.logs.detail_log import DetailLog
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import CheckBase, Fault
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.log_folders import head_and_tail

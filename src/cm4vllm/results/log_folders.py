@@ -10,15 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from cm4vllm import rules
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, AccuracyRecord
 from cm4vllm.common.bounded_documents import read_object, read_yaml
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import opened, text_of
 from cm4vllm.common.terminal_text import one_line
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import figures
-from cm4vllm.loadgen.logs.run_logs import verdict
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.accuracy import ACCURACY_TEXT, AccuracyRecord
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.records.logs.figures import figures
+from cm4vllm.records.logs.run_logs import verdict
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.findings import Finding, Rule, Severity
 from cm4vllm.results.model import Accuracy, Performance
@@ -46,7 +46,7 @@ PROBLEMS = {
     "FILE-MISSING": Rule("every file that the round's layout asks for is in its place", _LAYOUT),
     "FILE-UNREADABLE": Rule("each file can be read in its format", _LAYOUT),
     "LOG-UNREADABLE": Rule("a detail log is LoadGen's, whole, and that of one run", "loadgen/logging.cc"),
-    "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.loadgen.records"),
+    "RECORD-UNREADABLE": Rule("a record is of this version of cm4vllm", "cm4vllm.records.run"),
     "CHECK-FAILED": Rule("every check can be made on every result", "cm4vllm.results.checks"),
     "SCENARIO-UNKNOWN": Rule("a scenario's folder has the name of a scenario of the rules", _LAYOUT),
 }

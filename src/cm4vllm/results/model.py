@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, TypeVar
 
-from cm4vllm.accuracy.accuracy_record import AccuracyRecord
-from cm4vllm.assets.checkpoint import Weights
 from cm4vllm.common.units import Milliseconds, Quantity, SamplesPerSecond, Seconds, TokensPerSecond
-from cm4vllm.compliance.records import ComplianceRecord
-from cm4vllm.loadgen.doubts import client_doubts
-from cm4vllm.loadgen.logs.detail_log import DetailLog, Window
-from cm4vllm.loadgen.logs.figures import metric_names
-from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.records.accuracy import AccuracyRecord
+from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.records.compliance import ComplianceRecord
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.logs.detail_log import DetailLog, Window
+from cm4vllm.records.logs.figures import metric_names
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.weights.checkpoint import Weights
 from cm4vllm.results.figures import Figure, Figures
 from cm4vllm.results.file_listing import Listing
 from cm4vllm.results.findings import Finding

@@ -21,7 +21,7 @@ from cm4vllm.common.errors import CmError, SubmissionError, UsageError
 from cm4vllm.common.kept_values import KeptValues
 from cm4vllm.common.records import Record, read_record
 from cm4vllm.common.terminal_text import spelled_out
-from cm4vllm.hardware.known_hardware import accelerator
+from cm4vllm.records.known_hardware import accelerator
 from cm4vllm.results.checks import findings
 from cm4vllm.results.checks.check import Stage
 from cm4vllm.results.checks.system_files import accelerator_count

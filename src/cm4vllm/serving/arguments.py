@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.command_lines import given_words, refuse_secrets
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.settings import Key, Settings, env_keys
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api
+from cm4vllm.records.vllm.given_options import given_options
+from cm4vllm.records.vllm.options import split_options
+from cm4vllm.records.weights.checkpoint import read_checkpoint
 from cm4vllm.serving.fixed_options import refuse_fixed
 from cm4vllm.serving.fp8 import fp8_env
-from cm4vllm.serving.given_options import given_options
-from cm4vllm.serving.options import split_options
 from cm4vllm.serving.presets import Preset, option_words
-from cm4vllm.serving.records import Api
 
 __all__ = [
     "ServerSettings",

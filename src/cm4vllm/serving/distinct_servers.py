@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import combinations
 
 from cm4vllm.common.errors import ServerUnsuitable, UsageError
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server_identities import unlike
 from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_places import ONCE, require_distinct_addresses

@@ -14,12 +14,13 @@ from cm4vllm.common.bounded_documents import read_object
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
+from cm4vllm.records.metrics import MetricsSample
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving import server
 from cm4vllm.serving.death_reasons import LOG_FILE
 from cm4vllm.serving.orphans import supervisor_spec
 from cm4vllm.serving.own_supervisors import end_supervisors
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.serving.server_metrics import MetricsSample, look
+from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_probe import check_answer
 from cm4vllm.serving.server_requests import sites_of
 from cm4vllm.serving.supervisor import process_ids

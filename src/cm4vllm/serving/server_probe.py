@@ -10,20 +10,21 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
 from cm4vllm.common.host_addresses import host_of, is_loopback
+from cm4vllm.records.access import NO_ACCESS, Access
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.server import Api, Dialect, ServerRecord, Simulation
+from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.serving.answers.event_stream import AnswerError, cleaned
 from cm4vllm.serving.answers.id_answers import NoTokenIds, lists_ids
 from cm4vllm.serving.answers.stated import AnswerLimits, Stated
 from cm4vllm.serving.distinct_servers import require_distinct, require_one_system
-from cm4vllm.serving.given_options import OptionValue
 from cm4vllm.serving.media_apis import media_api_of
 from cm4vllm.serving.probed_answers import read_ids, words_of
-from cm4vllm.serving.records import Api, Dialect, ServerRecord, Simulation
-from cm4vllm.serving.server_access import NO_ACCESS, Access, Unanswered, not_measurable
+from cm4vllm.serving.server_access import Unanswered, not_measurable
 from cm4vllm.serving.server_identities import identity, reported_options, require_one_server
 from cm4vllm.serving.server_requests import (
     LONG_S,

@@ -25,8 +25,8 @@ from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record, read_optional
 from cm4vllm.hardware.machine_facts import cpu_env, memory_env, storage_env
 from cm4vllm.hardware.os_release import os_env
-from cm4vllm.hardware.records import MachineFacts
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.machine import MachineFacts
+from cm4vllm.records.server import ServerRecord
 
 __all__ = [
     "FACTS_FILES",

@@ -13,95 +13,29 @@ import sys
 from pathlib import Path
 
 from cm4vllm import REHEARSAL_NOTICE
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
 from cm4vllm.common.owned_folders import forget, make_way, note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
-from cm4vllm.common.records import Record, write_record
+from cm4vllm.common.records import write_record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.records.accuracy import ACCURACY_TEXT, NOT_SCORED
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
+from cm4vllm.records.run import MLPERF_CONF
+from cm4vllm.results.expected_findings import expected_words, unexpected_findings
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker
 
-__all__ = [
-    "CHECKER_FILE",
-    "CheckerRecord",
-    "CheckerRun",
-    "check_submission",
-    "expected_words",
-    "is_rehearsal",
-    "run_checkers",
-    "unexpected_findings",
-]
+__all__ = ["check_submission", "is_rehearsal", "run_checkers"]
 
-#: The name of the record's file beside the submission tree.
-CHECKER_FILE = "checker.json"
 _TIMEOUT_S = 1800.0
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
-
-#: The findings of the checkers that only a run with latencies over their limits has.
-_OF_LATENCY = re.compile(r"Failed (Llama2 )?extra check for TTFT and TPOT\.")
-#: The findings that only a run which is short or not yet fast enough has.
-_EXPECTED_OF_A_REHEARSAL = re.compile(
-    "|".join(
-        (
-            _OF_LATENCY.pattern,
-            r"Test duration less than 600s in user config",
-            r"Early stopping condition was not met",
-            r"Required minimum samples per query not met by user config",
-            r"accurcy run does not cover all dataset",
-            r"(performance|accuracy)_sample_count, found \d+, needs to be >= \d+",
-            r"Ending early: Max (test duration|query count) reached",
-            r"has loadgen errors, number of errors",
-            r"performance/run_1/mlperf_log_detail\.txt contains errors:",
-        )
-    )
-)
-#: Sums of what was said before. The older checker's `has issues` is also all it says of an INVALID result.
-_SUMS = re.compile(
-    r"^(NoResults |SUMMARY: submission has errors|Some (performance|accuracy) checks Checks failed for)"
-    r"|performance/run_1 has issues$"
-)
-
-
-class CheckerRun(Record, frozen=True, kw_only=True):
-    """One official checker's verdict: `name` and `argv` as run, its exit status, results counted, its findings.
-
-    `own_fault` is the last line of a fault of its own that the rules know (Checker): then it gave no verdict.
-    """
-
-    name: str
-    argv: list[str]
-    status: int
-    results: int
-    errors: list[str]
-    warnings: list[str]
-    crashed: bool
-    passed: bool
-    own_fault: str = ""
-
-
-class CheckerRecord(Record, frozen=True, kw_only=True):
-    """All checkers that accept the round, at one commit. `unavailable` is the reason when none could be run.
-
-    `tree_sha256` covers names and contents of all files of the tree that they were run on. `unscored` are the folders
-    of accuracy runs there of which a metric is not scored.
-    """
-
-    commit: str
-    round: str
-    passed: bool
-    unscored: list[str] = []
-    runs: list[CheckerRun] = []
-    unavailable: str = ""
-    tree_sha256: str = ""
 
 
 def check_submission(tree: Path, submitter: str, round_name: str, source: Source) -> CheckerRecord:
@@ -166,26 +100,6 @@ def _unscored(tree: Path) -> list[str]:
     )
 
 
-def unexpected_findings(record: CheckerRecord) -> list[str]:
-    """Return what the checkers say against a rehearsal's tree beyond its being short: defects that a result has too.
-
-    A metric that is not scored was announced before the run.
-    """
-    announced = {f"{folder}, accuracy not valid" for folder in record.unscored}
-    unexpected = []
-    for checker in record.runs:
-        stated = [error for error in checker.errors if error not in announced and not _SUMS.search(error)]
-        unexpected += [f"{checker.name}: {error}" for error in stated if not _EXPECTED_OF_A_REHEARSAL.search(error)]
-        if checker.crashed:
-            unexpected.append(f"{checker.name}: crashed")
-        elif not checker.passed and not checker.errors and not checker.own_fault:
-            unexpected.append(
-                f"{checker.name}: ended with {exit_in_words(checker.status)} and {checker.results} results, "
-                "without saying why"
-            )
-    return unexpected
-
-
 def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: str, logs: Path) -> CheckerRun:
     name = checker.name
     log, table = logs / f"{name}.log", logs / f"{name}.csv"
@@ -239,12 +153,6 @@ def _rows(table: Path) -> int:
             return max(0, sum(1 for _ in csv.reader(file)) - 1)
     except OSError:
         return 0
-
-
-def expected_words(record: CheckerRecord) -> str:
-    """Return in words that the checkers found nothing in a rehearsal's tree but what a rehearsal explains."""
-    latency = any(_OF_LATENCY.search(error) for run in record.runs for error in run.errors)
-    return f"only length {'and latency ' if latency else ''}findings, expected of a rehearsal"
 
 
 def _judge(record: CheckerRecord, logs: Path, *, rehearsal: bool) -> None:

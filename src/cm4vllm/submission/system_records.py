@@ -21,19 +21,12 @@ from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.machine_facts import detect_machine
 from cm4vllm.hardware.nvml import gpus_of_processes
-from cm4vllm.hardware.records import MachineFacts
-from cm4vllm.hardware.system_description import (
-    STATUS_NOT_STATED,
-    SystemAsked,
-    describe_system,
-    folder_name,
-    hints,
-    not_stated,
-    stated_system,
-)
+from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
-from cm4vllm.serving.clusters.node_report import NodeReport, reports_of
-from cm4vllm.serving.records import ServerRecord, Simulation
+from cm4vllm.records.described_system import STATUS_NOT_STATED, folder_name, hints, not_stated, stated_system
+from cm4vllm.records.machine import MachineFacts
+from cm4vllm.records.node import NodeReport, reports_of
+from cm4vllm.records.server import ServerRecord, Simulation
 from cm4vllm.submission.campaign_software import SOFTWARE_FILE, SoftwareRecord, detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words

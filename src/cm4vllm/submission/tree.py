@@ -15,10 +15,9 @@ from cm4vllm.common.own_program import commit_of_this_repository
 from cm4vllm.common.owned_folders import recover
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.hardware.system_description import folder_name, keys_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.records.described_system import folder_name, keys_of
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import Division, Scenario, TreeLayout, round_terms, tree_layout

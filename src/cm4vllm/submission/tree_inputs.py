@@ -9,7 +9,7 @@ from typing import Any
 
 from cm4vllm.common.errors import SubmissionError, UsageError
 from cm4vllm.common.owned_folders import require_replaceable
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE
+from cm4vllm.records.campaign import CAMPAIGN_FILE
 from cm4vllm.results.submission_trees import read_tree
 from cm4vllm.rules import round_terms
 from cm4vllm.submission.tree import SUBMISSION, system_folder

@@ -11,7 +11,7 @@ from cm4vllm.campaign.search.probe_verdict import Judge, ProbePlan
 from cm4vllm.campaign.search.rate_search import SearchPlan, queueing_estimate, search
 from cm4vllm.common.errors import InvalidResult, ServerDied
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import Boundary, Verdict, tightest
+from cm4vllm.records.searches.rate_search import Boundary, Verdict, tightest
 from cm4vllm.rules import LatencyLimits
 from simulated.prober import SimulatedProber, full_length_run_is_valid, offline_rate
 from simulated.systems import Batch, Batching, Drift, Drifting, Paged, Queue, System, step_factors

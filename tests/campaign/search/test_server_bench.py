@@ -4,7 +4,7 @@ from cm4vllm.campaign.rehearsal import launch
 from cm4vllm.campaign.search.server_bench import ServerBench
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ServerRecord
 
 PROFILE = """
 title: a test's

@@ -8,8 +8,8 @@ from fake_vllm import prompt
 from cm4vllm.loadgen.client.client import Client
 from cm4vllm.loadgen.client.connection import resolve
 from cm4vllm.loadgen.client.wire import Sampling, completion_body
+from cm4vllm.records.server import Api
 from cm4vllm.serving.answers.stated import AnswerLimits
-from cm4vllm.serving.records import Api
 
 LIMITS = AnswerLimits(min_tokens=2, max_tokens=128, max_model_len=20_000)
 

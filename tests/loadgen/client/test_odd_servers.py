@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from word_runs import SAMPLES, expected, logged
 
 from cm4vllm.common.errors import RunFailed, ServerUnsuitable
-from cm4vllm.loadgen.doubts import client_doubts
-from cm4vllm.loadgen.logs.run_logs import read_performance
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.serving.records import Api
+from cm4vllm.records.doubts import client_doubts
+from cm4vllm.records.logs.run_logs import read_performance
+from cm4vllm.records.server import Api
 from cm4vllm.serving.server_probe import probe
 from cm4vllm.serving.text_servers import check_tokenizer
 from text_server import TextServer, answer_words

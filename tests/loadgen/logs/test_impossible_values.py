@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, read_detail_log
-from cm4vllm.loadgen.logs.impossible_values import impossible_values
-from cm4vllm.loadgen.logs.run_logs import read_performance
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.logs.impossible_values import impossible_values
+from cm4vllm.records.logs.run_logs import read_performance
 from cm4vllm.results.log_folders import Reader
 
 PERCENTILES = ("50.00", "90.00", "95.00", "97.00", "99.00", "99.90")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cm4vllm.common.errors import UsageError
+from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.arguments import ServerSettings, server_argv, server_env
 from cm4vllm.serving.containers.server_container import (
     container_options,
@@ -16,7 +17,6 @@ from cm4vllm.serving.containers.server_container import (
     server_container,
     supervised_words,
 )
-from cm4vllm.serving.records import ContainerRecord
 
 SECRET = "s3cret-of-the-test"
 

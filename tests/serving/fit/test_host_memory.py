@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.assets import ModelRecord
 from cm4vllm.serving.arguments import ServerSettings, server_env
 from cm4vllm.serving.fit import advice
 from cm4vllm.serving.fit.advice import with_host_memory

@@ -12,7 +12,7 @@ from cm4vllm.common.records import Record
 from cm4vllm.common.units import duration_text, four_digits
 from cm4vllm.endpoints.curve_status import CurveStatus
 from cm4vllm.loadgen.process.run_status import LatencyStatus, RunStatus
-from cm4vllm.loadgen.records import HEADROOM
+from cm4vllm.records.client import HEADROOM
 
 __all__ = ["Line", "Panel", "Tone", "View", "view_of"]
 

@@ -15,7 +15,7 @@ from cm4vllm.common.errors import UsageError, nearest
 from cm4vllm.common.files import bytes_of, typed_path
 from cm4vllm.common.records import Record
 from cm4vllm.common.settings import GREATEST
-from cm4vllm.serving.records import Simulation
+from cm4vllm.records.server import Simulation
 
 __all__ = ["Lengths", "Profile", "ServerTimes", "named_profiles", "read_profile"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cm4vllm.campaign.search.projection import Window
-from cm4vllm.loadgen.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
 from cm4vllm.loadgen.process.messages import Latencies, Timed
-from cm4vllm.results.rate_search_record import LimitRecord, ProbeRecord, Verdict
+from cm4vllm.records.logs.early_stopping import CONFIDENCE, failing, passes, percentile, wilson_interval
+from cm4vllm.records.searches.rate_search import LimitRecord, ProbeRecord, Verdict
 from cm4vllm.rules import LatencyLimits
 
 __all__ = ["Judge", "ProbePlan", "probe_record"]

@@ -29,17 +29,18 @@ from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
 from cm4vllm.loadgen.identity import settings_sha256
 from cm4vllm.loadgen.limits import demand_of, highest_rate
-from cm4vllm.loadgen.logs.run_logs import DETAIL_LOG, read_performance
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
 from cm4vllm.loadgen.process.process_monitor import RunStopped
 from cm4vllm.loadgen.process.runner import run
-from cm4vllm.loadgen.records import RunRecord, RunSettings
 from cm4vllm.loadgen.user_conf import REHEARSAL_DURATION_S, UserConf, rehearsal_queries
-from cm4vllm.results.rate_search_record import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
+from cm4vllm.records.logs.run_logs import DETAIL_LOG, read_performance
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.run import RunRecord, RunSettings
+from cm4vllm.records.searches.rate_search import SEARCH_FILE, ProbeRecord, SearchOutcome, SearchRecord, Verdict
 from cm4vllm.rules import LatencyLimits, Terms
 from cm4vllm.serving.death_reasons import death_reason
-from cm4vllm.serving.server_metrics import ServerMetrics, look
+from cm4vllm.serving.server_metrics import look
 from cm4vllm.serving.server_requests import sites_of
 
 __all__ = [

@@ -43,11 +43,11 @@ from cm4vllm.common.progress import say, warn
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.loadgen.measurement import RunInputs, settings_of
 from cm4vllm.loadgen.process.messages import Latencies
-from cm4vllm.loadgen.records import RunSettings
-from cm4vllm.results.settings_search_record import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.metrics import METRICS_FILE, MetricsSample, read_samples
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.searches.settings_search import EVALUATION_FILE, TRIAL, Evaluation, Score, geometric_mean
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.serving.server import stop
-from cm4vllm.serving.server_metrics import METRICS_FILE, MetricsSample, read_samples
 
 __all__ = ["EXTRA", "SERVER_FOLDER", "ServerBench", "Start", "first_rate"]
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 
 from cm4vllm import __version__
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.campaign.ledger import LEDGER_FILE, LedgerFile, State, read_ledger
 from cm4vllm.campaign.rehearsal import launch as simulated
 from cm4vllm.campaign.search.halving import Chosen, HalvingPlan, halve
@@ -28,12 +27,13 @@ from cm4vllm.common.settings import Key, Settings, env_keys
 from cm4vllm.common.terminal_text import columns
 from cm4vllm.common.units import four_digits
 from cm4vllm.loadgen.measurement import RunInputs, require_given
-from cm4vllm.results.settings_search_record import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.searches.settings_search import CHOSEN, EVIDENCE, SETTINGS_FILE, STEP, Evaluation, SettingsRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, benchmark_terms, terms
 from cm4vllm.serving.arguments import ServerSettings
 from cm4vllm.serving.launch import act
 from cm4vllm.serving.planned_servers import PLANNED_FILE
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = ["SettingsInputs", "exports_of", "inputs_digest", "search_server_settings", "searched_envs", "table"]
 

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from cm4vllm.assets.prompt_tokens import message
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable
-from cm4vllm.loadgen.records import ClientRecord, RunSettings, TextCounts
+from cm4vllm.records.client import ClientRecord, TextCounts
+from cm4vllm.records.run import RunSettings
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.rules import Logged
 from cm4vllm.serving.answers.event_stream import AnswerError
 from cm4vllm.serving.answers.text_answers import TextAnswer
-from cm4vllm.serving.records import Dialect, Prompts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -22,7 +22,7 @@ from cm4vllm.common.errors import CmError, RunFailed, ServerUnreachable
 from cm4vllm.common.processes import exit_in_words
 from cm4vllm.loadgen.client.text_tokens import TextSettings
 from cm4vllm.loadgen.client.worker_messages import COUNT, HEADER, REQUEST, Kind, Stats, WorkerSettings
-from cm4vllm.loadgen.records import RunSettings
+from cm4vllm.records.run import RunSettings
 from cm4vllm.rules import Mode
 from cm4vllm.serving.answers.stated import AnswerLimits
 

@@ -27,8 +27,8 @@ from cm4vllm.common.owned_folders import beside, make_way
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
 from cm4vllm.common.repetition import repeated
-from cm4vllm.loadgen.records import Piece
-from cm4vllm.serving.records import ServerIdentity
+from cm4vllm.records.run import Piece
+from cm4vllm.records.server import ServerIdentity
 from cm4vllm.serving.server_identities import other_content, restarts
 
 __all__ = ["SYNC_S", "Answer", "AnswerWriter", "Begun", "begin_piece", "file_of", "kept_answers", "pieces"]

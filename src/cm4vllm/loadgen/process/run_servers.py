@@ -9,7 +9,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from cm4vllm.common.errors import RunFailed, ServerUnreachable, ServerUnsuitable
-from cm4vllm.serving.records import ServerIdentity, ServerRecord
+from cm4vllm.records.server import ServerIdentity, ServerRecord
 from cm4vllm.serving.server_identities import identities, other_content, restarts
 
 __all__ = ["RunServers"]

@@ -27,7 +27,8 @@ from cm4vllm.loadgen.process.messages import Answers, Failed, FirstFailure, Mess
 from cm4vllm.loadgen.process.reporter import Reporter
 from cm4vllm.loadgen.process.run_status import LatencyStatus
 from cm4vllm.loadgen.process.sample_library import SampleLibrary
-from cm4vllm.loadgen.records import ClientRecord, FinishReasons, RunSettings, SelfCheck, fewer
+from cm4vllm.records.client import ClientRecord, FinishReasons, SelfCheck
+from cm4vllm.records.run import RunSettings, fewer
 from cm4vllm.rules import Mode
 
 __all__ = ["SystemUnderTest"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.files import text_of
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG
+from cm4vllm.records.accuracy import ACCURACY_TEXT
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, scored
 from cm4vllm.results.findings import Severity

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from cm4vllm import rules
-from cm4vllm.assets.records import IDENTITY
-from cm4vllm.loadgen.records import RUN_FILE, RunRecord
-from cm4vllm.results.campaign_record import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.assets import IDENTITY
+from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
+from cm4vllm.records.run import RUN_FILE, RunRecord
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, recorded, whole, with_submission
 from cm4vllm.results.model import Submission

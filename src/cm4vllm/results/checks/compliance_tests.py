@@ -9,8 +9,8 @@ import msgspec
 
 from cm4vllm import rules
 from cm4vllm.common.files import text_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission

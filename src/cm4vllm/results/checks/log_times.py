@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from cm4vllm.loadgen.logs.impossible_values import ends_before_it_begins, out_of_order
+from cm4vllm.records.logs.impossible_values import ends_before_it_begins, out_of_order
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, results, with_tests
 from cm4vllm.results.findings import Severity

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from cm4vllm import rules
 from cm4vllm.common.units import Milliseconds
-from cm4vllm.loadgen.logs.detail_log import KEPT_TEXTS
-from cm4vllm.loadgen.logs.run_logs import IMPOSSIBLE
+from cm4vllm.records.logs.detail_log import KEPT_TEXTS
+from cm4vllm.records.logs.run_logs import IMPOSSIBLE
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import Part, is_strict, measured, parts
 from cm4vllm.results.findings import Severity

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from cm4vllm.loadgen.logs.detail_log import Window
-from cm4vllm.power.protocol import totals_of, uncertainty_of
-from cm4vllm.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
-from cm4vllm.power.session import FETCHED_ONLY, Phase, PowerSession, is_power_session
+from cm4vllm.records.logs.detail_log import Window
+from cm4vllm.records.power.protocol import totals_of, uncertainty_of
+from cm4vllm.records.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
+from cm4vllm.records.power.session import FETCHED_ONLY, Phase, PowerSession, is_power_session
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.findings import Finding, Severity

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
+from cm4vllm.records.accuracy import ACCURACY_TEXT
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import measured, scored, whole, with_submission
 from cm4vllm.results.findings import Severity

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVarTuple
 
-from cm4vllm.loadgen.records import RunRecord
+from cm4vllm.records.run import RunRecord
 from cm4vllm.results.model import Accuracy, Performance, Result, Submission, System
 from cm4vllm.rules import Division
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
+from cm4vllm.records.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.log_figures import UNSUCCESSFUL
 from cm4vllm.results.checks.subjects import Part, with_tests

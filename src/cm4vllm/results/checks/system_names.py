@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cm4vllm.hardware.known_hardware import products_named
+from cm4vllm.records.known_hardware import products_named
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import described, with_submission
 from cm4vllm.results.checks.system_files import accelerator_count

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT
 from cm4vllm.common.terminal_text import spelled_out
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
-from cm4vllm.loadgen.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
+from cm4vllm.records.accuracy import ACCURACY_TEXT
+from cm4vllm.records.logs.detail_log import DETAIL_LOG
+from cm4vllm.records.logs.run_logs import ACCURACY_LOG, SUMMARY_LOG
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import is_strict, results, strict_results, whole, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints

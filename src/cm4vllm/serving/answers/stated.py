@@ -14,17 +14,7 @@ import msgspec
 
 from cm4vllm.serving.answers.event_stream import AnswerError, NotJson, cleaned, error_message, error_words
 
-__all__ = [
-    "FORMAT_TOKENS",
-    "NO_REASONS",
-    "AnswerLimits",
-    "FinishReason",
-    "Parts",
-    "Stated",
-    "decoded",
-    "finish_reason",
-    "refuse",
-]
+__all__ = ["NO_REASONS", "AnswerLimits", "FinishReason", "Parts", "Stated", "decoded", "finish_reason", "refuse"]
 
 #: The ends of a whole answer: a token that ends it, or the length that was asked for. "abort", "error" and whatever
 #: else a server may say stand for an answer that was cut.
@@ -38,10 +28,6 @@ _SAME = {"eos_token": "stop", "stop_sequence": "stop"}
 _CACHED = (("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens", ""), ("cached_tokens", ""))
 #: Bytes of a document that is no JSON that are shown.
 _BEGIN = 60
-
-#: Tokens of each answer that may be in no text and are no sign of another tokenizer: those that begin and end a message
-#: or a channel of it (gpt-oss: 3 to 10).
-FORMAT_TOKENS = 16
 
 T = TypeVar("T")
 

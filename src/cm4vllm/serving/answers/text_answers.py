@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cm4vllm.records.server import Dialect, Prompts
 from cm4vllm.serving.answers.event_stream import AnswerError, EventStream
 from cm4vllm.serving.answers.stated import (
     NO_REASONS,
@@ -23,7 +24,6 @@ from cm4vllm.serving.answers.stated import (
     finish_reason,
     refuse,
 )
-from cm4vllm.serving.records import Dialect, Prompts
 
 __all__ = ["TextAnswer", "TextReader", "whole_text"]
 

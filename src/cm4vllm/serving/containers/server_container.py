@@ -20,25 +20,19 @@ import msgspec
 
 from cm4vllm.assets.model_links import model_links
 from cm4vllm.common.command_lines import given_words, refuse_secrets
-from cm4vllm.common.containers import Container, Mount, ask_engine, engines, run_words
+from cm4vllm.common.containers import Mount, ask_engine, engines, run_words
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.hardware.used_gpus import VISIBLE
+from cm4vllm.records.published_server import described_container
+from cm4vllm.records.server import ContainerRecord
 from cm4vllm.serving.arguments import ServerSettings, hub_folder, secret_env, server_env
 from cm4vllm.serving.carried_variables import carried_variables
 from cm4vllm.serving.orphans import supervisor_spec
-from cm4vllm.serving.records import ContainerRecord
 from cm4vllm.serving.supervisor import WATCHED_PIPE
 
-__all__ = [
-    "container_options",
-    "published_run",
-    "removal_words",
-    "remove_leftovers",
-    "server_container",
-    "supervised_words",
-]
+__all__ = ["container_options", "removal_words", "remove_leftovers", "server_container", "supervised_words"]
 
 #: The label of every container: the namespace of process IDs and in it the supervisor.
 _LABEL = "cm4vllm.supervisor"
@@ -85,14 +79,11 @@ def server_container(image: ContainerRecord, settings: ServerSettings) -> Contai
     )
 
 
-def published_run(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` in the container, as it can be given by hand."""
-    return run_words(engines()[record.engine], _described(record, argv))
-
-
 def supervised_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
     """Return the command for a supervisor, which fills in the braces."""
-    described = _described(record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv))
+    described = described_container(
+        record, (argv[0], f"{_PROGRAM}/first_process.py", f"{_WATCHED}/{WATCHED_PIPE}", *argv)
+    )
     own = (Mount(str(Path(__file__).parents[1] / "in_container"), _PROGRAM), Mount("{watched}", _WATCHED))
     container = replace(
         described,
@@ -140,19 +131,6 @@ def _is_left(container: dict[str, Any]) -> bool:
 def _pid_namespace() -> str:
     """Return the number of this process's namespace of process IDs."""
     return re.sub("[^0-9]", "", str(Path("/proc/self/ns/pid").readlink()))
-
-
-def _described(record: ContainerRecord, program: Sequence[str]) -> Container:
-    return Container(
-        image=record.reference,
-        program=tuple(program),
-        device=record.device,
-        shm_size=record.shm_size,
-        host_network=True,
-        mounts=tuple(Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro")) for text in record.mounts),
-        passed=tuple(record.passed),
-        options=tuple(record.options),
-    )
 
 
 def _mounts(settings: ServerSettings) -> list[str]:

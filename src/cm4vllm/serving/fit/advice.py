@@ -10,11 +10,6 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from cm4vllm.assets.catalogue import catalogue
-from cm4vllm.assets.checkpoint import read_checkpoint
-from cm4vllm.assets.config_json import json_object, section
-from cm4vllm.assets.model_size import read_architecture
-from cm4vllm.assets.records import ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
@@ -23,6 +18,11 @@ from cm4vllm.common.settings import Key, Settings
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
+from cm4vllm.records.assets import ModelRecord
+from cm4vllm.records.weights.checkpoint import read_checkpoint
+from cm4vllm.records.weights.config_json import json_object, section
+from cm4vllm.records.weights.model_size import read_architecture
+from cm4vllm.rules import catalogue
 from cm4vllm.serving.arguments import ServerSettings, least_kv_cache_gib
 from cm4vllm.serving.clusters.launchers.choice import node_count
 from cm4vllm.serving.fit.layout import GIB, UTILISATION, Asked, Fit, advise, table

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cm4vllm.assets.model_size import Architecture
 from cm4vllm.common.errors import ModelError, UsageError
+from cm4vllm.records.weights.model_size import Architecture
 
 __all__ = ["GIB", "Asked", "Fit", "advise", "kv_cache_tokens", "table"]
 

@@ -21,7 +21,7 @@ from cm4vllm.common.units import (
     TokensPerSample,
     TokensPerSecond,
 )
-from cm4vllm.loadgen.logs.detail_log import DetailLog
+from cm4vllm.records.logs.detail_log import DetailLog
 
 __all__ = ["SCENARIOS", "LoggedFigure", "figures", "metric_names", "negative", "one_token_words", "undefined"]
 

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cm4vllm import DUMMY_NOTICE, REHEARSAL_NOTICE, SIMULATED_NOTICE, STAND_IN_NOTICE
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.errors import UsageError
 from cm4vllm.common.records import Record
 from cm4vllm.common.units import SamplesPerSecond
-from cm4vllm.hardware.counted_energy import RunEnergy
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.client import ClientRecord
+from cm4vllm.records.energy import RunEnergy
+from cm4vllm.records.metrics import ServerMetrics
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.rules import Mode, Scenario, Terms
-from cm4vllm.serving.answers.stated import FORMAT_TOKENS
-from cm4vllm.serving.metrics_records import ServerMetrics
-from cm4vllm.serving.records import ServerRecord
 
 __all__ = [
-    "ADDED_TTFT",
     "FAILURE_FILE",
-    "HEADROOM",
+    "MLPERF_CONF",
+    "NETWORK_SUT",
+    "QUOTA",
     "RUN_FILE",
-    "ClientRecord",
+    "TIMES",
     "FailureRecord",
-    "FinishReasons",
     "Piece",
-    "ProcessRecord",
     "RunRecord",
     "RunSettings",
-    "SelfCheck",
-    "Spread",
-    "TextCounts",
     "fewer",
-    "given_run_folder",
+    "require_run",
 ]
 
 #: The name of the record's file in a run's folder.
 RUN_FILE = "run.json"
 
+#: The name of LoadGen's own settings in a run's folder, which user.conf adds to.
+MLPERF_CONF = "mlperf.conf"
+
 #: The name of the record of a run that failed, in `<folder>.failed`.
 FAILURE_FILE = "failure.json"
 
-#: Times the load that the client must be able to carry, so that the server and not the client is what is measured.
-HEADROOM = 1.5
-#: The part of a TTFT limit that the client may add to it.
-ADDED_TTFT = 0.01
+#: The words that LoadGen's name of a system on other machines must contain (constants of the official checker,
+#: NETWORK_MODE_REQUIRED_SUBSTRING_IN_SUT_NAME).
+NETWORK_SUT = "Network SUT"
+#: The end of the name of a counter in MachineLoad.throttled that counts how often, and not for how many seconds.
+TIMES = " (times)"
+#: The begin of the counters of a control group's quota.
+QUOTA = "this program: the CPU quota"
 
 
 class RunSettings(Record, frozen=True, kw_only=True):
@@ -129,173 +129,6 @@ class RunSettings(Record, frozen=True, kw_only=True):
     def expected_qps(self) -> float:
         """The queries/s that the run can come to: `target_qps`; 0 for a run that no rate paces or sizes."""
         return self.target_qps if self.terms.needs_rate else 0.0
-
-
-class Spread(Record, frozen=True, kw_only=True):
-    """Times in ms: their median, their 99th percentile, the greatest."""
-
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-
-class ProcessRecord(Record, frozen=True, kw_only=True):
-    """One process of the client during the run: LoadGen's, or a worker's.
-
-    `issue_lag` is the time between LoadGen's call and the moment a query is written to its connection, in the Server
-    scenario; `loop_lag` how late a worker's event loop ran what was due; `end_lag`, of a few streams, the time from the
-    last token to the end of the answer, which is the server's. The garbage collector is off: `gc_pauses` is 0 unless
-    something turned it on. `watching_s` is the part of `cpu_s` in which LoadGen's process reported how far it is.
-    """
-
-    name: str
-    cpu_s: float
-    wall_s: float
-    peak_memory_mib: float
-    gc_pauses: int = 0
-    gc_longest_ms: float = 0.0
-    loop_lag: Spread | None = None
-    issue_lag: Spread | None = None
-    end_lag: Spread | None = None
-    watching_s: float = 0.0
-
-    @property
-    def cpu_share(self) -> float:
-        """The share of one processor that the process used; 1 is a whole processor."""
-        return self.cpu_s / self.wall_s if self.wall_s else 0.0
-
-
-class SelfCheck(Record, frozen=True, kw_only=True):
-    """The client's own capacity, measured before the run against a server in memory.
-
-    It answers `tokens` tokens a query at once. Server: queries came at `qps`; `added_ttft` is the time to first token,
-    all of it the client's and that server's. Offline: queries followed each other as fast as they could.
-    `capacity_qps` is what the client can carry: at `qps`, divided by the share of a processor that its busiest process
-    used. `server_share` is that of the server in memory: near 1, the capacity is a lower bound.
-    """
-
-    workers: int
-    tokens: int
-    queries: int
-    qps: float
-    capacity_qps: float
-    busiest: str
-    busiest_share: float
-    server_share: float
-    added_ttft: Spread | None = None
-
-
-class FinishReasons(Record, frozen=True, kw_only=True):
-    """Whole answers by their finish_reason: ended by a token, or at max_tokens or the model's length."""
-
-    stop: int
-    length: int
-
-
-class TextCounts(Record, frozen=True, kw_only=True):
-    """Answers of a server that gives text alone, counted by its `usage` and by the model's own tokenizer.
-
-    `answers` were compared: all of an accuracy run, a sample of a performance run, none where the server counts none.
-    `apart` is the sum over them of the tokens by which both differ; of an answer that ended by itself the server may
-    count one more, the token that ended it, which is in no text. `least_more` is by how many more tokens the server
-    counts each of them at least: tokens of a format that are in no text. `first_tokens` are in the first pieces of
-    their texts. `unsent` says what an answer shows of generated tokens that were not sent. `prompts_changed` are
-    prompts whose text the tokenizer reads as other ids. Versions before wrote the last three here.
-    """
-
-    answers: int
-    server_tokens: int
-    tokenizer_tokens: int
-    apart: int
-    least_more: int = 0
-    first_tokens: int = 0
-    unsent: str = ""
-    prompts_changed: int = 0
-    prompt_tokens: int = 0
-    server_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-
-    @property
-    def format_tokens(self) -> int:
-        """The tokens of each answer that the server counts and that are in no text: a constant few, or 0."""
-        return self.least_more if self.least_more <= FORMAT_TOKENS else 0
-
-    @property
-    def difference(self) -> float | None:
-        """The part of the server's tokens by which both differ, but for format_tokens; None without a comparison."""
-        apart = self.apart - self.answers * self.format_tokens
-        return apart / self.server_tokens if self.server_tokens else None
-
-    def plus(self, other: TextCounts) -> TextCounts:
-        """Return the counts of both, which are each of one answer at least, or of none."""
-        least = [counts.least_more for counts in (self, other) if counts.answers]
-        return TextCounts(
-            answers=self.answers + other.answers,
-            server_tokens=self.server_tokens + other.server_tokens,
-            tokenizer_tokens=self.tokenizer_tokens + other.tokenizer_tokens,
-            apart=self.apart + other.apart,
-            least_more=min(least, default=0),
-            first_tokens=self.first_tokens + other.first_tokens,
-            unsent=self.unsent or other.unsent,
-        )
-
-
-class ClientRecord(Record, frozen=True, kw_only=True):
-    """The client's record of a run. `failures` holds one line for each kind of failure, with its count.
-
-    `finish_reasons` is None in records of versions that did not read them. `reported_tokens` were reported to LoadGen:
-    fewer than `completion_tokens` where the benchmark's reference leaves out the first one of each answer.
-    `at_once` counts the streams that came whole, which something between server and client had collected.
-    `connections` counts those that were opened, the slowest in `longest_connect_s`. `kept` of the requests were
-    answered in an earlier piece of the run, and the server was not asked for them again. `text` is None where the
-    server lists token ids. The server states `server_prompt_tokens` and `cached_prompt_tokens`; it counts each prompt
-    by `least_more` to `most_more` more tokens than were sent, None where it counts none. `models` counts the answers by
-    the names of the model in them. `first_tokens` came with the first event of their answers; 0 of answers in text.
-    """
-
-    requests: int
-    completed: int
-    failed: int
-    retries: int
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reasons: FinishReasons | None = None
-    failures: dict[str, int] = {}
-    reported_tokens: int = 0
-    at_once: int = 0
-    text: TextCounts | None = None
-    connections: int = 0
-    longest_connect_s: float = 0.0
-    server_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    least_more: int | None = None
-    most_more: int | None = None
-    first_tokens: int = 0
-    models: dict[str, int] = {}
-    kept: int = 0
-    processes: list[ProcessRecord] = []
-    self_check: SelfCheck | None = None
-
-    @property
-    def end_lag_ms(self) -> float | None:
-        """The time from the last token to the end of an answer, median of a few; None where answers came whole."""
-        return max((process.end_lag.p50_ms for process in self.processes if process.end_lag), default=None)
-
-    @property
-    def first_event_tokens(self) -> float:
-        """The mean number of tokens that came with the first event of an answer; 0 where it is not known."""
-        if self.text is not None:
-            return self.text.first_tokens / self.text.answers if self.text.answers else 0.0
-        asked = self.completed - self.kept
-        return self.first_tokens / asked if asked else 0.0
-
-    @property
-    def more_words(self) -> str:
-        """By how many more tokens the server counts each prompt than were sent, in words; empty where by none."""
-        least, most = self.least_more, self.most_more
-        if least is None or most is None or most <= 0:
-            return ""
-        return f"{least:,} more in each" if least == most else f"{least:,} to {most:,} more in each"
 
 
 class MachineLoad(Record, frozen=True, kw_only=True):
@@ -430,9 +263,7 @@ def fewer(*, at_once: bool) -> str:
     return "fewer requests in flight: --max_in_flight" if at_once else "a lower rate: --server_target_qps"
 
 
-def given_run_folder(env: Mapping[str, Any], key: str, remedy: str) -> Path:
-    """Return the folder of a run that the environment names. Raises UsageError where it holds no run."""
-    folder = Path(env[key]).absolute()
+def require_run(folder: Path, remedy: str) -> None:
+    """Raise UsageError, with the remedy, where a folder holds no run."""
     if not (folder / RUN_FILE).is_file():
         raise UsageError(f"{folder} holds no run", cause=f"no {RUN_FILE} in it", remedy=remedy)
-    return folder

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.assets.config_json import json_object, section, text_config, whole, words
-from cm4vllm.assets.lfs_pointers import FETCH, is_pointer
-from cm4vllm.assets.model_size import read_architecture
 from cm4vllm.common.bounded_documents import json_of
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.weights.config_json import json_object, section, text_config, whole, words
+from cm4vllm.records.weights.lfs_pointers import FETCH, is_pointer
+from cm4vllm.records.weights.model_size import read_architecture
 
 __all__ = [
     "DUMMY_MARK",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from cm4vllm.common.records import Record
-from cm4vllm.loadgen.logs.early_stopping import passes
-from cm4vllm.serving.metrics_records import Speed
+from cm4vllm.records.logs.early_stopping import passes
+from cm4vllm.records.metrics import Speed
 
 __all__ = [
     "SEARCH_FILE",

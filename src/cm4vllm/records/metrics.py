@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import median, quantiles
 
-from cm4vllm.common.records import Record
+from cm4vllm.common.records import Record, read_sample_file
 
 __all__ = ["MetricsSample", "ServerMetrics", "Speed", "Timing", "speed_of"]
 
@@ -29,6 +30,32 @@ MORE_PROMPTS = 1.5
 _DEVIATIONS = 1.4826
 #: A line needs so different numbers of requests, as a part of the highest; else a step has one mean time.
 _SPREAD = 0.1
+#: The name of the samples' file in a run's folder: one JSON object a line, the first from before the first query.
+METRICS_FILE = "server_metrics.jsonl"
+#: The name of the file with the samples of the GPUs in a run's folder: one JSON object a line.
+GPU_SAMPLES_FILE = "gpu_metrics.jsonl"
+
+
+class GpuSample(Record, frozen=True, kw_only=True):
+    """One GPU at one time. `utilisation` is the part of the last second in which a kernel ran, in [0..1].
+
+    None stands for what the driver does not report.
+    """
+
+    index: int
+    name: str
+    utilisation: float | None = None
+    power_w: float | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: int | None = None
+    sm_mhz: int | None = None
+
+
+class GpusSample(Record, frozen=True, kw_only=True):
+    """All GPUs, `at_s` seconds after the run began."""
+
+    at_s: float
+    gpus: list[GpuSample]
 
 
 class MetricsSample(Record, frozen=True, kw_only=True):
@@ -230,3 +257,8 @@ def _part_s(spans: Sequence[_Span]) -> float:
     """Return the length of a part; the last one is as long as the others."""
     end_s = spans[-1].end_s
     return end_s / max(1, round(end_s / min(LONGEST_S, max(SHORTEST_S, end_s / PARTS))))
+
+
+def read_samples(path: Path) -> list[MetricsSample]:
+    """Return the samples in a file, oldest first; none where there is no file."""
+    return read_sample_file(path, MetricsSample)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cm4vllm.assets.config_json import text_config, whole
 from cm4vllm.common.errors import ModelError
+from cm4vllm.records.weights.config_json import text_config, whole
 
 __all__ = ["Architecture", "read_architecture"]
 

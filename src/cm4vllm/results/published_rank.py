@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from cm4vllm.common.number_texts import number, rate
 from cm4vllm.common.records import Record
-from cm4vllm.report.formatting import number, rate
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.result_index import Index, IndexRow, row_of
 

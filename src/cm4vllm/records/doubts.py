@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cm4vllm.hardware.throttling import QUOTA, TIMES
-from cm4vllm.loadgen.records import (
-    ADDED_TTFT,
-    HEADROOM,
-    ClientRecord,
-    MachineLoad,
-    RunRecord,
-    RunSettings,
-    SelfCheck,
-    fewer,
-)
+from cm4vllm.records.client import ADDED_TTFT, HEADROOM, ClientRecord, SelfCheck
+from cm4vllm.records.run import QUOTA, TIMES, MachineLoad, RunRecord, RunSettings, fewer
+from cm4vllm.records.server import Prompts
 from cm4vllm.rules import Mode
-from cm4vllm.serving.records import Prompts
 
 __all__ = ["client_doubts", "headroom", "run_warnings", "times_the_load"]
 

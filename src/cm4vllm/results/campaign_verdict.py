@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cm4vllm.accuracy.accuracy_record import Score
-from cm4vllm.hardware.system_description import not_stated
-from cm4vllm.report.formatting import counting_words, headroom, judgement, ms, number, percent, result_figure, target
-from cm4vllm.report.report_contents import Report
-from cm4vllm.report.system_tables import label
+from cm4vllm.common.number_texts import ms, number, percent
+from cm4vllm.records.accuracy import Score
+from cm4vllm.records.checker import CheckerRun
+from cm4vllm.records.described_system import label, not_stated
+from cm4vllm.results.campaign_results import Report
+from cm4vllm.results.expected_findings import expected_words, unexpected_findings
+from cm4vllm.results.figure_texts import counting_words, headroom, judgement, result_figure, target
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.official_checker import CheckerRun, expected_words, unexpected_findings
 
 __all__ = [
     "Finding",

@@ -7,8 +7,8 @@ from enum import StrEnum
 from msgspec.structs import force_setattr
 
 from cm4vllm.common.records import Record
-from cm4vllm.serving.given_options import OptionValue, given_options
-from cm4vllm.serving.server_access import Access
+from cm4vllm.records.access import Access
+from cm4vllm.records.vllm.given_options import OptionValue, given_options
 
 __all__ = ["Api", "ContainerRecord", "Dialect", "NodeRecord", "Prompts", "ServerIdentity", "ServerRecord", "Simulation"]
 
@@ -223,3 +223,35 @@ class ServerRecord(Record, frozen=True, kw_only=True):
         own = {self.supervisor_pid: self.endpoint} if self.owned and self.supervisor_pid is not None else {}
         own |= {node.supervisor_pid: self.endpoint for node in self.nodes if node.supervisor_pid is not None}
         return own | {pid: endpoint for member in self.members for pid, endpoint in member.supervisors.items()}
+
+
+def counting(server: ServerRecord) -> list[str]:
+    """Return sentences on how token ids and counts of a server's answers are obtained: for each page and the run."""
+    dialect = server.dialect
+    if dialect is None:
+        return ["Token ids are those that the server lists; it counts as many for each answer."]
+    if dialect.prompts is Prompts.AUDIO:
+        return ["The server gives transcripts, and its usage counts their tokens, the end token included."]
+    if dialect.prompts is Prompts.PICTURE:
+        return [
+            "The server gives text, which is logged; its usage counts the tokens of answers, and of prompts with those "
+            "of their pictures, which must be as many as the model's own chat template and picture size give."
+        ]
+    counts = (
+        "its usage counts them"
+        if dialect.usage
+        else ("it does not count them either: the count is that of the same tokenizer")
+    )
+    sentences = [
+        f"The server gives text and no token ids. Ids are what the model's own tokenizer makes of the text; {counts}."
+    ]
+    if dialect.prompts is Prompts.TEXT:
+        sentences.append("Prompts were sent as text, because the server takes no token ids.")
+    if dialect.prompts is Prompts.CHAT:
+        sentences.append("Prompts were sent as messages, to which the server's chat template adds tokens.")
+    refused = [name for name in dialect.left_out if name != "stream_options"]
+    if refused:
+        sentences.append(f"The server takes no {', '.join(refused)}: those were not asked for.")
+    if dialect.open_only:
+        sentences.append("Results are of the open division alone.")
+    return sentences

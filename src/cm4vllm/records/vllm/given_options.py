@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cm4vllm.serving.options import Option, Options, split_options, stored_options
+from cm4vllm.records.vllm.options import Option, Options, split_options, stored_options
 
 __all__ = ["OptionValue", "given_options", "typed_value", "value_text", "whole_number"]
 

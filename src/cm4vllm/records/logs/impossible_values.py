@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cm4vllm.loadgen.logs.detail_log import DetailLog
-from cm4vllm.loadgen.logs.figures import negative
+from cm4vllm.records.logs.detail_log import DetailLog
+from cm4vllm.records.logs.figures import negative
 
 __all__ = [
     "SUM_END",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from cm4vllm.loadgen.logs.detail_log import time_of
+from cm4vllm.records.logs.detail_log import time_of
 
 __all__ = ["MOST_W", "SAMPLES", "SIMULATED", "Sample", "Samples", "mean_watts", "samples_of"]
 

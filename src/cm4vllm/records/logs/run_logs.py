@@ -14,9 +14,9 @@ import numpy.typing as npt
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
-from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
-from cm4vllm.loadgen.logs.impossible_values import impossible_values
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
+from cm4vllm.records.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
+from cm4vllm.records.logs.impossible_values import impossible_values
 from cm4vllm.rules import Mode
 
 __all__ = [

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cm4vllm.loadgen.doubts import headroom as client_headroom
-from cm4vllm.loadgen.records import HEADROOM, RUN_FILE, RunRecord
-from cm4vllm.report.formatting import headroom, ms, number, percent, rate, times
+from cm4vllm.common.number_texts import ms, number, percent, rate, times
+from cm4vllm.records.client import HEADROOM
+from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.records.metrics import ServerMetrics, Timing
+from cm4vllm.records.run import RUN_FILE, RunRecord
+from cm4vllm.records.vllm.given_options import whole_number
+from cm4vllm.results.figure_texts import headroom
 from cm4vllm.results.model import Latency, Performance
 from cm4vllm.rules import Arrivals
-from cm4vllm.serving.given_options import whole_number
-from cm4vllm.serving.server_metrics import ServerMetrics, Timing
 
 __all__ = ["Cause", "Why", "why"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cm4vllm.loadgen.logs.detail_log import time_of
-from cm4vllm.power.samples import SIMULATED
+from cm4vllm.records.logs.detail_log import time_of
+from cm4vllm.records.power.samples import SIMULATED
 
 __all__ = ["Identity", "LogLine", "Totals", "identity_of", "log_lines", "totals_of", "uncertainty_of"]
 

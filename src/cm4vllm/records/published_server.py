@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cm4vllm.common.command_lines import published_words
+from cm4vllm.common.containers import Container, Mount, engines, run_words
 from cm4vllm.common.host_addresses import is_loopback
-from cm4vllm.serving.records import ServerRecord
+from cm4vllm.records.server import ContainerRecord, ServerRecord
 
-__all__ = ["hosts_of", "server_words"]
+__all__ = ["container_words", "described_container", "hosts_of", "server_words"]
 
 
 def server_words(
@@ -35,3 +36,22 @@ def hosts_of(server: ServerRecord) -> set[str]:
     hosts |= {host for node in server.nodes for host in node.hosts}
     hosts |= {server.env.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]").lower()}
     return {host for host in hosts if host and not is_loopback(host)}
+
+
+def container_words(record: ContainerRecord, argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` in the container, as it can be given by hand."""
+    return run_words(engines()[record.engine], described_container(record, argv))
+
+
+def described_container(record: ContainerRecord, program: Sequence[str]) -> Container:
+    """Return the container in which `program` runs, as its record describes it."""
+    return Container(
+        image=record.reference,
+        program=tuple(program),
+        device=record.device,
+        shm_size=record.shm_size,
+        host_network=True,
+        mounts=tuple(Mount(text.removesuffix(":ro"), writable=not text.endswith(":ro")) for text in record.mounts),
+        passed=tuple(record.passed),
+        options=tuple(record.options),
+    )

@@ -18,9 +18,9 @@ from typing import Any
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, text_of
-from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
-from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
-from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
+from cm4vllm.records.logs.detail_log import DETAIL_LOG, Window, read_detail_log
+from cm4vllm.records.power.protocol import Identity, LogLine, identity_of, log_lines
+from cm4vllm.records.power.samples import SAMPLES, SIMULATED, Samples, samples_of
 
 __all__ = [
     "FETCHED_ONLY",

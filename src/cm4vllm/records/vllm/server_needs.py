@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cm4vllm.serving.given_options import OptionValue, whole_number
+from cm4vllm.records.vllm.given_options import OptionValue, whole_number
 
 __all__ = [
     "SERVER_FILES_BESIDE",

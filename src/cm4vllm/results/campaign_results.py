@@ -7,21 +7,21 @@ from datetime import datetime
 from pathlib import Path
 
 from cm4vllm import NO_SUBMITTER, SIMULATED_POWER_NOTICE
-from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common.files import sha256_of_tree
 from cm4vllm.common.records import read_optional
-from cm4vllm.hardware.records import MachineFacts
-from cm4vllm.loadgen.records import RunRecord
-from cm4vllm.report.published_rank import Place
-from cm4vllm.results.campaign_record import CampaignRecord
+from cm4vllm.records.assets import DatasetRecord, ModelRecord
+from cm4vllm.records.campaign import CampaignRecord
+from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord
+from cm4vllm.records.machine import MachineFacts
+from cm4vllm.records.run import RunRecord
+from cm4vllm.records.server import ServerRecord
 from cm4vllm.results.checks import findings
 from cm4vllm.results.findings import refuse
 from cm4vllm.results.model import Result, Submission
+from cm4vllm.results.published_rank import Place
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.results.run_folders import chosen_folder, read_runs
 from cm4vllm.rules import BenchmarkTerms, Division, benchmark_terms
-from cm4vllm.serving.records import ServerRecord
-from cm4vllm.submission.official_checker import CHECKER_FILE, CheckerRecord
 
 __all__ = ["Report", "load"]
 
