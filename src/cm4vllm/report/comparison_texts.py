@@ -12,7 +12,6 @@ from cm4vllm.common.number_texts import ms, number, percent, rate
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.terminal_text import first_of
-from cm4vllm.report import server_commands as formatting
 from cm4vllm.report.curve_page import compare_curves
 from cm4vllm.report.final_table import aligned
 from cm4vllm.report.page_templates import page_template
@@ -271,7 +270,6 @@ def as_page(comparison: Comparison) -> str:
         interval=interval,
         change=change,
         verdict=verdict,
-        w=formatting,
         answers=answer_lines,
         kinds={Verdict.REAL: "is-real", Verdict.LIKELY: "is-open", Verdict.DOUBTFUL: "is-open"},
         level=uncertainty.LEVEL,
