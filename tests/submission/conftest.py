@@ -28,9 +28,10 @@ from cm4vllm.records.described_system import folder_name
 from cm4vllm.records.logs.detail_log import DETAIL_LOG
 from cm4vllm.records.run import RunRecord, RunSettings
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import SoftwareRecord
 from cm4vllm.rules import Mode, Scenario, Terms, round_terms, terms
 from cm4vllm.submission import published_program
-from cm4vllm.submission.campaign_software import SoftwareRecord, detect_software
+from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.source import Source, open_source
 from cm4vllm.submission.tree import TreeAsked, build_tree
 from standstill import repeat_after_standstill

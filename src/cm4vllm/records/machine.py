@@ -9,7 +9,10 @@ from __future__ import annotations
 from cm4vllm.common.records import Record
 
 __all__ = [
+    "MACHINE_FILE",
     "MEMORY",
+    "NODE_FILES",
+    "SYSTEM_FILE",
     "CpuFacts",
     "DiskFacts",
     "GpuFacts",
@@ -20,6 +23,12 @@ __all__ = [
     "MigFacts",
     "NetworkCard",
 ]
+
+#: The names of the description of a system, and of what was detected of its machine.
+SYSTEM_FILE = "system.json"
+MACHINE_FILE = "machine.json"
+#: The facts of the second and further nodes of a server, * being the number of the node.
+NODE_FILES = "machine-*.json"
 
 #: The fact of a GPU that one without memory of its own does not have.
 MEMORY = "memory"

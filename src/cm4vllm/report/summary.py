@@ -8,6 +8,7 @@ from cm4vllm.common.files import write_text
 from cm4vllm.common.records import write_record
 from cm4vllm.records.doubts import headroom as client_headroom
 from cm4vllm.records.metrics import METRICS_FILE, read_samples
+from cm4vllm.records.software import read_software
 from cm4vllm.report import charts
 from cm4vllm.report.energy_words import energy_notes, energy_table, energy_words
 from cm4vllm.report.page_templates import page_template
@@ -23,7 +24,6 @@ from cm4vllm.results.campaign_results import Report
 from cm4vllm.results.campaign_verdict import findings, headline, missing, missing_scenarios, sentence, unexpected
 from cm4vllm.results.recorded_power import recorded_power
 from cm4vllm.rules import round_terms
-from cm4vllm.submission.campaign_software import read_software
 
 __all__ = ["MAX_BYTES", "render", "write_summary"]
 

@@ -15,6 +15,7 @@ import jinja2
 from cm4vllm.common.records import read_record
 from cm4vllm.records.campaign import CAMPAIGN_FILE, CampaignRecord
 from cm4vllm.records.doubts import headroom as client_headroom
+from cm4vllm.records.software import read_software
 from cm4vllm.report.page_templates import environment
 from cm4vllm.report.reproduction import platform_rows, published_recipe, setup_lines, versions
 from cm4vllm.report.server_commands import container_command, server_command, typed_command
@@ -23,7 +24,6 @@ from cm4vllm.results.campaign_results import Report, load
 from cm4vllm.results.campaign_verdict import missing
 from cm4vllm.results.model import Result
 from cm4vllm.rules import Division, Scenario
-from cm4vllm.submission.campaign_software import read_software
 from cm4vllm.submission.capsule.capsules_at_path import capsule_of_results
 from cm4vllm.submission.capsule.rerun_file import as_yaml
 from cm4vllm.submission.tree import TreeAsked

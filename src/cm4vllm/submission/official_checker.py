@@ -24,9 +24,9 @@ from cm4vllm.common.terminal_text import first_of
 from cm4vllm.records.accuracy import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.records.checker import CHECKER_FILE, CheckerRecord, CheckerRun
 from cm4vllm.records.run import MLPERF_CONF
+from cm4vllm.records.software import FACTS_FILES
 from cm4vllm.results.expected_findings import expected_words, unexpected_findings
 from cm4vllm.rules import Checker, round_terms, tree_layouts
-from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
 from cm4vllm.submission.privacy_check import inspect_tree
 from cm4vllm.submission.source import Source, extract_checker

@@ -24,28 +24,16 @@ from cm4vllm.hardware.nvml import gpus_of_processes
 from cm4vllm.hardware.system_description import SystemAsked, describe_system
 from cm4vllm.hardware.system_file import SystemFile, read_system_file, template
 from cm4vllm.records.described_system import STATUS_NOT_STATED, folder_name, hints, not_stated, stated_system
-from cm4vllm.records.machine import MachineFacts
+from cm4vllm.records.machine import MACHINE_FILE, NODE_FILES, SYSTEM_FILE, MachineFacts
 from cm4vllm.records.node import NodeReport, reports_of
 from cm4vllm.records.server import ServerRecord, Simulation
-from cm4vllm.submission.campaign_software import SOFTWARE_FILE, SoftwareRecord, detect_software
+from cm4vllm.records.software import SOFTWARE_FILE, SoftwareRecord
+from cm4vllm.submission.campaign_software import detect_software
 from cm4vllm.submission.gpus_in_use import gpus_in_use, gpus_of_nodes, processes_of
 from cm4vllm.submission.privacy import first_private, private_words
 
-__all__ = [
-    "MACHINE_FILE",
-    "NODE_FILES",
-    "SYSTEM_FILE",
-    "SystemFiles",
-    "SystemSettings",
-    "check_stated",
-    "runs_here",
-    "write_system",
-]
+__all__ = ["SystemFiles", "SystemSettings", "check_stated", "runs_here", "write_system"]
 
-SYSTEM_FILE = "system.json"
-MACHINE_FILE = "machine.json"
-#: The facts of the second and further nodes of a server, * being the number of the node.
-NODE_FILES = "machine-*.json"
 _TEMPLATE = "system.template.yaml"
 #: A file system takes names of 255 bytes, and other names are made of this one.
 _LONGEST_NAME = 100

@@ -17,6 +17,7 @@ from cm4vllm.common.progress import warn
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.records.described_system import folder_name, keys_of
 from cm4vllm.records.logs.detail_log import DETAIL_LOG, read_detail_log
+from cm4vllm.records.machine import SYSTEM_FILE
 from cm4vllm.records.run import MLPERF_CONF, RunSettings
 from cm4vllm.results.model import ComplianceTest
 from cm4vllm.results.submission_trees import read_tree
@@ -42,7 +43,6 @@ from cm4vllm.submission.submitter_pages import (
     submitter_title,
     write_overview,
 )
-from cm4vllm.submission.system_records import SYSTEM_FILE
 from cm4vllm.submission.tree_writer import GENERATE, TreeWriter, changed_tree, new_tree, read_object, refuse_other
 
 __all__ = ["SUBMISSION", "TreeAsked", "build_tree", "system_folder"]

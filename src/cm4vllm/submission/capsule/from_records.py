@@ -25,6 +25,7 @@ from cm4vllm.records.logs.run_logs import ACCURACY_LOG
 from cm4vllm.records.published_server import server_words
 from cm4vllm.records.run import RunRecord
 from cm4vllm.records.server import ServerRecord
+from cm4vllm.records.software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.records.vllm.given_options import OptionValue
 from cm4vllm.results.capsule import RUN_RECORDS, Capsule, CapsuleScript, CapsuleServer, unknown_fields
 from cm4vllm.results.comparison import ANSWER_BYTES
@@ -34,7 +35,6 @@ from cm4vllm.results.log_folders import SCORE_UNITS
 from cm4vllm.results.model import Accuracy, Conditions, Performance, Result, Submission
 from cm4vllm.results.recorded_power import power_figures
 from cm4vllm.results.uncertainty import with_intervals
-from cm4vllm.submission.campaign_software import SCRIPTS_FILE, SoftwareRecord, read_software
 from cm4vllm.submission.measurements_json import without_folder
 from cm4vllm.submission.privacy_check import servers_of
 

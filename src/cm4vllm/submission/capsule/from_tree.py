@@ -13,10 +13,10 @@ import msgspec
 from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.files import text_of
+from cm4vllm.records.software import SCRIPTS_FILE
 from cm4vllm.results.capsule import Capsule, CapsuleServer, unknown_fields
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.rules import tree_layouts
-from cm4vllm.submission.campaign_software import SCRIPTS_FILE
 from cm4vllm.submission.capsule.from_records import description_of, publishable, scripts_of
 from cm4vllm.submission.official_checker import is_rehearsal
 
