@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from cm4vllm.common.files import bytes_of
 from cm4vllm.common.records import Record
 from cm4vllm.common.terminal_text import whole_number
 
@@ -198,9 +199,9 @@ def _words(name: str) -> str:
 
 @cache
 def _accelerators() -> list[Accelerator]:
-    return msgspec.yaml.decode((_TABLES / "accelerators.yaml").read_bytes(), type=list[Accelerator])
+    return msgspec.yaml.decode(bytes_of(_TABLES / "accelerators.yaml"), type=list[Accelerator])
 
 
 @cache
 def _processors() -> list[Processor]:
-    return msgspec.yaml.decode((_TABLES / "processors.yaml").read_bytes(), type=list[Processor])
+    return msgspec.yaml.decode(bytes_of(_TABLES / "processors.yaml"), type=list[Processor])

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import UsageError, nearest
+from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.common.records import Record
 
 __all__ = [
@@ -121,7 +122,7 @@ class Renamed(Record, frozen=True, kw_only=True):
 def read_options(installation: Path) -> Options | None:
     """Return the options of the installation whose record is at this path, None where its help was not kept."""
     try:
-        return parse_help(installation.with_name(HELP_FILE).read_text(encoding="utf-8")) or None
+        return parse_help(text_of(installation.with_name(HELP_FILE))) or None
     except OSError:
         return None
 
@@ -129,7 +130,7 @@ def read_options(installation: Path) -> Options | None:
 @cache
 def stored_options() -> Options:
     """Return the options of vLLM 0.32.0."""
-    return parse_help(Path(__file__).with_name(HELP_FILE).read_text(encoding="utf-8"))
+    return parse_help(text_of(Path(__file__).with_name(HELP_FILE)))
 
 
 def parse_help(text: str) -> dict[str, Option]:
@@ -212,5 +213,5 @@ def _nearest(name: str, options: Options) -> str:
 
 @cache
 def _renamed() -> Mapping[str, Renamed]:
-    data = Path(__file__).with_name("renamed.yaml").read_bytes()
+    data = bytes_of(Path(__file__).with_name("renamed.yaml"))
     return {renamed.option: renamed for renamed in msgspec.yaml.decode(data, type=list[Renamed])}
