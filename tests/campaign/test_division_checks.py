@@ -16,7 +16,7 @@ from cm4vllm.common.errors import UsageError
 from cm4vllm.records import machine as records
 from cm4vllm.records.described_system import NETWORK_KEYS
 from cm4vllm.rules import Category, Division, Mode, Scenario, division_rules, speculation, terms
-from cm4vllm.rules import catalogue as catalogue_module
+from cm4vllm.rules import assets as catalogue_module
 
 OWN = {"division": "closed", "execution_mode": "valid", "model_source": "_mlcommons.llama-3.1-8b-instruct"}
 

@@ -1,1 +1,1 @@
-"""What a run leaves: its records, typed, and the readers of LoadGen's logs. Both sides use them: measuring, judging."""
+"""The records of runs, typed, and the readers of LoadGen's logs: shared by what measures and what judges."""
