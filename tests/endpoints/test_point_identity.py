@@ -6,6 +6,7 @@ The server is the test peer of the LoadGen client, which reports of itself what 
 import json
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pyarrow
@@ -202,6 +203,55 @@ def test_a_server_that_changes_during_a_point_makes_it_invalid(site, behaviour, 
         measure_point(site.inputs())
     assert words in failed.value.cause
     assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+
+
+def at_the_end(behaviour, unanswered, **change):
+    """Have another server answer from the 100th request on, which does not answer these pages."""
+
+    def changes(number):
+        if number == 100:
+            behaviour.pages = pages(**change) | dict.fromkeys(unanswered)
+        return Fault.NONE
+
+    behaviour.fault = changes
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "hangs_s"),
+    [(("/version",), 0.0), (("/v1/models",), 0.6), (("/metrics",), 0.6), (tuple(pages()), 0.0)],
+)
+def test_a_point_whose_server_does_not_answer_at_its_end_is_no_point(site, behaviour, monkeypatch, unanswered, hangs_s):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    monkeypatch.setattr("cm4vllm.serving.server_identities._SHORT_S", 0.3)
+    monkeypatch.setattr(behaviour, "hangs_s", hangs_s)
+    at_the_end(behaviour, unanswered)
+    with pytest.raises(RunFailed, match="the point-1 run is INVALID: whether its server is still the same") as failed:
+        measure_point(site.inputs())
+    assert all(f"its {path} cannot be read" in failed.value.cause for path in unanswered)
+    assert not (site.folder / "points/point-1" / POINT_FILE).exists()
+
+
+@pytest.mark.parametrize(("unanswered", "other"), [("/metrics", "version"), ("/version", "model")])
+def test_another_server_is_seen_by_the_pages_that_it_answers(site, behaviour, monkeypatch, unanswered, other):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.1)
+    change, words = OTHERS[other]
+    at_the_end(behaviour, [unanswered], **change)
+    with pytest.raises(RunFailed, match="a server has changed during it") as failed:
+        measure_point(site.inputs())
+    assert words in failed.value.cause
+
+
+def test_a_server_that_does_not_answer_at_once_at_the_end_is_asked_again(site, behaviour, monkeypatch):
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.AGAIN_S", 0.5)
+    at_the_end(behaviour, pages())
+    sleep = time.sleep
+
+    def back(seconds):
+        behaviour.pages = pages() if seconds == 0.5 else behaviour.pages
+        sleep(seconds)
+
+    monkeypatch.setattr("cm4vllm.loadgen.process.run_servers.time.sleep", back)
+    assert measure_point(site.inputs())[1].exists()
 
 
 @pytest.mark.parametrize("other", ["version", "model"])

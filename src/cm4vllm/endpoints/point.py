@@ -141,7 +141,7 @@ def measure_point(inputs: PointInputs) -> tuple[PointRecord, Path]:
     facts = curve_status(curve, inputs.number, folder).after if curve else None
     servers = RunServers(planned.server, target.name)
     run_client(planned.client, planned.run, folder, environment, alive=alive, facts=facts)
-    servers.require_same({})
+    servers.require_same(None)
     wall_s = round(time.monotonic() - began, 3)
     summary = read_summary(target)
     record = _recorded(planned, target, started, wall_s, summary["duration_ns"] / _NS)

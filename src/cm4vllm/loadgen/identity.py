@@ -120,7 +120,8 @@ def server_content(server: ServerRecord, model_path: str) -> ServerRecord:
     known = replace(server, access=NO_ACCESS, ca_file="", model_folder="")
     if not server.owned:
         content = {
-            endpoint: replace(identity, process_started_s=None) for endpoint, identity in known.identities.items()
+            endpoint: replace(identity, process_started_s=None, unanswered={})
+            for endpoint, identity in known.identities.items()
         }
         return replace(known, identities=content)
     program, *words = server.argv or [""]
