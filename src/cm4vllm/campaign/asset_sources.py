@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cm4vllm.assets.catalogue import CatalogueModel, catalogue, published_bytes
+from cm4vllm.assets.checkpoint import GGUF
 from cm4vllm.assets.hub import page_of
 from cm4vllm.assets.quantization import KV_FP8, QuantizationSettings, require_scheme, schemes
 from cm4vllm.assets.stand_in_datasets import CALIBRATION_SAMPLES
@@ -284,7 +285,7 @@ def _of_name(name: str, *, served: bool) -> str:
         return f"_catalogue.{name}"
     folder = typed_path(name).absolute()
     is_path = folder.is_dir() or (
-        not served and (folder.is_file() or name.startswith(_PATHS) or name.endswith(".gguf"))
+        not served and (folder.is_file() or name.startswith(_PATHS) or name.lower().endswith(GGUF))
     )
     return f"_path.{folder}" if is_path else f"_{'served' if served else 'hf'}.{name}"
 

@@ -290,7 +290,8 @@ def _assets(env: Mapping[str, Any], inputs: RunInputs) -> dict[str, str]:
         check_source(sources.model, asked.dummy_layers)
     valid = ExecutionMode.parse(inputs.execution_mode) is ExecutionMode.VALID
     benchmark = benchmark_terms(round_.name, inputs.model)
-    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid):
+    tests = [inputs.compliance_test] if inputs.compliance_test else []
+    for note in require_given_datasets(env, benchmark, [terms], model=sources.model, valid=valid, tests=tests):
         say(f"note: {note}")
     done = {
         **paths,

@@ -97,7 +97,9 @@ def preflight(env: Mapping[str, Any], job: Job) -> tuple[str, ...]:
     """
     check_source(job.sources.model, job.settings.dummy_layers)
     runs = [job.terms(scenario, mode) for scenario in job.scenarios for mode in job.modes]
-    notes = require_given_datasets(env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal)
+    notes = require_given_datasets(
+        env, job.benchmark, runs, model=job.sources.model, valid=not job.rehearsal, tests=job.tests
+    )
     if name := env.get(_CALIBRATION):
         check_file(Path(name), Requirements())
     if (name := env.get(_SOURCE)) and job.settings.run_checker:
