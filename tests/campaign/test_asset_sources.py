@@ -156,7 +156,11 @@ def test_each_stand_in_is_of_the_catalogue_and_of_the_recipe_that_makes_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["/none", "./none", "../none/here", "q4.gguf", "models/q4.gguf", "there.bin", "~/none-of-this-name"]
+    "name",
+    [
+        *("/none", "./none", "../none/here", "q4.gguf", "models/q4.gguf", "there.bin", "~/none-of-this-name"),
+        *("Q4_K_M.GGUF", "models/Q8_0.Gguf", "owner/Model-Q4_K_M.GGUF"),
+    ],
 )
 def test_a_name_that_can_only_be_a_path_is_one_though_no_folder_has_it(name, tmp_path, monkeypatch):
     (tmp_path / "there.bin").touch()

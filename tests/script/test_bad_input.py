@@ -63,6 +63,7 @@ def test_a_switch_of_the_engine_may_stand_before_the_name_of_a_script(cm):
         ("verify,mlperf", ["--capsule=nope", "--other=nope"], ["nope does not exist", "rerun.yaml"]),
         ("check,mlperf,results", ["--input=cm.txt"], ["cm.txt is a file, not a folder"]),
         ("verify,mlperf", ["--capsule=a", "--other=b", "--accuracy_tolerance=5"], ["--accuracy_tolerance=0.05"]),
+        ("advise,vllm-fit", ["--gpu_memory_utilization=95", "--gpus=1"], ["give --gpu_memory_utilization=0.95"]),
         ("replay,mlperf", ["--capsule=a", "--accuracy_tolerance=x"], ["--accuracy_tolerance='x'", "must be a number"]),
     ],
 )

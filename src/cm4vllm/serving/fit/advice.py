@@ -19,7 +19,7 @@ from cm4vllm.common import input_types
 from cm4vllm.common.errors import ModelError, UsageError
 from cm4vllm.common.progress import say, say_text
 from cm4vllm.common.records import read_record
-from cm4vllm.common.settings import Key, Settings
+from cm4vllm.common.settings import Key, Settings, require_above_zero
 from cm4vllm.hardware.gpu import detect_gpus
 from cm4vllm.hardware.memory import free_memory
 from cm4vllm.hardware.used_gpus import gpus_to_plan, least_memory
@@ -131,6 +131,7 @@ def asked_of(settings: AdviceSettings) -> Asked:
         gpu_memory_utilization=settings.utilisation,
         kv_cache_gib=settings.kv_cache_gib,
     )
+    require_above_zero("--gpu_memory", settings.gpu_memory_gib)
     longest = _MODEL_LEN if settings.max_model_len is None else settings.max_model_len
     config, folder, name, precision = _model(settings)
     architecture = read_architecture(config)
