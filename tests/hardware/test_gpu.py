@@ -102,7 +102,7 @@ def test_a_gpu_without_memory_of_its_own_shares_the_hosts(answer):
     assert (memory, whose) == (detect_memory().usable_bytes, "the host's, which it shares")
 
 
-@pytest.mark.parametrize("name", ["NVIDIA Thor", "Orin (nvgpu)", "NVIDIA GB10"])
+@pytest.mark.parametrize("name", ["NVIDIA Thor", "Orin (nvgpu)", "NVIDIA GB10", "NVIDIA-GB10"])
 def test_integrated_gpus_are_known_by_their_names(name):
     answers = {"nvmlDeviceGetName(gpu0)": name, "nvmlDeviceGetMemoryInfo(gpu0)": {"error": 3}}
     (gpu,) = nvidia_gpus(replayed("h200-passthrough", **answers))

@@ -161,7 +161,7 @@ def reported_options(site: Site) -> tuple[dict[str, OptionValue], str]:
     config = page.get("vllm_config") if isinstance(page, dict) else None
     parts = [part for part in config.values() if isinstance(part, dict)] if isinstance(config, dict) else []
     names = {option.full_name for option in stored_options().values()}
-    options = {
+    options: dict[str, OptionValue] = {
         option: value
         for part in [labels, *parts]
         for name, value in part.items()
