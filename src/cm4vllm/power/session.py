@@ -7,24 +7,31 @@ is judged by its files alone. The folder is that of performance/ in a submission
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
 from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
-from cm4vllm.power.protocol import Identity, LogLine, identity_of, log_lines
+from cm4vllm.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
 
 __all__ = [
     "FETCHED_ONLY",
     "FILES",
+    "PTD_LOG",
+    "SERVER_JSON",
     "SESSION",
     "Phase",
     "PowerSession",
@@ -46,17 +53,77 @@ class Phase(StrEnum):
         return "testing" if self is Phase.TESTING else "ranging"
 
 
-_POWER = tuple(f"power/{name}" for name in ("client.json", "client.log", "ptd_logs.txt", "server.json", "server.log"))
+_CLIENT_JSON, SERVER_JSON, PTD_LOG = "power/client.json", "power/server.json", "power/ptd_logs.txt"
+_CLIENT_LOG, _SERVER_LOG = "power/client.log", "power/server.log"
 _RUN = (DETAIL_LOG, "mlperf_log_summary.txt", SAMPLES)
 #: The files of a session that a submission holds (compliance/check.py of mlcommons/power-dev, RESULT_PATHS).
-FILES = (*_POWER, *(f"{phase}/{name}" for phase in Phase for name in _RUN))
-#: The parts of client.json and server.json that are in both (ptd_client_server/lib/summary.py of mlcommons/power-dev).
-_STATED = ("messages", "phases", "results", "session_name", "sources", "timezone", "uuid", "version")
+FILES = (
+    *(_CLIENT_JSON, _CLIENT_LOG, PTD_LOG, SERVER_JSON, _SERVER_LOG),
+    *(f"{phase}/{name}" for phase in Phase for name in _RUN),
+)
+#: The files whose digests are in server.json; those of the others but the two statements are in client.json.
+_OF_SERVER = (PTD_LOG, _SERVER_LOG, *(f"{phase}/{SAMPLES}" for phase in Phase))
+
+
+class _Message(msgspec.Struct):
+    cmd: str
+    reply: str
+
+
+class _Uuids(msgspec.Struct):
+    client: UUID
+    server: UUID
+
+
+#: The moments of a phase in s: by the clock of the day, and by one that only rises.
+_Moments = Annotated[list[tuple[float, float]], msgspec.Meta(min_length=3)]
+
+
+class _Phases(msgspec.Struct):
+    ranging: _Moments
+    testing: _Moments
+
+
+class _Analyzer(msgspec.Struct):
+    device_type: int
+    command: list[str]
+
+
+_Some = msgspec.Meta(min_length=1)
+
+
+class _Statement(msgspec.Struct):
+    """What client.json and server.json state: the form in which the official programs write what their checker reads.
+
+    Source: ptd_client_server/lib/summary.py and compliance/check.py of mlcommons/power-dev.
+    """
+
+    messages: Annotated[list[_Message], _Some]
+    phases: _Phases
+    results: dict[str, str]
+    session_name: Annotated[str, _Some]
+    sources: Annotated[dict[str, str], _Some]
+    timezone: int
+    uuid: _Uuids
+    version: Annotated[str, _Some]
+
+
+class _ServerStatement(_Statement):
+    """What server.json alone states."""
+
+    ptd_messages: Annotated[list[_Message], _Some]
+    ptd_config: _Analyzer | Annotated[list[_Analyzer], _Some]
+
+
+#: The most s by which the clocks of client and server may differ (compliance/check.py, TIME_DELTA_TOLERANCE).
+_CLOCKS_S = 0.8
 #: The folder of a session beside that of the performance run, in our own results.
 SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
 FETCHED_ONLY = "run_1/ptd_out.txt"
 
+#: PTDaemon's words for begin and end of a measurement.
+_MARK, _COMPLETED = re.compile(r"Go with mark '(.*)'"), "Completed test"
 _GO = re.compile(r"^ptd-server (\S+ [\d:]+,\d+) \[INFO\] .*(?:sending|Sending) to ptd: 'Go,\d+,\d+,([^']*)'", re.M)
 
 
@@ -88,16 +155,16 @@ class PowerSession:
 
     @cached_property
     def client(self) -> Mapping[str, Any]:
-        return object_of(self.folder / "power/client.json")
+        return object_of(self.folder / _CLIENT_JSON)
 
     @cached_property
     def server(self) -> Mapping[str, Any]:
-        return object_of(self.folder / "power/server.json")
+        return object_of(self.folder / SERVER_JSON)
 
     @cached_property
     def ptd_log(self) -> tuple[LogLine, ...]:
         """The lines of PTDaemon's log that have a time."""
-        return tuple(log_lines(self.text("power/ptd_logs.txt")))
+        return tuple(log_lines(self.text(PTD_LOG)))
 
     @property
     def ptd_messages(self) -> list[Mapping[str, Any]]:
@@ -121,16 +188,70 @@ class PowerSession:
         return tuple(analyzer for analyzer in listed if isinstance(analyzer, dict))
 
     @property
+    def totals(self) -> list[Totals]:
+        """The means that PTDaemon stated, in their order: the first is that of ranging, the last that of testing."""
+        replies = [str(message.get("reply")) for message in self.ptd_messages]
+        return [totals for reply in replies if (totals := totals_of(reply, "Watts"))]
+
+    @property
     def unstated(self) -> Mapping[str, tuple[str, ...]]:
-        """The parts that client.json and server.json lack, by file: without them checks have nothing to compare."""
-        return {
-            name: lacking
-            for name, part, keys in (
-                ("power/client.json", self.client, _STATED),
-                ("power/server.json", self.server, (*_STATED, "ptd_messages", "ptd_config")),
-            )
-            if (lacking := tuple(key for key in keys if part.get(key) in (None, "", [], {})))
+        """What files of the session lack, or have in another form, by file: without it checks have nothing to read."""
+        without = [name for name in FILES if name not in (_CLIENT_JSON, SERVER_JSON, *self.stated_digests())]
+        client, server = (_faults(self.client, _Statement), _faults(self.server, _ServerStatement))
+        lacking = {
+            _CLIENT_JSON: client or [f"results: {name}" for name in without if name not in _OF_SERVER],
+            SERVER_JSON: server or [f"results: {name}" for name in without if name in _OF_SERVER],
+            _CLIENT_LOG: [] if self.name in self.text(_CLIENT_LOG) else [f"the session {self.name}"],
+            _SERVER_LOG: [f"Go of {phase.key}" for phase in Phase if self._go(phase) is None],
         }
+        if not server:
+            lacking[SERVER_JSON] += [] if self.identities else ["a reply to Identify"]
+            lacking[SERVER_JSON] += [] if len(self.totals) >= len(Phase) else ["two replies to Watts"]
+        for phase in Phase:
+            lacking[f"{phase}/{DETAIL_LOG}"] = [] if self.window(phase) else ["power_begin, power_end"]
+        for name in FILES:
+            if not self.text(name).strip():
+                lacking[name] = ["any text"]
+        return {file: tuple(keys) for file, keys in lacking.items() if keys and file not in self.missing}
+
+    @property
+    def name(self) -> str:
+        """The name that the server gave the session: it is in the logs. Empty where it is not stated."""
+        name = self.server.get("session_name")
+        return name if isinstance(name, str) else ""
+
+    def contradictions(self) -> Iterator[tuple[str, object, object]]:
+        """Give each part that client.json and server.json do not state alike: its name, the client's, the server's.
+
+        None where one of them is not in the form of the official programs: `unstated` names it.
+        """
+        try:
+            own, other = msgspec.convert(self.client, _Statement), msgspec.convert(self.server, _Statement)
+        except msgspec.ValidationError:
+            return
+        for name, one, two in (
+            ("session_name", own.session_name, other.session_name),
+            ("uuid: client", own.uuid.client, other.uuid.client),
+            ("uuid: server", own.uuid.server, other.uuid.server),
+            *(
+                (f"results: {file}", own.results[file], other.results.get(file, own.results[file]))
+                for file in own.results
+            ),
+        ):
+            if one != two:
+                yield name, one, two
+        # The two clocks are asked for by "time", and each side notes its own.
+        said, heard = ([(m.cmd, m.reply if m.cmd != "time" else "") for m in each.messages] for each in (own, other))
+        for number, (one, two) in enumerate(zip_longest(said, heard)):
+            if one != two:
+                yield f"messages: {number}", one, two
+                break
+        for phase in Phase:
+            moments = ([moment for moment, _ in getattr(each.phases, phase.key)] for each in (own, other))
+            for number, (one, two) in enumerate(zip_longest(*moments, fillvalue=math.nan)):
+                if not abs(one - two) <= _CLOCKS_S:
+                    yield f"phases: {phase.key} {number}", one, two
+                    break
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -161,14 +282,32 @@ class PowerSession:
 
     def started(self, phase: Phase) -> datetime | None:
         """Return when the server sent `Go` for a phase, by the server's clock, in UTC; None if it cannot be read."""
-        for stamp, mark in _GO.findall(self.text("power/server.log")):
-            if mark.endswith(f"_{phase.key}"):
+        local, zone = self._go(phase), self.server.get("timezone")
+        try:
+            return local + timedelta(seconds=zone) if local and isinstance(zone, int | float) else None
+        except (ValueError, OverflowError):
+            return None
+
+    def _go(self, phase: Phase) -> datetime | None:
+        """Return when the server sent `Go` for a phase, by the local time of its log; None if it cannot be read."""
+        for stamp, mark in _GO.findall(self.text(_SERVER_LOG)):
+            if mark.endswith(f"_{phase.key}") and self.name in mark:
                 try:
-                    local = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
-                    return local + timedelta(seconds=float(self.server["timezone"]))
-                except (KeyError, ValueError, TypeError, OverflowError):
+                    return datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+                except ValueError:
                     return None
         return None
+
+    def logged(self, phase: Phase) -> tuple[datetime | None, datetime | None]:
+        """Return begin and end of the measurement of a phase by PTDaemon's log; None for what it does not state."""
+        begin: datetime | None = None
+        for line in self.ptd_log:
+            mark = _MARK.fullmatch(line.text)
+            if begin is None and mark and mark[1].endswith(f"_{phase.key}") and self.name in mark[1]:
+                begin = line.at
+            elif begin is not None and (mark or line.text == _COMPLETED):
+                return begin, None if mark else line.at
+        return begin, None
 
     def stated_digests(self) -> dict[str, str]:
         """Return the SHA-1 of each file as client.json and server.json state it."""
@@ -192,6 +331,15 @@ class PowerSession:
         """Return the text of a file; empty where it does not exist."""
         path = self.folder / name
         return text_of(path) if path.is_file() else ""
+
+
+def _faults(stated: Mapping[str, Any], kind: type[_Statement]) -> list[str]:
+    """Return the first fault in the form of client.json or server.json; none where the form is right."""
+    try:
+        msgspec.convert(stated, kind)
+    except msgspec.ValidationError as error:
+        return [str(error)]
+    return []
 
 
 @lru_cache(maxsize=4)
