@@ -195,8 +195,8 @@ def test_a_figure_that_no_run_has_is_named(points, name, fields, words):
     assert "POINT-IMPOSSIBLE" not in codes(points)
     change()
     (curve,), _ = read_curves(points[8].parent)
-    found = [finding for finding in curve_findings(curve) if finding.code == "POINT-IMPOSSIBLE"]
-    assert words in [finding.field for finding in found] and {finding.file for finding in found} == {"point-14"}
+    findings = [finding for finding in curve_findings(curve) if finding.code == "POINT-IMPOSSIBLE"]
+    assert words in [finding.field for finding in findings] and {finding.file for finding in findings} == {"point-14"}
 
 
 def test_each_check_is_shown_by_a_hole():

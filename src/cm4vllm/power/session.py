@@ -7,18 +7,13 @@ is judged by its files alone. The folder is that of performance/ in a submission
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
-from uuid import UUID
-
-import msgspec
+from typing import Any
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
@@ -26,6 +21,7 @@ from cm4vllm.common.files import bytes_of, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
+from cm4vllm.power.statements import ServerStatement, Statement, fault_in
 
 __all__ = [
     "FETCHED_ONLY",
@@ -65,58 +61,6 @@ FILES = (
 _OF_SERVER = (PTD_LOG, _SERVER_LOG, *(f"{phase}/{SAMPLES}" for phase in Phase))
 
 
-class _Message(msgspec.Struct):
-    cmd: str
-    reply: str
-
-
-class _Uuids(msgspec.Struct):
-    client: UUID
-    server: UUID
-
-
-#: The moments of a phase in s: by the clock of the day, and by one that only rises.
-_Moments = Annotated[list[tuple[float, float]], msgspec.Meta(min_length=3)]
-
-
-class _Phases(msgspec.Struct):
-    ranging: _Moments
-    testing: _Moments
-
-
-class _Analyzer(msgspec.Struct):
-    device_type: int
-    command: list[str]
-
-
-_Some = msgspec.Meta(min_length=1)
-
-
-class _Statement(msgspec.Struct):
-    """What client.json and server.json state: the form in which the official programs write what their checker reads.
-
-    Source: ptd_client_server/lib/summary.py and compliance/check.py of mlcommons/power-dev.
-    """
-
-    messages: Annotated[list[_Message], _Some]
-    phases: _Phases
-    results: dict[str, str]
-    session_name: Annotated[str, _Some]
-    sources: Annotated[dict[str, str], _Some]
-    timezone: int
-    uuid: _Uuids
-    version: Annotated[str, _Some]
-
-
-class _ServerStatement(_Statement):
-    """What server.json alone states."""
-
-    ptd_messages: Annotated[list[_Message], _Some]
-    ptd_config: _Analyzer | Annotated[list[_Analyzer], _Some]
-
-
-#: The most s by which the clocks of client and server may differ (compliance/check.py, TIME_DELTA_TOLERANCE).
-_CLOCKS_S = 0.8
 #: The folder of a session beside that of the performance run, in our own results.
 SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
@@ -195,12 +139,12 @@ class PowerSession:
 
     @property
     def unstated(self) -> Mapping[str, tuple[str, ...]]:
-        """What files of the session lack, or have in another form, by file: without it checks have nothing to read."""
+        """The parts that files lack, or have in another form, by file: without them checks have nothing to read."""
         without = [name for name in FILES if name not in (_CLIENT_JSON, SERVER_JSON, *self.stated_digests())]
-        client, server = (_faults(self.client, _Statement), _faults(self.server, _ServerStatement))
+        client, server = fault_in(self.client, Statement), fault_in(self.server, ServerStatement)
         lacking = {
-            _CLIENT_JSON: client or [f"results: {name}" for name in without if name not in _OF_SERVER],
-            SERVER_JSON: server or [f"results: {name}" for name in without if name in _OF_SERVER],
+            _CLIENT_JSON: [client] if client else [f"results: {name}" for name in without if name not in _OF_SERVER],
+            SERVER_JSON: [server] if server else [f"results: {name}" for name in without if name in _OF_SERVER],
             _CLIENT_LOG: [] if self.name in self.text(_CLIENT_LOG) else [f"the session {self.name}"],
             _SERVER_LOG: [f"Go of {phase.key}" for phase in Phase if self._go(phase) is None],
         }
@@ -219,39 +163,6 @@ class PowerSession:
         """The name that the server gave the session: it is in the logs. Empty where it is not stated."""
         name = self.server.get("session_name")
         return name if isinstance(name, str) else ""
-
-    def contradictions(self) -> Iterator[tuple[str, object, object]]:
-        """Give each part that client.json and server.json do not state alike: its name, the client's, the server's.
-
-        None where one of them is not in the form of the official programs: `unstated` names it.
-        """
-        try:
-            own, other = msgspec.convert(self.client, _Statement), msgspec.convert(self.server, _Statement)
-        except msgspec.ValidationError:
-            return
-        for name, one, two in (
-            ("session_name", own.session_name, other.session_name),
-            ("uuid: client", own.uuid.client, other.uuid.client),
-            ("uuid: server", own.uuid.server, other.uuid.server),
-            *(
-                (f"results: {file}", own.results[file], other.results.get(file, own.results[file]))
-                for file in own.results
-            ),
-        ):
-            if one != two:
-                yield name, one, two
-        # The two clocks are asked for by "time", and each side notes its own.
-        said, heard = ([(m.cmd, m.reply if m.cmd != "time" else "") for m in each.messages] for each in (own, other))
-        for number, (one, two) in enumerate(zip_longest(said, heard)):
-            if one != two:
-                yield f"messages: {number}", one, two
-                break
-        for phase in Phase:
-            moments = ([moment for moment, _ in getattr(each.phases, phase.key)] for each in (own, other))
-            for number, (one, two) in enumerate(zip_longest(*moments, fillvalue=math.nan)):
-                if not abs(one - two) <= _CLOCKS_S:
-                    yield f"phases: {phase.key} {number}", one, two
-                    break
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -331,15 +242,6 @@ class PowerSession:
         """Return the text of a file; empty where it does not exist."""
         path = self.folder / name
         return text_of(path) if path.is_file() else ""
-
-
-def _faults(stated: Mapping[str, Any], kind: type[_Statement]) -> list[str]:
-    """Return the first fault in the form of client.json or server.json; none where the form is right."""
-    try:
-        msgspec.convert(stated, kind)
-    except msgspec.ValidationError as error:
-        return [str(error)]
-    return []
 
 
 @lru_cache(maxsize=4)

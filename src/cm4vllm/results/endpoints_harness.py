@@ -14,7 +14,6 @@ from typing import Any
 
 from cm4vllm.common.units import Milliseconds, Quantity, Samples, SamplesPerSecond, Seconds, TokensPerSecond
 from cm4vllm.loadgen.logs.impossible_values import ImpossibleValue, between, rising
-from cm4vllm.loadgen.logs.run_logs import IMPOSSIBLE
 from cm4vllm.results.figures import Figure, Figures, Source
 from cm4vllm.results.file_values import number, part
 from cm4vllm.results.log_folders import SCORE_UNITS, Reader
@@ -200,8 +199,11 @@ def _disorder(name: str, stated: Mapping[str, Any], positive: float) -> Iterator
 
 def _numbers(content: Mapping[str, Any], name: str, percents: Mapping[str, float]) -> list[tuple[float, str, float]]:
     """Return the numbers of these keys in the order of their percentiles: percentile, key with `name`, value."""
-    found = ((percent, f"{name}.{key}", _stated(content, key)) for key, percent in percents.items())
-    return sorted((percent, key, value) for percent, key, value in found if value is not None)
+    return sorted(
+        (percent, f"{name}.{key}", value)
+        for key, percent in percents.items()
+        if (value := _stated(content, key)) is not None
+    )
 
 
 def _stated(content: Mapping[str, Any], key: str) -> float | None:
@@ -211,7 +213,7 @@ def _stated(content: Mapping[str, Any], key: str) -> float | None:
 
 
 def _reasons(summary: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{IMPOSSIBLE}: {value}" for value in impossible_in_summary(summary))
+    yield from map(str, impossible_in_summary(summary))
     if summary.get("complete") is False:
         yield f"the run was not completed: its state is {summary.get('state', 'unknown')}"
     if failed := number(summary, "n_samples_failed"):

@@ -166,11 +166,11 @@ def rising(values: Sequence[tuple[str, float]]) -> Iterator[ImpossibleValue]:
             yield ImpossibleValue("a percentile is below a lower one", high, above, f"{below:.15g} or more, {low}")
 
 
-def between(what: str, key: str, value: float, least: float, largest: float) -> Iterator[ImpossibleValue]:
-    """Compare `what`, a value of a distribution, with its least and its largest value."""
+def between(kind: str, key: str, value: float, least: float, largest: float) -> Iterator[ImpossibleValue]:
+    """Compare a value of a distribution, named as its `kind`, with its least and its largest value."""
     if not least <= value <= largest:
         expected = f"{least:.15g} to {largest:.15g}"
-        yield ImpossibleValue(f"{what} is not between least and largest value", key, value, expected)
+        yield ImpossibleValue(f"{kind} is not between least and largest value", key, value, expected)
 
 
 def _disorder(log: LogNumbers, distribution: _Distribution) -> Iterator[ImpossibleValue]:

@@ -16,6 +16,7 @@ from cm4vllm.loadgen.logs.detail_log import Window
 from cm4vllm.power.protocol import is_checked, uncertainty_of
 from cm4vllm.power.samples import MOST_W, SAMPLES, Sample, Samples, mean_watts
 from cm4vllm.power.session import FETCHED_ONLY, PTD_LOG, SERVER_JSON, Phase, PowerSession, is_power_session
+from cm4vllm.power.statements import contradictions
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import with_submission
 from cm4vllm.results.findings import Finding, Severity
@@ -94,8 +95,8 @@ def files(_: Result, measured: _Measured) -> Iterator[Fault]:
     for name in measured.session.missing:
         yield Fault("a file of the power session is missing", f"{measured.place}/{name}")
     for file, keys in measured.session.unstated.items():
-        what = "a file of the power session lacks parts, or has them in another form"
-        yield Fault(what, f"{measured.place}/{file}", ", ".join(keys))
+        fault = "a file of the power session lacks parts, or has them in another form"
+        yield Fault(fault, f"{measured.place}/{file}", ", ".join(keys))
     if (measured.session.folder / FETCHED_ONLY).exists():
         yield Fault("a file that the client fetches must not be published", f"{measured.place}/{FETCHED_ONLY}")
 
@@ -122,10 +123,11 @@ def digests(_: Result, measured: _Measured) -> Iterator[Fault]:
     each=_measured,
 )
 def one_session(_: Result, measured: _Measured) -> Iterator[Fault]:
-    for field, client, server in measured.session.contradictions():
-        yield Fault(
-            "client and server do not state the same session", f"{measured.place}/{SERVER_JSON}", field, server, client
-        )
+    apart = list(contradictions(measured.session.client, measured.session.server))
+    for field, client, server in apart[:1]:
+        more = f"; {len(apart) - 1} more parts differ" if len(apart) > 1 else ""
+        fault = f"client and server do not state the same session{more}"
+        yield Fault(fault, f"{measured.place}/{SERVER_JSON}", field, server, client)
 
 
 @check(
@@ -358,8 +360,8 @@ def ptd_log(_: Result, measured: _Measured) -> Iterator[Fault]:
             which = "the begin" if begin is None else "the end"
             yield Fault(f"PTDaemon's log lacks {which} of {phase.key}", file, field, "none", "one of each measurement")
         elif span and not begin - edge <= span.begin <= span.end <= end + edge:
-            stated, run = (f"{one:%H:%M:%S} to {two:%H:%M:%S}" for one, two in ((begin, end), (span.begin, span.end)))
-            yield Fault(f"PTDaemon's log is of other times than the run of {phase.key}", file, "Go", stated, run)
+            fault = f"PTDaemon's log is of other times than the run of {phase.key}"
+            yield Fault(fault, file, "Go with mark", f"{begin} to {end}", f"around {span.begin} to {span.end}")
 
 
 @check(
