@@ -250,7 +250,7 @@ def uncertainty(_: Result, measured: _Measured) -> Iterator[Fault]:
     if PTD_LOG in measured.session.missing:
         return
     file, span = f"{measured.place}/{PTD_LOG}", measured.session.window(Phase.TESTING)
-    begin, _ = measured.session.logged(Phase.RANGING)
+    begin = measured.session.logged(Phase.RANGING)[0]
     checked = next((line.at for line in measured.session.ptd_log if is_checked(line)), None)
     if checked is None or (begin is not None and checked > begin):
         yield Fault(
