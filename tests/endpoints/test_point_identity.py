@@ -134,6 +134,24 @@ def test_a_server_that_refuses_all_requests_has_no_rate(site, behaviour):
     assert "64 requests of the accuracy run failed" in failed.value.cause
 
 
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"ttft": {"min": 0, "max": 0, "avg": 0}}, "ttft.max is 0"),
+        ({"tps": 0}, "tps is 0"),
+        ({"tpot": {"min": 1, "max": 5, "percentiles": {"50.0": 3, "99.0": 7}}}, "tpot.max is 5, where a run has 7"),
+    ],
+)
+def test_figures_that_no_run_has_make_no_point(site, monkeypatch, figures, words):
+    monkeypatch.setenv("SMALL_FIGURES", json.dumps(figures))
+    with pytest.raises(RunFailed, match="are those of no run") as failed:
+        measure_point(site.inputs())
+    assert words in failed.value.cause
+    assert earlier_point(site.inputs())[0] is None
+    monkeypatch.delenv("SMALL_FIGURES")
+    assert measure_point(site.inputs())[0].samples_per_second > 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "words"),

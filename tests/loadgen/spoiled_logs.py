@@ -124,7 +124,7 @@ def performance_log(
         "generated_query_count": 4096 if scenario == "Server" else 1,
         "generated_samples_per_query": 1 if scenario == "Server" else 24576,
         "power_begin": "11-22-2026 22:20:02.391",
-        "power_end": "11-22-2026 22:20:17.663",
+        "power_end": "11-22-2026 23:40:17.663",
     }
     if error:
         entries["error_runtime"] = "Ran out of generated queries to issue before the minimum was reached"

@@ -157,13 +157,13 @@ def require_sound(session: PowerSession) -> None:
 def lacks_session(inputs: RunInputs, env: Mapping[str, Any]) -> str:
     """Return the reason why a run that was to be made under power cannot be kept; empty where it can.
 
-    It has no session, or one with files that are missing or have another digest than the session states.
+    It has no session, or one with files that are missing, lack parts, or have another digest than the session states.
     """
     if not env.get(UNDER_POWER):
         return ""
     if (session := session_beside(inputs.folder)) is None:
         return _NO_SESSION
-    changed = [*session.missing, *(name for name, *_ in session.changed())]
+    changed = dict.fromkeys([*session.missing, *session.unstated, *(name for name, *_ in session.changed())])
     return f"files of its power session have been changed or removed: {', '.join(changed)}" if changed else ""
 
 
