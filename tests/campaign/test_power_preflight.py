@@ -161,7 +161,8 @@ def test_the_public_inputs_that_leave_out_ranging_are_refused() -> None:
 
 
 def test_a_session_with_a_time_in_its_path_goes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "earlier").mkdir()
     given = ClientSettings(power_server="host", ntp_server="host", run_cmd="true", log_dir=str(tmp_path))
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="is not replaced by a power session"):
         require_settings(given)
     require_settings(replace(given, timestamp=True))
