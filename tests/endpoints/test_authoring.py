@@ -1,16 +1,19 @@
 """The text of a bundle on how its server was started, and the words on a warm-up."""
 
+import pytest
 from made_points import BENCHMARK, DESCRIPTION
 from msgspec.structs import replace
 from test_curve_status import measured
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.common.errors import UsageError
 from cm4vllm.common.files import write_json, write_text
+from cm4vllm.common.owned_folders import staged_folder
 from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.endpoints import authoring
-from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build
-from cm4vllm.endpoints.bundle import CheckerInstallation
+from cm4vllm.endpoints.authoring import BundleInputs, _starts, _warmed, author_and_build, require_target
+from cm4vllm.endpoints.bundle import BUNDLE, CheckerInstallation
 from cm4vllm.endpoints.records import POINT_FILE, PointRecord
 
 MODEL = ModelRecord(name="m", path="/srv/m", source="made", sha256="")
@@ -93,3 +96,26 @@ def test_files_of_the_user_beside_and_in_the_points_are_kept(tmp_path, monkeypat
 
 def is_mine(path):
     return path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "org/a/notes.txt", "org/README.md", "point.txt"])
+def test_a_folder_that_is_no_bundle_is_refused_at_the_place_of_a_bundle(tmp_path, name):
+    write_text(tmp_path / "bundle" / name, "mine")
+    with pytest.raises(UsageError, match="is not replaced by a bundle"):
+        require_target(BundleInputs(points=str(tmp_path / "points")))
+    assert (tmp_path / "bundle" / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_notes_in_an_earlier_bundle_and_the_bundle_of_another_organisation_are_kept(tmp_path, ours):
+    """Without a note a bundle may be of an earlier version or of somebody else: it is kept as a whole."""
+    write_text(tmp_path / "bundle" / "org" / "results" / "point.yaml", "theirs")
+    if ours:
+        note_finished(tmp_path / "bundle")
+    write_text(tmp_path / "bundle" / "org" / "notes.txt", "mine")
+    require_target(BundleInputs(points=str(tmp_path / "points")))
+    with staged_folder(tmp_path / "bundle", BUNDLE) as staging:
+        write_text(staging / "new" / "results" / "point.yaml", "new")
+    kept = {path.relative_to(tmp_path / "kept-bundle").as_posix() for path in (tmp_path / "kept-bundle").rglob("*.*")}
+    assert kept == {"org/notes.txt"} | (set() if ours else {"org/results/point.yaml"})
+    assert [path.name for path in (tmp_path / "bundle").iterdir()] == ["new"]
