@@ -9,7 +9,7 @@ import pytest
 
 from cm4vllm.assets.records import DatasetRecord
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.owned_folders import note_finished
+from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.records import read_record, write_record
 from cm4vllm.engine.format.script_catalogue import Catalogue
 from cm4vllm.engine.plan.chain import reach

@@ -35,7 +35,7 @@ from cm4vllm.campaign.step_values import CHECKS
 from cm4vllm.campaign.steps import Check
 from cm4vllm.common import input_types
 from cm4vllm.common.files import typed_path, writable_folder
-from cm4vllm.common.owned_folders import beside
+from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import read_record
 from cm4vllm.compliance.audit import audit_config, run_settings_of

@@ -20,10 +20,11 @@ from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import CmError, DatasetError, RunFailed, UsageError
 from cm4vllm.common.files import altered_files, digests_of, given_path, sha256_of, typed_path
-from cm4vllm.common.owned_folders import Kind, note_finished, require_replaceable
+from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.processors import usable_processors
 from cm4vllm.common.progress import say
 from cm4vllm.common.records import Record, now, read_record, write_record
+from cm4vllm.common.replaceable_folders import Kind, require_replaceable
 from cm4vllm.common.settings import Key, Settings
 from cm4vllm.endpoints.client import EVENTS, ClientInstallation, read_summary, run_client
 from cm4vllm.endpoints.client_config import ClientRun

@@ -11,7 +11,8 @@ from typing import Any
 
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import text_of, user_cache, write_json
+from cm4vllm.common.files import json_text, text_of, user_cache
+from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.results import check_summary
 from cm4vllm.results.checks import CHECKS, Fault, Stage, findings
@@ -203,7 +204,8 @@ def report_checks(
     shown = filters.shown(checked.findings)
     about = _about(checked, round_name)
     if sarif is not None:
-        write_json(sarif, as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked]))
+        log = as_sarif(shown, cm4vllm.__version__, about, [str(part) for part in checked.unchecked])
+        write_noted(sarif, json_text(log))
     state = {"findings": as_objects(shown), "summary": summary(shown), **about}
     if checked.errors:
         raise SubmissionError(

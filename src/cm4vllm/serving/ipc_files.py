@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cm4vllm.common.errors import NotWritable
-from cm4vllm.common.owned_folders import mark, remove_marked, unmark
+from cm4vllm.common.ownership_notes import mark, remove_marked, unmark
 
 __all__ = ["BASE", "IpcFiles", "remove_abandoned", "require_shared_memory"]
 

@@ -16,7 +16,8 @@ from cm4vllm import REHEARSAL_NOTICE
 from cm4vllm.accuracy.accuracy_record import ACCURACY_TEXT, NOT_SCORED
 from cm4vllm.common.errors import CheckerFailed, CmError, SubmissionError
 from cm4vllm.common.files import sha256_of_tree, text_of
-from cm4vllm.common.owned_folders import forget, make_way, note_written
+from cm4vllm.common.owned_folders import forget, make_way
+from cm4vllm.common.ownership_notes import note_written
 from cm4vllm.common.processes import exit_in_words, run
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import Record, write_record

@@ -23,7 +23,7 @@ from cm4vllm.campaign.search.rate_search import STEP_DOWN, SearchPlan, queueing_
 from cm4vllm.campaign.search.search_status import search_status
 from cm4vllm.common.errors import CmError, UsageError
 from cm4vllm.common.files import writable_folder
-from cm4vllm.common.owned_folders import discard, note_files, staged_folder
+from cm4vllm.common.owned_folders import discard, staged_folder
 from cm4vllm.common.progress import say, step, warn
 from cm4vllm.common.records import read_record, remove_record, write_record
 from cm4vllm.hardware.machine_limits import machine_limits
@@ -206,7 +206,6 @@ class LoadGenProber:
             speed=metrics.speed if metrics else None,
         )
         write_record(folder / PROBE_FILE, record)
-        note_files(folder, [PROBE_FILE])
         if _issues_whole_datasets(folder):
             self.full = dataclasses.replace(self.full, whole=self._settings.samples)
         return record, judge.window
