@@ -29,6 +29,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # takes to load numpy, in hundreds of processes. Nothing here multiplies matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Those of a hook of git name its repository, which the git of a test would write to.
+for _name in [name for name in os.environ if name.startswith("GIT_")]:
+    del os.environ[_name]
 
 #: Names a file that every test locks while it runs: together with the others, or alone. Empty in a single process.
 LOCK = "CM4VLLM_TESTS_LOCK"

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cm4vllm.common.progress import warn
-from cm4vllm.serving.orphans import supervisor_spec
+from cm4vllm.serving.orphans import supervised_folder
 from cm4vllm.serving.records import ServerRecord
 from cm4vllm.serving.supervisor import descendants
 
@@ -27,7 +27,7 @@ def give_way(record: ServerRecord) -> None:
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for niceness, supervisor in _supervised(record):
-        for group in _process_groups(supervisor) if supervisor_spec(supervisor) is not None else []:
+        for group in _process_groups(supervisor) if supervised_folder(supervisor) is not None else []:
             _set_session(group, niceness)
             try:
                 os.setpriority(os.PRIO_PGRP, group, min(19, own + niceness))
