@@ -216,7 +216,7 @@ def _model(inputs: AssetInputs, tiny: str) -> tuple[str, str]:
     `tiny` gives the stand-in of the benchmark. Raises UsageError for two models, and for random weights that cannot be.
     """
     name, served = inputs.vllm_model_name, inputs.served
-    named = stand_in_named(name)
+    named = "" if typed_path(name).is_dir() else stand_in_named(name)
     asked = {_TINY: tiny, _DUMMY: f"{_DUMMY}.{inputs.model}"}.get(inputs.source, inputs.source)
     asked = asked or (f"_{named}" if named else "")
     _require_own_stand_in(inputs.model, tiny[1:], asked[1:], named)

@@ -156,7 +156,7 @@ def measured_rate(folder: Path) -> SamplesPerSecond:
 def _require_stand_in(env: Mapping[str, str]) -> None:
     """Raise UsageError unless a server for which no model was named serves a stand-in."""
     server = read_record(Path(env["CM_VLLM_SERVER_RECORD"]), ServerRecord)
-    if not stand_in_named(server.model_name):
+    if not stand_in_named(Path(server.model_name).name):
         raise UsageError(
             f"the server at {server.endpoint} serves {server.model_name}, and no model was named",
             cause="its files describe the result, and its dataset is the benchmark's: the stand-in's files and "

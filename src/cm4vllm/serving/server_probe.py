@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
@@ -188,7 +189,7 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
             raise
         return Model(name), error.cause
     require_one_server(site)
-    listed = any(model.name == name or _same_root(model.root, name) for model in models)
+    listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), _NOT_LISTED
     return _chosen(site.endpoint, name, models), ""
@@ -379,7 +380,7 @@ def _version(site: Site) -> tuple[str, Simulation | None]:
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
-    named = [model for model in models if model.name == name]
+    named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
     if named or loaded:
         return (named or loaded)[0]
@@ -396,6 +397,13 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             remedy="choose one with --vllm_model_name",
         )
     return own[0]
+
+
+def _is_called(model: Model, name: str) -> bool:
+    """Return True if `name` names a model that a server lists: as the server does, or by another name of a stand-in."""
+    variation = stand_in_named(name)
+    called = (stand_in_named(Path(each).name) for each in (model.name, model.root))
+    return model.name == name or (bool(variation) and variation in called)
 
 
 def _same_root(root: str, name: str) -> bool:
