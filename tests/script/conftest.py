@@ -161,6 +161,10 @@ def files(tmp_path_factory):
     """A model folder and a dataset file of a user's own."""
     folder = tmp_path_factory.mktemp("files")
     write_model(folder / "model")
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        write_model(folder / f"pointer-{name}")
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+        (folder / f"pointer-{name}" / name).write_text(pointer)
     row = {"input": "a", "tok_input": [1], "output": "b"}
     (folder / "cnn_eval.json").write_text(json.dumps([row] * SAMPLES))
     (folder / "set.json").write_text(json.dumps([row] * 5))
