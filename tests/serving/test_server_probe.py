@@ -75,6 +75,29 @@ def test_a_server_is_taken_by_what_it_loaded_where_it_has_another_name_for_that(
                     probe(url, wrong)
 
 
+@pytest.mark.parametrize(
+    ("served", "root", "name"),
+    [
+        ("cm4vllm-tiny", "", "tiny"),
+        ("tiny", "", "cm4vllm-tiny"),
+        ("cm4vllm-tiny-vision", "", "tiny-vision"),
+        ("/srv/models/cm4vllm-tiny", "/srv/models/cm4vllm-tiny", "tiny"),
+        ("mine", "/srv/models/cm4vllm-tiny", "tiny"),
+        ("mine", "", "tiny"),
+        ("cm4vllm-tiny", "", "tiny-whisper"),
+    ],
+)
+def test_a_stand_in_is_taken_by_each_of_its_names(monkeypatch, served, root, name):
+    monkeypatch.setattr(peer, "MODEL", served)
+    monkeypatch.setenv("PEER_ROOT", root)
+    with peer.running() as url:
+        if (served, root) == ("mine", "") or name == "tiny-whisper":
+            with pytest.raises(ServerUnsuitable, match=f"does not serve {name}"):
+                probe(url, name)
+        else:
+            assert probe(url, name).model_name == served
+
+
 def test_the_only_model_need_not_be_named():
     with peer.running() as url:
         assert probe(url).model_name == peer.MODEL

@@ -18,7 +18,7 @@ from cm4vllm.accuracy.scorer_needs import SENTENCES
 from cm4vllm.accuracy.sentences import TRAINED
 from cm4vllm.assets.models import check_source
 from cm4vllm.assets.records import DatasetRecord, ModelRecord
-from cm4vllm.assets.stand_ins import variation_of
+from cm4vllm.assets.stand_ins import stand_in_named, variation_of
 from cm4vllm.campaign.amendments import Reach, amendments
 from cm4vllm.campaign.asset_sources import AssetInputs, Sources, sources
 from cm4vllm.campaign.capabilities import needs_sentences, require_runnable
@@ -120,7 +120,7 @@ def _completed_run(env: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _splits_sentences(env: Mapping[str, Any], inputs: RunInputs) -> bool:
-    """Tell whether the scores of a run, which are shown while its answers come, need nltk's sentence model."""
+    """Return True if the scores of a run, which are shown while its answers come, need nltk's sentence model."""
     terms = inputs.terms
     if terms.mode is not Mode.ACCURACY or not needs_sentences(benchmark_terms(terms.round, terms.benchmark)):
         return False
@@ -163,7 +163,8 @@ def completed_server(env: Mapping[str, Any]) -> dict[str, str]:
     settings = LaunchSettings.of(env)
     if (media := media_of(settings)) is not None and not settings.container:  # an image has its own
         variant[_PACKAGES[media]] = "yes"
-    if inputs.model_record or (inputs.vllm_model_name and not inputs.model_source):
+    name = inputs.vllm_model_name
+    if inputs.model_record or (name and not inputs.model_source and not stand_in_named(name)):
         return variant
     model = inputs.sources().model
     check_source(model, inputs.dummy_layers)

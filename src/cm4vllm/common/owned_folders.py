@@ -182,7 +182,7 @@ def write_result_file(folder: Path, name: str, text: str) -> None:
 
 @contextmanager
 def staged_file(path: Path) -> Iterator[Path]:
-    """Give the place of a file that becomes `path` when the block ends well, as `write_noted` writes it.
+    """Yield the place of a file that becomes `path` when the block ends well, as `write_noted` writes it.
 
     Nothing is left of it otherwise. Raises NotWritable where another command is making the same file.
     """
@@ -230,7 +230,7 @@ def staged_folder(
     ends_well: tuple[type[BaseException], ...] = (),
     carried: Collection[str] = (),
 ) -> Iterator[Path]:
-    """Give a folder beside `target` to fill; it becomes `target` when the block ends well.
+    """Yield a folder beside `target` to fill; it becomes `target` when the block ends well.
 
     An earlier result at `target` is replaced; what else is there is kept under a new name, which is said. With `kind`
     the block does not begin where `require_replaceable` refuses. When the block fails, the filled folder is kept as

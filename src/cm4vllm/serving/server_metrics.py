@@ -274,7 +274,7 @@ def _edge(text: str) -> float | None:
 
 
 def _typed(line: str) -> bool:
-    """Tell whether a line states the type of a metric that is read here."""
+    """Return True if a line states the type of a metric that is read here."""
     return line.startswith("# TYPE ") and line.split(" ", 3)[2].startswith(_PREFIXES)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cm4vllm.assets.records import ModelRecord
+from cm4vllm.assets.stand_ins import stand_in_named
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ServerUnsuitable, nearest
 from cm4vllm.common.files import typed_path
@@ -180,14 +181,14 @@ def _model(site: Site, name: str, *, text: bool) -> tuple[Model, str]:
             raise
         return Model(name), error.cause
     require_one_server(site)
-    listed = any(model.name == name or _same_root(model.root, name) for model in models)
+    listed = any(_is_called(model, name) or _same_root(model.root, name) for model in models)
     if text and name and not listed and _answers(site, name):
         return Model(name), _NOT_LISTED
     return _chosen(site.endpoint, name, models), ""
 
 
 def _answers(site: Site, model: str) -> bool:
-    """Tell whether a server answers for a model that it does not list. Raises Unanswered."""
+    """Return True if a server answers for a model that it does not list. Raises Unanswered."""
     try:
         return _lists_ids(site, model) or find_dialect(site, model, Api.COMPLETIONS) is not None
     except Unanswered:
@@ -212,7 +213,7 @@ def _asked(site: Site, model: str, api: Api, *, text: bool) -> tuple[Dialect | N
 
 
 def _lists_ids(site: Site, model: str) -> bool:
-    """Tell whether a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
+    """Return True if a server lists the ids of the tokens that it generates, as vLLM does when it is asked for them."""
     path, body = Api.COMPLETIONS.path, _completion(model, Api.COMPLETIONS, streamed=False)
     status, answer = ask(site, "POST", path, body, LONG_S)
     if status not in (200, *REFUSED):
@@ -369,7 +370,7 @@ def _version(site: Site) -> tuple[str, Simulation | None, str]:
 
 def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
     names = [model.name for model in models]
-    named = [model for model in models if model.name == name]
+    named = sorted((model for model in models if _is_called(model, name)), key=lambda model: model.name != name)
     loaded = [model for model in models if name and not model.parent and _same_root(model.root, name)]
     if named or loaded:
         return (named or loaded)[0]
@@ -386,6 +387,13 @@ def _chosen(endpoint: str, name: str, models: list[Model]) -> Model:
             remedy="choose one with --vllm_model_name",
         )
     return own[0]
+
+
+def _is_called(model: Model, name: str) -> bool:
+    """Return True if `name` names a model that a server lists: as the server does, or by another name of a stand-in."""
+    variation = stand_in_named(name)
+    called = (stand_in_named(Path(each).name) for each in (model.name, model.root))
+    return model.name == name or (bool(variation) and variation in called)
 
 
 def _same_root(root: str, name: str) -> bool:
