@@ -126,7 +126,7 @@ FILES = ("XDG_CONFIG_DIRS", "XDG_CONFIG_HOME", "PIP_CONFIG_FILE")
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Give the files of pip's settings of a machine, of a user, and that a variable names, the least first."""
+    """Yield the files of pip's settings of a machine, of a user, and that a variable names, the least first."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     paths = {name: tmp_path / name / "pip" / "pip.conf" for name in FILES}

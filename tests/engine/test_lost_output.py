@@ -101,7 +101,7 @@ def test_a_connection_that_its_reader_resets_is_a_reader_that_has_gone(long_run)
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC, errno.ETIMEDOUT])
 def test_a_disk_that_fails_is_reported_and_is_no_bug(number, tmp_path):
-    """What a disk or the server of one answers cannot be had of a disk that works."""
+    """Errors of a failing disk or of its server cannot be had of a disk that works."""
     code = (
         "import os, sys\n"
         "from cm4vllm.common.redaction import Vault\n"

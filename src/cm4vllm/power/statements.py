@@ -81,7 +81,7 @@ def fault_in(content: Mapping[str, Any], kind: type[Statement]) -> str:
 
 
 def contradictions(client: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[tuple[str, object, object]]:
-    """Give each part that client.json and server.json do not state alike: its name, the client's, the server's.
+    """Yield each part that client.json and server.json do not state alike: its name, the client's, the server's.
 
     None where a form is wrong: `fault_in` names it.
     """

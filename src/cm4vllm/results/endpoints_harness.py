@@ -168,7 +168,7 @@ def times(summary: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[st
 
 
 def impossible_in_summary(summary: Mapping[str, Any]) -> Iterator[ImpossibleValue]:
-    """Give the values in a summary of the reference client that no run has."""
+    """Yield the values in a summary of the reference client that no run has."""
     for key in _POSITIVE:
         if (value := _stated(summary, key)) is not None and not value > 0:
             yield ImpossibleValue("a figure is not above 0", key, value, "more than 0")

@@ -330,7 +330,7 @@ class _Signals:
 
 @contextmanager
 def _signals_as_exceptions(*, is_last: bool) -> Iterator[_Signals]:
-    """Give the handler of signals. `is_last`: the process ends after the run."""
+    """Yield the handler of signals. `is_last`: the process ends after the run."""
     signals = _Signals()
     signals.handle(*_SIGNALS)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
