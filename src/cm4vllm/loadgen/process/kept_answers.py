@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm.common.errors import translated_os_errors
-from cm4vllm.common.files import bytes_of, sync_folder
+from cm4vllm.common.files import mapped, sync_folder
 from cm4vllm.common.owned_folders import beside, make_way
 from cm4vllm.common.plain_files import opened_in_place
 from cm4vllm.common.records import now
@@ -233,10 +233,10 @@ class AnswerWriter:
 def _whole_bytes(path: Path) -> bytes:
     """Return the file's whole lines; none where it does not exist, or does not begin as it must."""
     try:
-        data = bytes_of(path)
+        with mapped(path) as kept:
+            data = kept[: kept.rfind(b"\n") + 1]
     except FileNotFoundError:
         return b""
-    data = data[: data.rfind(b"\n") + 1]
     return data if _begin(data.partition(b"\n")[0]) is not None else b""
 
 
