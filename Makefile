@@ -59,7 +59,7 @@ test-long: setup $(VENV)/.installed-test
 # A process that a test kills leaves data that cannot be read: the first command warns of it and leaves it out.
 coverage: setup $(VENV)/.installed-test
 	@data=$$(mktemp -d) && trap 'rm -rf "$$data"' EXIT && chmod 1777 "$$data" && export COVERAGE_FILE="$$data/data"; \
-	$(BIN)/coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
+	$(BIN)/python -P -m coverage run --source="$$PWD/src/cm4vllm" -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not timing" $(ARGS); \
 	tested=$$?; $(BIN)/coverage combine --quiet && rm -f "$$data"/data.* && $(BIN)/coverage report && $(BIN)/coverage json --quiet -o "$$data/json" && \
 	$(BIN)/python -P -c 'import json, sys; t = json.load(open(sys.argv[1]))["totals"]; print("branches of src: {covered_branches:,} of {num_branches:,} run; statements: {covered_lines:,} of {num_statements:,}".format(**t))' "$$data/json"; \
 	exit $$tested

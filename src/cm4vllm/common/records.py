@@ -138,7 +138,10 @@ def write_sample_file(path: Path, samples: Sequence[Record]) -> None:
 def read_sample_file(path: Path, kind: type[R]) -> list[R]:
     """Return the samples in a file; none where there is no file. Raises OSError, ValueError."""
     decoder = msgspec.json.Decoder(kind)
-    return [decoder.decode(line) for line in lines_of(path)] if path.exists() else []
+    try:
+        return [decoder.decode(line) for line in lines_of(path)] if path.exists() else []
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep") from error
 
 
 def now() -> str:

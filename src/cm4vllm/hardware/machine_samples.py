@@ -70,7 +70,7 @@ def read_machine_samples(path: Path) -> list[MachineSample]:
     """Return the samples of a file, oldest first. Other lines, such as those of a login shell, are left out."""
     samples = []
     for line in lines_of(path) if exists(path) else []:
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             samples.append(msgspec.json.decode(line, type=MachineSample))
     return samples
 

@@ -58,6 +58,9 @@ SESSION = "power-session"
 #: What the client fetches, too, and the submission checkers refuse: never published.
 FETCHED_ONLY = "run_1/ptd_out.txt"
 
+#: The most bytes of a file that is read through: an archive of a submission may have no larger one.
+_MOST_BYTES = 2**30
+
 _GO = re.compile(r"^ptd-server (\S+ [\d:]+,\d+) \[INFO\] .*(?:sending|Sending) to ptd: 'Go,\d+,\d+,([^']*)'", re.M)
 
 
@@ -139,7 +142,7 @@ class PowerSession:
         """The files of a submission that the session lacks."""
         return tuple(name for name in FILES if not (self.folder / name).is_file())
 
-    @property
+    @cached_property
     def simulated(self) -> tuple[str, ...]:
         """The files that name the simulated analyzer, whatever they are called."""
         files = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.is_symlink())
@@ -185,8 +188,7 @@ class PowerSession:
         for name in FILES:
             path = self.folder / name
             if name in stated and path.is_file():
-                with opened(path) as file:
-                    own = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+                own = _sha1(path) if path.stat().st_size <= _MOST_BYTES else f"none, with {path.stat().st_size:,} bytes"
                 if own != stated[name]:
                     yield name, own, stated[name]
 
@@ -203,8 +205,15 @@ def _text(path: Path) -> str:
 
 
 def _names(path: Path, word: bytes) -> bool:
+    if path.stat().st_size > _MOST_BYTES:
+        return False
     with mapped(path) as data:
         return data.find(word) >= 0
+
+
+def _sha1(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 
 
 @lru_cache(maxsize=4)

@@ -243,7 +243,7 @@ def _whole_bytes(path: Path) -> bytes:
 def _begin(line: bytes) -> _Begin | None:
     try:
         return msgspec.json.decode(line, type=_Begin)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -252,7 +252,7 @@ def _answer(line: bytes) -> _Line | None:
     try:
         answer = msgspec.json.decode(line, type=_Line)
         return answer if answer.digest == _digest(answer.sample, answer.answer) else None
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, RecursionError):
         return None
 
 
