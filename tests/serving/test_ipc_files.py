@@ -209,6 +209,20 @@ def test_a_machine_without_shared_memory_is_refused_with_the_remedy():
     assert "nothing can be made in /dev/shm" in done.stdout and "mount -t tmpfs tmpfs /dev/shm" in done.stdout
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_shared_memory_is_tried_without_another_process(tmp_path, monkeypatch, method):
+    """Where processes are not forked, Python starts one that tracks what they share, without -P."""
+    monkeypatch.chdir(tmp_path)
+    program = (
+        "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
+        "from cm4vllm.serving.ipc_files import require_shared_memory\n"
+        f"multiprocessing.set_start_method({method!r})\n"
+        "require_shared_memory()\n"
+        "assert tracker._resource_tracker._pid is None\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+
+
 @pytest.mark.parametrize("name", ["benchmark_mydata", "zmq_mine", "psm_mine"])
 def test_folders_of_others_in_shared_memory_are_left_alone_however_old(name):
     mine = Path("/dev/shm") / f"{name}{os.getpid()}"

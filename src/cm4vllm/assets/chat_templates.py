@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cm4vllm.assets.config_json import json_object, section, whole
 from cm4vllm.assets.tokenizer_file import read_tokenizer
 from cm4vllm.common.errors import ModelError
+from cm4vllm.common.files import text_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -100,7 +101,7 @@ def _template(folder: Path) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     path = folder / "chat_template.jinja"
-    text: Any = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text: Any = text_of(path) if path.is_file() else ""
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not text and (folder / name).is_file():
             text = json_object(folder / name).get("chat_template")

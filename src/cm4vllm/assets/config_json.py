@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cm4vllm.common.bounded_documents import json_of
+from cm4vllm.common.bounded_documents import read_json
 from cm4vllm.common.errors import ModelError
 
 __all__ = ["json_object", "section", "text_config", "whole", "words"]
@@ -19,7 +19,7 @@ _AGAIN = "copy or download the model again"
 def json_object(path: Path, why: str = "a model folder needs this file") -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises ModelError; `why` says what a missing one is needed for."""
     try:
-        value = json_of(path.read_bytes())
+        value = read_json(path)
     except FileNotFoundError as error:
         raise ModelError(
             f"{path.parent} has no {path.name}",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cm4vllm.common import input_types
 from cm4vllm.common.errors import RunFailed, UsageError
-from cm4vllm.common.files import bytes_of, text_of, typed_path, write_bytes, write_text
+from cm4vllm.common.files import bytes_of, mapped, text_of, typed_path, write_bytes, write_text
 from cm4vllm.common.owned_folders import discard, forget, move_result, write_noted
 from cm4vllm.common.ownership_notes import note_finished
 from cm4vllm.common.progress import warn
@@ -119,7 +119,8 @@ def make_powered_run(inputs: RunInputs, env: Mapping[str, Any], measure: Measure
     def one_run(logs: Path) -> None:
         made = measure(again).parent
         for name in (DETAIL_LOG, SUMMARY_LOG):
-            write_bytes(logs / name, bytes_of(made / name))
+            with mapped(made / name) as data:
+                write_bytes(logs / name, data)
 
     try:
         made = make_session(asked.own_site, session, one_run)

@@ -216,7 +216,7 @@ def begun_folder(folder: Path) -> Iterator[None]:
 
 
 def move_result(source: Path, target: Path) -> None:
-    """Move a result to another name, in place of the earlier result there, as `staged_folder` does. Raises NotWritable."""
+    """Move a result to another name, in place of the earlier one there, as `staged_folder` does. Raises NotWritable."""
     files = Note.of(source).files or entries(source)
     with translated_os_errors("finish", target):
         _put_in_place(source, target, files)

@@ -15,9 +15,9 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from cm4vllm.common.bounded_documents import object_of, read_object
+from cm4vllm.common.bounded_documents import lines_of, object_of, read_object
 from cm4vllm.common.errors import CmError
-from cm4vllm.common.files import bytes_of, write_bytes
+from cm4vllm.common.files import write_bytes
 from cm4vllm.common.owned_folders import make_way
 from cm4vllm.common.ownership_notes import note_files
 from cm4vllm.common.redaction import vault
@@ -139,8 +139,12 @@ def write_sample_file(path: Path, samples: Sequence[Record]) -> None:
 
 
 def read_sample_file(path: Path, kind: type[R]) -> list[R]:
-    """Return the samples in a file; none where there is no file."""
-    return msgspec.json.Decoder(kind).decode_lines(bytes_of(path)) if path.exists() else []
+    """Return the samples in a file; none where there is no file. Raises OSError, ValueError."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        return [decoder.decode(line) for line in lines_of(path)] if path.exists() else []
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep") from error
 
 
 def now() -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from cm4vllm.common.errors import CheckerFailed, SubmissionError
+from cm4vllm.common.files import bytes_of
 from cm4vllm.common.owned_folders import discard, staged_folder
 from cm4vllm.common.processes import run
 from cm4vllm.common.records import Record
@@ -103,8 +104,8 @@ def official_report(checker: CheckerInstallation, bundle: Path, report: Path) ->
     discard(report)
     done = run([checker.python, "-P", _INSIDE / "check_bundle.py", bundle, report], timeout_s=_TIMEOUT_S)
     try:
-        written = msgspec.json.decode(report.read_bytes(), type=OfficialReport)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        written = msgspec.json.decode(bytes_of(report), type=OfficialReport)
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckerFailed(
             f"the official checker {checker.version} gives no report on {bundle}", cause=done.tail(12)
         ) from error

@@ -12,7 +12,7 @@ from cm4vllm.assets.records import DatasetRecord, ModelRecord
 from cm4vllm.common import input_types
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import CmError, UsageError
-from cm4vllm.common.files import altered_files, writable_folder
+from cm4vllm.common.files import altered_files, bytes_of, writable_folder
 from cm4vllm.common.owned_folders import forget, write_noted
 from cm4vllm.common.ownership_notes import beside
 from cm4vllm.common.progress import warn
@@ -220,7 +220,7 @@ def _given_conf(inputs: RunInputs) -> str:
     if not inputs.user_conf:
         return ""
     try:
-        text = Path(inputs.user_conf).read_text(encoding="utf-8")
+        text = bytes_of(Path(inputs.user_conf)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read the user.conf {inputs.user_conf}",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from cm4vllm.common.terminal_text import whole_number
 from cm4vllm.loadgen.logs.detail_log import time_of
 from cm4vllm.power.samples import SIMULATED
 
@@ -59,13 +60,15 @@ def identity_of(reply: str) -> Identity | None:
     named = dict(word.split("=", 1) for word in words if "=" in word)
     # model,1000,...,version=V,OS=S,mode=power,1,1,CHANNELS,0,0,CALIBRATED,MAKER;MODEL;SERIAL;FIRMWARE
     mode = next((at for at, word in enumerate(words) if word.startswith("mode=")), None)
-    if "version" not in named or mode is None or len(words) < mode + 8 or not words[mode + 3].isdecimal():
+    if "version" not in named or mode is None or len(words) < mode + 8:
         return None
     rest = words[mode + 1 :]
+    if (channels := whole_number(rest[2])) is None:
+        return None
     return Identity(
         model=words[0],
         version=named["version"],
-        channels=int(rest[2]),
+        channels=channels,
         calibrated="" if rest[5] == "no_cal_date" else rest[5],
         instrument=tuple(rest[-1].split(";")),
     )

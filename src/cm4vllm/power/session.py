@@ -6,6 +6,7 @@ is judged by its files alone. The folder is that of performance/ in a submission
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 from cm4vllm.common.bounded_documents import object_of
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, text_of
+from cm4vllm.common.files import mapped, opened, text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, Window, read_detail_log
 from cm4vllm.power.protocol import Identity, LogLine, Totals, identity_of, log_lines, totals_of
 from cm4vllm.power.samples import SAMPLES, SIMULATED, Samples, samples_of
@@ -68,6 +69,9 @@ FETCHED_ONLY = "run_1/ptd_out.txt"
 
 #: PTDaemon's words for begin and end of a measurement.
 _MARK, _COMPLETED = re.compile(r"Go with mark '(.*)'"), "Completed test"
+#: The most bytes of a file that is read through: an archive of a submission may have no larger one.
+_MOST_BYTES = 2**30
+
 _GO = re.compile(r"^ptd-server (\S+ [\d:]+,\d+) \[INFO\] .*(?:sending|Sending) to ptd: 'Go,\d+,\d+,([^']*)'", re.M)
 
 
@@ -80,7 +84,8 @@ def session_beside(run: Path) -> PowerSession | None:
         return None
     for folder in (run.parent, run.with_name(SESSION)):
         session = PowerSession(folder)
-        if is_power_session(folder) and session.text(f"{Phase.TESTING}/{DETAIL_LOG}") == text_of(run / DETAIL_LOG):
+        own = folder / Phase.TESTING / DETAIL_LOG
+        if is_power_session(folder) and own.is_file() and filecmp.cmp(own, run / DETAIL_LOG, shallow=False):
             return session
     return None
 
@@ -169,12 +174,11 @@ class PowerSession:
         """The files of a submission that the session lacks."""
         return tuple(name for name in FILES if not (self.folder / name).is_file())
 
-    @property
+    @cached_property
     def simulated(self) -> tuple[str, ...]:
         """The files that name the simulated analyzer, whatever they are called."""
         files = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.is_symlink())
-        word = SIMULATED.encode()
-        return tuple(str(path.relative_to(self.folder)) for path in files if word in bytes_of(path))
+        return tuple(str(path.relative_to(self.folder)) for path in files if _names(path, SIMULATED.encode()))
 
     def samples(self, phase: Phase) -> Samples:
         """Return the samples of a phase; none where they cannot be read."""
@@ -234,20 +238,38 @@ class PowerSession:
         for name in FILES:
             path = self.folder / name
             if name in stated and path.is_file():
-                own = hashlib.sha1(bytes_of(path), usedforsecurity=False).hexdigest()
+                own = _sha1(path) if path.stat().st_size <= _MOST_BYTES else f"none, with {path.stat().st_size:,} bytes"
                 if own != stated[name]:
                     yield name, own, stated[name]
 
     def text(self, name: str) -> str:
-        """Return the text of a file; empty where it does not exist."""
-        path = self.folder / name
-        return text_of(path) if path.is_file() else ""
+        """Return the text of a file; empty where it does not exist, or is too large to be one."""
+        return _text(self.folder / name)
+
+
+def _text(path: Path) -> str:
+    try:
+        return text_of(path)
+    except OSError:
+        return ""
+
+
+def _names(path: Path, word: bytes) -> bool:
+    if path.stat().st_size > _MOST_BYTES:
+        return False
+    with mapped(path) as data:
+        return data.find(word) >= 0
+
+
+def _sha1(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
 
 
 @lru_cache(maxsize=4)
 def _samples_of_state(path: Path, changed_ns: int, size: int) -> Samples:
     """Return the samples in a file in this state: several checks ask for them, one after the other."""
-    return samples_of(text_of(path))
+    return samples_of(_text(path))
 
 
 def unmeasured(session: PowerSession) -> tuple[str, ...]:

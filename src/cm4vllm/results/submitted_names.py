@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from math import prod
 
@@ -60,9 +60,10 @@ def serving_software() -> list[Serving]:
     return _words().serving
 
 
-def models_served(page: str) -> set[str]:
+@lru_cache(maxsize=16)
+def models_served(page: str) -> frozenset[str]:
     """Return the models that the commands of a page serve, by name or path."""
-    return set(re.findall(rf"(?:{'|'.join(_words().served_model)})([^\s\\-][^\s\\]*)", page))
+    return frozenset(re.findall(rf"(?:{'|'.join(_words().served_model)})([^\s\\-][^\s\\]*)", page))
 
 
 def accelerators_named(name: str) -> set[int]:

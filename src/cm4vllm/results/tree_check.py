@@ -11,7 +11,7 @@ from typing import Any
 
 import cm4vllm
 from cm4vllm.common.errors import SubmissionError, UsageError
-from cm4vllm.common.files import json_text, text_of, user_cache
+from cm4vllm.common.files import json_text, user_cache
 from cm4vllm.common.owned_folders import write_noted
 from cm4vllm.common.progress import say_text
 from cm4vllm.results import check_summary
@@ -22,7 +22,7 @@ from cm4vllm.results.finding_filters import Filters, submission_name
 from cm4vllm.results.findings import Finding, Severity
 from cm4vllm.results.findings_output import as_objects, as_sarif, ordered, summary
 from cm4vllm.results.kept_findings import CheckedSubmission, kept_findings, state_of_submission
-from cm4vllm.results.log_folders import PROBLEMS
+from cm4vllm.results.log_folders import PROBLEMS, text_at
 from cm4vllm.results.model import Submission
 from cm4vllm.results.submission_processes import each_submission
 from cm4vllm.results.submission_trees import read_submission, submission_folders
@@ -263,7 +263,7 @@ def _rehearsal_words(checked: CheckedTree) -> str:
     """Return the note on a tree that calls itself a rehearsal; nothing for other trees."""
     homes = [checked.base / submission.name for submission in checked.submissions]
     pages = [page for home in homes[:_SEARCHED] for page in home.glob("results/*/*/*/README.md") if page.is_file()]
-    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_of(page) for page in pages):
+    if pages and all(cm4vllm.REHEARSAL_NOTICE in text_at(page) for page in pages):
         return "the tree is a rehearsal's: findings about its short runs and few samples are expected, and stay"
     return ""
 

@@ -38,6 +38,7 @@ from cm4vllm.serving.containers.server_container import (
     supervised_words,
 )
 from cm4vllm.serving.death_reasons import LOG_FILE, STATE_FILE, reason_in, reason_on_nodes
+from cm4vllm.serving.given_options import given_options
 from cm4vllm.serving.gpu_memory import GpuMemory, gpu_memory, wait_until_freed
 from cm4vllm.serving.known_failures import known_failure
 from cm4vllm.serving.logs import advice, progress_line, telling_lines
@@ -47,6 +48,7 @@ from cm4vllm.serving.packages import packages_of
 from cm4vllm.serving.ports import free_port, listens, reachable
 from cm4vllm.serving.records import ContainerRecord, NodeRecord, ServerRecord
 from cm4vllm.serving.server_access import own_access
+from cm4vllm.serving.server_needs import uses_ray
 from cm4vllm.serving.server_probe import check_answer, probe
 from cm4vllm.serving.server_requests import Site
 from cm4vllm.serving.supervisor import start_supervised
@@ -169,6 +171,7 @@ def _started(
         grace_s=GRACE_S,
         secrets=secret_env(settings),
         last=removal_words(container) if container else (),
+        apart=uses_ray(given_options(words)),  # Ray's workers look for modules in the present folder, whatever -P says
     )
     own(supervisor)
     return _Starting(settings, folder, endpoint, words, env, supervisor, time.monotonic(), now(), container=container)

@@ -24,6 +24,7 @@ from cm4vllm.common.records import Record, write_record
 from cm4vllm.common.temporary_folders import scratch_folder
 from cm4vllm.common.terminal_text import first_of
 from cm4vllm.loadgen.wheel import MLPERF_CONF
+from cm4vllm.results.log_folders import head_and_tail, text_at
 from cm4vllm.rules import Checker, round_terms, tree_layouts
 from cm4vllm.submission.campaign_software import FACTS_FILES
 from cm4vllm.submission.checker_explanations import disagreements, explained
@@ -44,6 +45,8 @@ __all__ = [
 #: The name of the record's file beside the submission tree.
 CHECKER_FILE = "checker.json"
 _TIMEOUT_S = 1800.0
+#: The most bytes of a checker's output.
+_MOST_PRINTED = 2**28
 _LINE = re.compile(r"^\[[^\]]* (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\] (?P<text>.*)$")
 _BARE = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL):[^:]*:(?P<text>.*)$")
 
@@ -133,7 +136,7 @@ def is_rehearsal(tree: Path, submitter: str) -> bool:
         for file in tree.glob(f"*/{submitter}/{folder}/*")
         if file.suffix in (".conf", ".json") and file.name not in (MLPERF_CONF, *FACTS_FILES) and file.is_file()
     ]
-    return bool(files) and all(REHEARSAL_NOTICE in text_of(file) for file in files)
+    return bool(files) and all(REHEARSAL_NOTICE in text_at(file) for file in files)
 
 
 def run_checkers(tree: Path, submitter: str, round_name: str, source: Source, logs: Path) -> CheckerRecord:
@@ -163,7 +166,7 @@ def _unscored(tree: Path) -> list[str]:
     return sorted(
         path.parent.relative_to(tree).as_posix()
         for path in tree.rglob(ACCURACY_TEXT)
-        if f"\n{NOT_SCORED}" in text_of(path)
+        if f"\n{NOT_SCORED}".encode() in head_and_tail(path)
     )
 
 
@@ -201,7 +204,10 @@ def _run(checker: Checker, tools: Path, tree: Path, submitter: str, round_name: 
         ).status
     except subprocess.TimeoutExpired as error:
         raise CheckerFailed(f"{name} did not end within {_TIMEOUT_S:.0f} s", remedy=f"its log is {log}") from error
-    lines = text_of(log).splitlines()
+    try:
+        lines = text_of(log, _MOST_PRINTED).splitlines()
+    except OSError as error:
+        raise CheckerFailed(f"what {name} printed cannot be read", cause=f"{log}: {error.strerror}") from error
     own_fault = checker.own_fault if checker.own_fault and lines[-1:] == [checker.own_fault] else ""
     crashed = not own_fault and (status not in (0, 1) or any(line.startswith("Traceback ") for line in lines))
     for path in filter(Path.exists, (log, table)):

@@ -57,7 +57,7 @@ class TreeWriter:
         """Write a file. Raises SubmissionError where the tree has another one in its place."""
         if not path.exists():
             write_bytes(path, content)
-        elif not path.is_file() or bytes_of(path) != content:
+        elif not path.is_file() or path.stat().st_size != len(content) or bytes_of(path, len(content)) != content:
             raise self._apart(path)
 
     def section(self, path: Path, title: str, heading: str, body: str, *, renew: bool = False) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cm4vllm.common.errors import RunFailed
-from cm4vllm.common.files import bytes_of, opened
+from cm4vllm.common.files import mapped, opened
 from cm4vllm.common.units import Quantity, SamplesPerSecond, Seconds
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG, DetailLog, read_detail_log
 from cm4vllm.loadgen.logs.figures import SCENARIOS, LoggedFigure, figures, negative, one_token_words, undefined
@@ -150,7 +150,8 @@ def read_text_log(path: Path) -> Iterator[tuple[int, str, int]]:
 def _entries(path: Path, width: type[W]) -> tuple[list[AccuracyEntry], list[npt.NDArray[W]]]:
     """Return the entries of an accuracy log, and the data of each as integers of this width. Raises RunFailed."""
     try:
-        entries = msgspec.json.decode(bytes_of(path), type=list[AccuracyEntry])
+        with mapped(path) as log:
+            entries = msgspec.json.decode(log, type=list[AccuracyEntry])
         return entries, [np.frombuffer(bytes.fromhex(entry.data), width) for entry in entries]
     except OSError as error:
         raise RunFailed(f"cannot read the accuracy log {path}", cause=str(error.strerror)) from error

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from cm4vllm import rules
-from cm4vllm.common.files import text_of
 from cm4vllm.loadgen.logs.detail_log import DETAIL_LOG
 from cm4vllm.loadgen.logs.run_logs import SUMMARY_LOG
 from cm4vllm.results.checks import logs, performance_runs
@@ -16,7 +15,7 @@ from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, with_submission
 from cm4vllm.results.endpoints_harness import is_endpoints
 from cm4vllm.results.findings import Severity
-from cm4vllm.results.log_folders import Reader, scores_of, terms_of
+from cm4vllm.results.log_folders import Reader, scores_of, terms_of, text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submission_trees import compliance_folders
 from cm4vllm.rules import ComplianceRules, Mode, Terms, VerifiedFile
@@ -110,7 +109,7 @@ def _verified(submission: Submission, folder: Path, file: VerifiedFile, terms: T
     if not path.is_file():
         yield Fault(f"{file.name} is missing", name)
         return
-    text = text_of(path)
+    text = text_at(path)
     missing = file.missing(text)
     if missing and file.scores and not (apart := list(_apart(folder, terms))):
         return

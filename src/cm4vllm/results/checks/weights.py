@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from cm4vllm import rules
-from cm4vllm.common.files import text_of
 from cm4vllm.results.checks.check import Fault, Stage, check
 from cm4vllm.results.checks.subjects import results, strict_results, whole, with_submission
 from cm4vllm.results.findings import Severity
+from cm4vllm.results.log_folders import text_at
 from cm4vllm.results.model import Result, Submission
 from cm4vllm.results.submitted_names import models_served
 from cm4vllm.rules import Division
@@ -187,7 +187,7 @@ def _calibrated(home: Path, result: Result) -> str:
 @cache
 def _methods(home: Path, division: str) -> frozenset[str]:
     pages = [home / "calibration.md", home / "documentation" / "calibration.md"]
-    text = "\n".join(text_of(path) for path in pages if path.is_file())
+    text = "\n".join(map(text_at, pages))
     return frozenset(method.lower() for method in _METHOD.findall(_of_division(text, division)))
 
 
