@@ -146,7 +146,7 @@ class MetricsWatch:
         return True
 
     def _report(self, error: Exception) -> None:
-        """Say once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
+        """Warn once that a page was vLLM's metrics and could not be read: later pages may be readable again."""
         if not self._reported:
             self._reported = True
             warn(
