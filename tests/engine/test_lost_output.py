@@ -60,13 +60,20 @@ def test_a_reader_that_has_gone_is_no_failure(cm):
     assert cm(RUN, "| true").returncode == 0
 
 
-LONG = "def preprocess(i):\n    print(('x' * 100 + chr(10)) * 3000)\n    return {'return': 0}\n"
+LONG = """
+import os
+def preprocess(i):
+    if {flips}:  # as a program does that shares the stream
+        os.set_blocking(1, False)
+    print(("x" * 100 + chr(10)) * 3000)
+    return {{"return": 0}}
+"""
 
 
 @pytest.fixture
-def long_run(home):
+def long_run(home, request):
     """Return a function that starts a run of much output on the standard output that it is given."""
-    home.script("get,long", customize=LONG)
+    home.script("get,long", customize=LONG.format(flips=getattr(request, "param", False)))
     home.cli("find", "repo", "local")
 
     def start(stdout):
@@ -76,6 +83,7 @@ def long_run(home):
     return start
 
 
+@pytest.mark.parametrize("long_run", [False, True], indirect=True)
 def test_a_pipe_that_does_not_wait_for_its_reader_loses_nothing(long_run):
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -101,7 +109,7 @@ def test_a_connection_that_its_reader_resets_is_a_reader_that_has_gone(long_run)
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOSPC, errno.ETIMEDOUT])
 def test_a_disk_that_fails_is_reported_and_is_no_bug(number, tmp_path):
-    """What a disk or the server of one answers cannot be had of a disk that works."""
+    """The stream raises what a disk, or the server of one, answers where it fails."""
     code = (
         "import os, sys\n"
         "from cm4vllm.common.redaction import Vault\n"
