@@ -28,6 +28,7 @@ __all__ = [
     "digests_of",
     "free_bytes",
     "given_path",
+    "json_text",
     "locked",
     "opened",
     "require_space",
@@ -160,7 +161,12 @@ def text_of(path: Path, most: int = -1) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON with a final newline, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON with a final newline."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ ASKED = ["get,python3", "get,sys-utils-cm"]
 
 @pytest.fixture(scope="module")
 def homes(cm4mlops, tmp_path_factory):
-    """Give a home of each order of the two repositories, one of cm4mlops alone, and one of it with our engine alone."""
+    """Return a home of each order of the two repositories, one of cm4mlops alone, one of it with our engine alone."""
     folder = tmp_path_factory.mktemp("shared")
     return {
         "ours first": Engine(folder / "ours", ROOT, cm4mlops),
