@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from cm4vllm.common.secret_forms import HIDDEN, headers_changed, holds_form, secrets_of_urls, without_forms
 from cm4vllm.common.secret_names import is_secret_name, variable_name
-from cm4vllm.common.standard_streams import give_up
+from cm4vllm.common.standard_streams import give_up, have_wait
 
 __all__ = ["PLACEHOLDER", "Vault", "redacted_words", "secret_flags", "variable", "vault"]
 
@@ -156,6 +156,7 @@ class _Cleaning:
 
     def write(self, text: str) -> int:
         clean = self._vault.clean(text)
+        have_wait(self._stream)
         try:
             self._stream.write(clean)
         except UnicodeEncodeError:  # a byte that is no text, out of an environment, or a letter that the locale lacks
@@ -166,6 +167,7 @@ class _Cleaning:
         return len(text)
 
     def flush(self) -> None:
+        have_wait(self._stream)
         try:
             self._stream.flush()
         except OSError as error:

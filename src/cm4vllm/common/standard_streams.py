@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-__all__ = ["ensure_streams", "give_up", "lost_output", "report"]
+__all__ = ["ensure_streams", "give_up", "have_wait", "lost_output", "report"]
 
 _READER_GONE = (errno.EPIPE, errno.ECONNRESET)
 _lost: list[str] = []
@@ -34,35 +34,24 @@ def ensure_streams() -> None:
             if descriptor:
                 _lost.append(f"{name} is closed")
         elif descriptor:
-            with suppress(OSError):
-                os.set_blocking(descriptor, True)
+            have_wait(getattr(sys, name))
+
+
+def have_wait(stream: TextIO) -> None:
+    """Have a stream wait for its reader, also where a program that got it from this one has changed that since."""
+    with suppress(OSError, ValueError):
+        if not os.get_blocking(stream.fileno()):
+            os.set_blocking(stream.fileno(), True)
 
 
 def give_up(stream: TextIO, error: OSError) -> None:
-    """Have what else is written to `stream` go nowhere, because of the error of a write to it.
-
-    Where another program has made the stream one that does not wait for its reader, it waits from now on.
-    """
-    waits = isinstance(error, BlockingIOError) and _waits(stream)
-    is_whole = isinstance(error, BlockingIOError) and waits and not error.characters_written
-    if not (is_whole or _reader_has_gone(stream, error)):
+    """Have what else is written to `stream` go nowhere, because of the error of a write to it."""
+    if not _reader_has_gone(stream, error):
         _lost.append(f"{getattr(stream, 'name', 'output')}: {error.strerror or error}")
-    if waits:
-        return
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-
-
-def _waits(stream: TextIO) -> bool:
-    """Have a stream wait for its reader, and write what its buffer took; return False where that fails, too."""
-    try:
-        os.set_blocking(stream.fileno(), True)
-        stream.flush()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _reader_has_gone(stream: TextIO, error: OSError) -> bool:
